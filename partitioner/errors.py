@@ -1,0 +1,35 @@
+"""Every error that waterflow raises on purpose, under one base class.
+
+They live at the bottom of the package so that any layer can raise them; users import them from
+``waterflow`` itself. A message says what was expected, what was there, and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class WaterflowError(Exception):
+    """Base of all errors that waterflow raises on purpose."""
+
+
+class JobError(WaterflowError, ValueError):
+    """A job, or a combination of jobs, is described wrongly; names the job and the value."""
+
+
+class CaptureError(WaterflowError, RuntimeError):
+    """A training step cannot be captured exactly; names the user's line, the reason, the ways out."""
+
+
+class BudgetError(WaterflowError, MemoryError):
+    """The jobs do not fit the memory budget even one after another; nothing has run."""
+
+
+class PlanError(WaterflowError, RuntimeError):
+    """A schedule breaks the order, the budget or completeness; a defect, never the user's fault."""
+
+
+class NonFiniteLossError(WaterflowError, ArithmeticError):
+    """A job's loss became NaN or infinite and the job asked to stop on that."""
+
+
+class ReportError(WaterflowError, ValueError):
+    """A saved report cannot be read; names the file and what is wrong with it."""
