@@ -1,0 +1,341 @@
+#include "bind_torch.h"
+
+#include <ATen/ScalarOps.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/extension.h>
+
+#include <utility>
+
+#include "lane.h"
+#include "rounds.h"
+#include "storage.h"
+#include "tape.h"
+
+namespace py = pybind11;
+
+namespace waterflow {
+namespace {
+
+// A context manager over a scope object: `__enter__` makes it, `__exit__` destroys it. The lock that
+// a scope may wait for is taken without the interpreter lock.
+template <typename Scope, typename... Parts>
+class Manager {
+ public:
+  explicit Manager(Parts... parts) : parts_(std::move(parts)...) {}
+  void enter() {
+    py::gil_scoped_release release;
+    scope_ = std::apply([](auto&... part) { return std::make_unique<Scope>(part...); }, parts_);
+  }
+  void exit(const py::args&) {
+    py::gil_scoped_release release;
+    scope_.reset();
+  }
+
+ private:
+  std::tuple<Parts...> parts_;
+  std::unique_ptr<Scope> scope_;
+};
+
+using LaneManager = Manager<LaneScope, LaneContext>;
+using GeneratorManager = Manager<DefaultGeneratorSwap, at::Generator>;
+
+py::object python_exception(const std::exception_ptr& error) {
+  if (!error) return py::none();
+  auto make = [](const char* module, const char* name, const char* what) {
+    return py::object(py::module_::import(module).attr(name)(what));
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (py::error_already_set& e) {
+    return e.value();
+  } catch (python_error& e) {
+    e.restore();
+    return py::error_already_set().value();
+  } catch (const c10::OutOfMemoryError& e) {
+    return make("torch", "OutOfMemoryError", e.what_without_backtrace());
+  } catch (const c10::IndexError& e) {
+    return make("builtins", "IndexError", e.what_without_backtrace());
+  } catch (const c10::ValueError& e) {
+    return make("builtins", "ValueError", e.what_without_backtrace());
+  } catch (const c10::TypeError& e) {
+    return make("builtins", "TypeError", e.what_without_backtrace());
+  } catch (const c10::NotImplementedError& e) {
+    return make("builtins", "NotImplementedError", e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    return make("builtins", "RuntimeError", e.what_without_backtrace());
+  } catch (const std::bad_alloc& e) {
+    return make("builtins", "MemoryError", e.what());
+  } catch (const std::exception& e) {
+    return make("builtins", "RuntimeError", e.what());
+  } catch (...) {
+    return make("builtins", "RuntimeError", "unknown C++ exception");
+  }
+}
+
+// Runs without the interpreter lock and raises what it throws as the matching Python exception.
+template <typename Function>
+void run_unlocked(Function function) {
+  std::exception_ptr error;
+  {
+    py::gil_scoped_release release;
+    try {
+      function();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (!error) return;
+  auto exception = python_exception(error);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  throw py::error_already_set();
+}
+
+c10::TypePtr strip_optional(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return optional->getElementType();
+  return type;
+}
+
+bool is_tensor_type(const c10::TypePtr& type) {
+  return strip_optional(type)->kind() == c10::TypeKind::TensorType;
+}
+
+// The 0-dim tensor that PyTorch itself makes of a Python number given where a tensor is expected.
+at::Tensor wrapped_number(const at::Scalar& number) {
+  auto tensor = c10::scalar_to_tensor(number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+c10::IValue constant(const py::handle& value, const c10::TypePtr& type) {
+  const bool number = PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr());
+  if (number && is_tensor_type(type)) {
+    return wrapped_number(torch::jit::toIValue(value, c10::NumberType::get()).toScalar());
+  }
+  return torch::jit::toIValue(value, type);
+}
+
+Argument scalar_list_argument(const py::handle& payload, const c10::TypePtr& type) {
+  Argument argument;
+  argument.kind = Argument::Kind::kScalars;
+  argument.floats = strip_optional(type)->expectRef<c10::ListType>().getElementType()->kind() ==
+                    c10::TypeKind::FloatType;
+  for (auto item : py::cast<py::list>(payload)) {
+    auto [index, number] = py::cast<std::pair<int, double>>(item);
+    argument.indices.push_back(index);
+    argument.scalars.push_back(number);
+  }
+  return argument;
+}
+
+// An argument as (kind, payload); `type` is what the operator's schema wants there.
+Argument make_argument(const py::handle& item, const c10::TypePtr& type) {
+  auto [kind, payload] = py::cast<std::pair<std::string, py::object>>(item);
+  Argument argument;
+  if (kind == "constant") {
+    argument.value = constant(payload, type);
+  } else if (kind == "slot") {
+    argument.kind = Argument::Kind::kSlot;
+    argument.index = py::cast<int>(payload);
+  } else if (kind == "slots") {
+    argument.kind = Argument::Kind::kSlots;
+    argument.indices = py::cast<std::vector<int>>(payload);
+    auto element = strip_optional(type)->expectRef<c10::ListType>().getElementType();
+    argument.optional_elements = element->kind() == c10::TypeKind::OptionalType;
+  } else if (kind == "register") {
+    argument.kind = is_tensor_type(type) ? Argument::Kind::kWrapped : Argument::Kind::kScalar;
+    argument.index = py::cast<int>(payload);
+    if (argument.kind == Argument::Kind::kWrapped) argument.value = wrapped_number(0.0);
+  } else if (kind == "registers") {
+    return scalar_list_argument(payload, type);
+  } else {
+    TORCH_CHECK(kind == "generator", "unknown argument kind ", kind);
+    argument.kind = Argument::Kind::kGenerator;
+  }
+  return argument;
+}
+
+std::vector<Result> make_results(const py::list& items) {
+  std::vector<Result> results;
+  for (auto item : items) {
+    Result result;
+    if (py::isinstance<py::list>(item)) {
+      result.is_list = true;
+      result.elements = py::cast<std::vector<int>>(item);
+    } else {
+      result.slot = py::cast<int>(item);
+    }
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+void add_operator(Tape& tape, const std::string& name, const std::string& overload,
+                  const py::list& arguments, const py::list& results, std::vector<int> release,
+                  bool draws_from_default_generator) {
+  Instruction instruction;
+  instruction.name = name;
+  instruction.op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  const auto& wanted = instruction.op->schema().arguments();
+  TORCH_CHECK(wanted.size() == arguments.size(), name, " wants ", wanted.size(), " arguments, got ",
+              arguments.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    instruction.arguments.push_back(make_argument(arguments[i], wanted[i].type()));
+  }
+  instruction.results = make_results(results);
+  instruction.release = std::move(release);
+  instruction.draws_from_default_generator = draws_from_default_generator;
+  tape.add(std::move(instruction));
+}
+
+void add_load(Tape& tape, int input, int slot, std::vector<int> release) {
+  Instruction instruction;
+  instruction.kind = Instruction::Kind::kLoad;
+  instruction.input = input;
+  instruction.slot = slot;
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+void add_read(Tape& tape, bool loss, int slot, int target, std::vector<int> release) {
+  Instruction instruction;
+  instruction.kind = loss ? Instruction::Kind::kReadLoss : Instruction::Kind::kReadScalar;
+  instruction.slot = slot;
+  instruction.target = target;
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+void add_arithmetic(Tape& tape, const std::string& operation, int target, int left, int right,
+                    std::vector<int> release) {
+  Instruction instruction;
+  instruction.kind = Instruction::Kind::kArithmetic;
+  instruction.operation = operation.at(0);
+  instruction.target = target;
+  instruction.left = left;
+  instruction.right = right;
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+void bind_tape(py::module_& m) {
+  py::class_<Tape, std::shared_ptr<Tape>>(m, "Tape")
+      .def(py::init<int, int>(), py::arg("slots"), py::arg("registers"))
+      .def("add_operator", &add_operator)
+      .def("add_load", &add_load)
+      .def("add_read", &add_read)
+      .def("add_arithmetic", &add_arithmetic)
+      .def("__len__", &Tape::size)
+      .def("set_forward_length", &Tape::set_forward_length)
+      .def("set_slot", &Tape::set_slot)
+      .def("slot", &Tape::slot)
+      .def("set_register", &Tape::set_register)
+      .def("set_batch", &Tape::set_batch)
+      .def("set_generator", &Tape::set_generator)
+      .def("set_script_starts", &Tape::set_script_starts)
+      .def("clear", &Tape::clear)
+      .def_property_readonly("loss", &Tape::loss)
+      .def("run", [](Tape& tape, int start, int stop) {
+        run_unlocked([&] { tape.run(start, stop); });
+      });
+}
+
+// Job, script and tape travel as plain tuples: a round is made once per step.
+Round make_round(const py::list& jobs, const py::list& pairs) {
+  Round round;
+  for (auto item : jobs) {
+    auto [tape, script, id] =
+        py::cast<std::tuple<std::shared_ptr<Tape>, std::shared_ptr<Script>, JobId>>(item);
+    round.jobs.push_back({tape, script, id});
+  }
+  for (auto pair : pairs) {
+    auto& tasks = round.pairs.emplace_back();
+    for (auto item : py::cast<py::list>(pair)) {
+      auto [lane, job, group, start, stop] = py::cast<std::tuple<int, int, int, int, int>>(item);
+      tasks.push_back({lane, job, group, start, stop});
+    }
+  }
+  return round;
+}
+
+// Plans of scripts for one round share the region above the plan for deviating requests.
+void begin_scripts(const std::vector<std::shared_ptr<Script>>& scripts, std::size_t above) {
+  auto overflow = std::make_shared<std::atomic<std::size_t>>(above);
+  for (const auto& script : scripts) {
+    script->cursor = 0;
+    script->overflow = overflow;
+  }
+}
+
+py::tuple run_round(LanePool& pool, const Round& round) {
+  RoundResult result;
+  run_unlocked([&] { result = pool.run(round); });
+  py::list errors, spans;
+  for (const auto& error : result.errors) errors.append(python_exception(error));
+  for (const auto& span : result.spans) {
+    spans.append(py::make_tuple(span.lane, span.job, span.group, span.start, span.stop));
+  }
+  return py::make_tuple(errors, spans);
+}
+
+void bind_rounds(py::module_& m) {
+  py::class_<Script, std::shared_ptr<Script>>(m, "Script")
+      .def(py::init([](std::vector<std::size_t> bytes, std::vector<std::size_t> offsets) {
+        auto script = std::make_shared<Script>();
+        script->bytes = std::move(bytes);
+        script->offsets = std::move(offsets);
+        return script;
+      }))
+      .def_readonly("deviations", &Script::deviations);
+  py::class_<Round>(m, "Round").def(py::init(&make_round), py::arg("jobs"), py::arg("pairs"));
+  m.def("begin_scripts", &begin_scripts, py::arg("scripts"), py::arg("above"));
+  py::class_<LanePool>(m, "LanePool")
+      .def(py::init<std::shared_ptr<Arena>, int>(), py::arg("arena"), py::arg("lanes"))
+      .def("serve", &LanePool::serve, py::call_guard<py::gil_scoped_release>())
+      .def("run", &run_round)
+      .def("shutdown", &LanePool::shutdown, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_storage(py::module_& m) {
+  py::class_<FormerMemory, std::shared_ptr<FormerMemory>>(m, "FormerMemory");
+  m.def("move_into_arena",
+        [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
+          std::shared_ptr<FormerMemory> former;
+          run_unlocked([&] { former = move_into_arena(tensor, arena, job); });
+          return former;
+        });
+  m.def("move_out_of_arena", &move_out_of_arena, py::arg("tensor"), py::arg("arena"),
+        py::arg("former") = std::shared_ptr<FormerMemory>());
+  m.def("swap_for_copy",
+        [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
+          std::shared_ptr<FormerMemory> former;
+          run_unlocked([&] { former = swap_for_copy(tensor, arena, job); });
+          return former;
+        });
+  m.def("restore", &restore);
+}
+
+}  // namespace
+
+void bind_torch(py::module_& m) {
+  m.def("install_lane_allocator", &install_lane_allocator);
+  m.def("register_arena", &register_arena);
+  m.def("retire_arena", &retire_arena);
+  m.def("set_job_name", &set_job_name);
+  py::class_<LaneManager>(m, "LaneScope")
+      .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job) {
+             return LaneManager(LaneContext{std::move(arena), lane, job, nullptr});
+           }),
+           py::arg("arena"), py::arg("lane"), py::arg("job"))
+      .def("__enter__", &LaneManager::enter)
+      .def("__exit__", &LaneManager::exit);
+  py::class_<GeneratorManager>(m, "DefaultGeneratorSwap")
+      .def(py::init([](at::Generator generator) { return GeneratorManager(std::move(generator)); }))
+      .def("__enter__", &GeneratorManager::enter)
+      .def("__exit__", &GeneratorManager::exit);
+  bind_storage(m);
+  bind_tape(m);
+  bind_rounds(m);
+}
+
+}  // namespace waterflow

@@ -1,0 +1,175 @@
+#include "core/arena.h"
+
+#include <string>
+#include <utility>
+
+namespace waterflow {
+namespace {
+
+using Lock = std::lock_guard<std::mutex>;
+
+// Virtual addresses start where no mapping can be, so that one used by mistake faults at once, and
+// offset 0 differs from nullptr.
+constexpr std::uintptr_t kVirtualBase = std::uintptr_t{1} << 60;
+
+std::size_t whole_units(std::size_t capacity, std::size_t alignment) {
+  return capacity - capacity % alignment;
+}
+
+Options with_capacity(Options options, std::size_t capacity) {
+  options.capacity = capacity;
+  return options;
+}
+
+}  // namespace
+
+Arena::Arena(std::unique_ptr<Backend> backend, Options options)
+    : backend_(std::move(backend)),
+      base_(backend_->base() ? reinterpret_cast<std::uintptr_t>(backend_->base()) : kVirtualBase),
+      allocator_(with_capacity(options, backend_->capacity())),
+      capacity_(allocator_.capacity()) {
+  allocator_.set_sync_hook([this] { backend_->synchronize(); });
+}
+
+std::shared_ptr<Arena> Arena::host(std::size_t capacity, int lanes) {
+  Options options;
+  options.lanes = lanes;
+  capacity = whole_units(capacity, options.alignment);
+  return std::make_shared<Arena>(std::make_unique<HostBackend>(capacity), options);
+}
+
+std::shared_ptr<Arena> Arena::virtual_only(std::size_t capacity, int lanes) {
+  Options options;
+  options.lanes = lanes;
+  return std::make_shared<Arena>(std::make_unique<VirtualBackend>(capacity), options);
+}
+
+void* Arena::granted(std::size_t offset, JobId job) {
+  timeline_.add(job, allocator_.held(job));
+  return pointer_to(offset);
+}
+
+void* Arena::allocate(std::size_t bytes, Lane lane, JobId job, bool may_sync) {
+  Lock lock(mutex_);
+  const std::optional<std::size_t> offset = allocator_.allocate(bytes, lane, job, may_sync);
+  return offset ? granted(*offset, job) : nullptr;
+}
+
+void* Arena::allocate_at(std::size_t offset, std::size_t bytes, Lane lane, JobId job) {
+  Lock lock(mutex_);
+  return allocator_.allocate_at(offset, bytes, lane, job) ? granted(offset, job) : nullptr;
+}
+
+void Arena::use(const void* pointer, Lane lane) {
+  const std::size_t offset = offset_of(pointer);
+  Lock lock(mutex_);
+  allocator_.use(offset, lane);
+}
+
+void Arena::free(void* pointer, Lane lane) {
+  const std::size_t offset = offset_of(pointer);
+  Lock lock(mutex_);
+  const JobId job = allocator_.free(offset, lane);
+  timeline_.add(job, allocator_.held(job));
+}
+
+void Arena::synchronize() {
+  Lock lock(mutex_);
+  backend_->synchronize();
+  allocator_.synchronize();
+}
+
+std::size_t Arena::offset_of(const void* pointer) const {
+  if (owns(pointer)) return reinterpret_cast<std::uintptr_t>(pointer) - base_;
+  throw UnknownChunk("the pointer " + std::to_string(reinterpret_cast<std::uintptr_t>(pointer)) +
+                     " is not of this arena");
+}
+
+std::optional<Chunk> Arena::find(const void* pointer) const {
+  if (!owns(pointer)) return std::nullopt;
+  Lock lock(mutex_);
+  return allocator_.find(offset_of(pointer));
+}
+
+bool Arena::resize(std::size_t capacity) {
+  Lock lock(mutex_);
+  capacity = whole_units(capacity, allocator_.alignment());
+  const std::size_t before = allocator_.capacity();
+  // No offset may lie outside the memory: it grows first, and shrinks last.
+  if (capacity > before) {
+    if (!backend_->resize(capacity)) return false;
+    allocator_.resize(capacity);
+  } else {
+    if (!allocator_.resize(capacity)) return false;
+    if (!backend_->resize(capacity)) {
+      allocator_.resize(before);
+      return false;
+    }
+  }
+  capacity_.store(capacity, std::memory_order_relaxed);
+  return true;
+}
+
+void Arena::set_limit(JobId job, std::size_t bytes) {
+  Lock lock(mutex_);
+  allocator_.set_limit(job, bytes);
+}
+
+std::size_t Arena::limit(JobId job) const {
+  Lock lock(mutex_);
+  return allocator_.limit(job);
+}
+
+std::size_t Arena::held(JobId job) const {
+  Lock lock(mutex_);
+  return allocator_.held(job);
+}
+
+std::size_t Arena::peak(JobId job) const {
+  Lock lock(mutex_);
+  return allocator_.peak(job);
+}
+
+Statistics Arena::statistics() const {
+  Lock lock(mutex_);
+  return {allocator_.capacity(),    allocator_.live(),         allocator_.peak(),
+          allocator_.extent(),      allocator_.free_bytes(),   allocator_.largest_free(),
+          allocator_.allocations(), allocator_.forced_syncs(), allocator_.explicit_syncs()};
+}
+
+void Arena::reset_peaks() {
+  Lock lock(mutex_);
+  allocator_.reset_peaks();
+}
+
+Allocator Arena::snapshot() const {
+  Lock lock(mutex_);
+  return allocator_;
+}
+
+void Arena::record(bool on) {
+  Lock lock(mutex_);
+  allocator_.record(on);
+}
+
+std::vector<Event> Arena::take_log() {
+  Lock lock(mutex_);
+  return allocator_.take_log();
+}
+
+Timeline Arena::timeline() const {
+  Lock lock(mutex_);
+  return timeline_;
+}
+
+void Arena::enable_timeline(bool on) {
+  Lock lock(mutex_);
+  timeline_.enable(on);
+}
+
+void Arena::clear_timeline() {
+  Lock lock(mutex_);
+  timeline_.clear();
+}
+
+}  // namespace waterflow

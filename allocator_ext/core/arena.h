@@ -1,0 +1,86 @@
+// A budget of memory that threads share: an allocator, a backend and one lock. Pointers, not
+// offsets. Whoever frees says on which lane, as the lane that frees need not be the one that
+// allocated.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "core/allocator.h"
+#include "core/backend.h"
+#include "core/timeline.h"
+#include "core/types.h"
+
+namespace waterflow {
+
+struct Statistics {
+  std::size_t capacity;
+  std::size_t live;
+  std::size_t peak;
+  std::size_t extent;
+  std::size_t free;
+  std::size_t largest_free;
+  std::uint64_t allocations;
+  std::uint64_t forced_syncs;
+  std::uint64_t explicit_syncs;
+};
+
+class Arena {
+ public:
+  // `options.capacity` is ignored: the backend has it.
+  Arena(std::unique_ptr<Backend> backend, Options options);
+  static std::shared_ptr<Arena> host(std::size_t capacity, int lanes);
+  static std::shared_ptr<Arena> virtual_only(std::size_t capacity, int lanes);
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // nullptr when nothing fits or the job is at its limit.
+  void* allocate(std::size_t bytes, Lane lane, JobId job, bool may_sync = true);
+  // nullptr unless exactly this range is free for the lane without a sync.
+  void* allocate_at(std::size_t offset, std::size_t bytes, Lane lane, JobId job);
+  void use(const void* pointer, Lane lane);
+  void free(void* pointer, Lane lane);
+  void synchronize();
+
+  // Without the lock: any thread may ask about any pointer at any time.
+  bool owns(const void* pointer) const {
+    return reinterpret_cast<std::uintptr_t>(pointer) - base_ <
+           capacity_.load(std::memory_order_relaxed);
+  }
+  std::size_t offset_of(const void* pointer) const;  // throws UnknownChunk unless owned
+  void* pointer_to(std::size_t offset) const { return reinterpret_cast<void*>(base_ + offset); }
+  std::optional<Chunk> find(const void* pointer) const;  // the live chunk that starts there
+  bool has_memory() const { return backend_->base() != nullptr; }
+
+  bool resize(std::size_t capacity);
+  void set_limit(JobId job, std::size_t bytes);
+  std::size_t limit(JobId job) const;
+  std::size_t held(JobId job) const;
+  std::size_t peak(JobId job) const;
+  Statistics statistics() const;
+  void reset_peaks();
+
+  Allocator snapshot() const;  // to rehearse on
+  void record(bool on);
+  std::vector<Event> take_log();
+  Timeline timeline() const;
+  void enable_timeline(bool on);
+  void clear_timeline();
+
+ private:
+  void* granted(std::size_t offset, JobId job);
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<Backend> backend_;
+  std::uintptr_t base_;
+  Allocator allocator_;
+  std::atomic<std::size_t> capacity_;
+  Timeline timeline_;
+};
+
+}  // namespace waterflow

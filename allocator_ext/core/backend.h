@@ -1,0 +1,54 @@
+// Where an arena's bytes come from. The allocator decides on offsets only, so that one allocator
+// serves every kind of memory.
+#pragma once
+
+#include <cstddef>
+
+namespace waterflow {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual void* base() const = 0;  // of one contiguous range; nullptr: addresses without memory
+  virtual std::size_t capacity() const = 0;
+  virtual void synchronize() = 0;                 // makes the lanes wait for each other
+  virtual bool resize(std::size_t capacity) = 0;  // the base stays; false changes nothing
+};
+
+// Addresses only: planning and tests.
+class VirtualBackend final : public Backend {
+ public:
+  explicit VirtualBackend(std::size_t capacity) : capacity_(capacity) {}
+  void* base() const override { return nullptr; }
+  std::size_t capacity() const override { return capacity_; }
+  void synchronize() override {}
+  bool resize(std::size_t capacity) override {
+    capacity_ = capacity;
+    return true;
+  }
+
+ private:
+  std::size_t capacity_;
+};
+
+// One anonymous mapping of exactly the capacity; pages become resident when first written.
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(std::size_t capacity);
+  ~HostBackend() override;
+  HostBackend(const HostBackend&) = delete;
+  HostBackend& operator=(const HostBackend&) = delete;
+
+  void* base() const override { return base_; }
+  std::size_t capacity() const override { return capacity_; }
+  // A host lane executes an operator before it frees the operator's memory, so nothing is ever in
+  // flight: what a lane has freed, it has finished with.
+  void synchronize() override {}
+  bool resize(std::size_t capacity) override;
+
+ private:
+  std::size_t capacity_;
+  void* base_;
+};
+
+}  // namespace waterflow

@@ -1,0 +1,69 @@
+// The words that every part of the core shares: lanes, jobs, chunks, events and errors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace waterflow {
+
+using Lane = int;                // 0 .. lanes - 1
+using JobId = int;               // small and not negative
+using LaneMask = std::uint64_t;  // bit l: lane l
+
+inline constexpr Lane kNoLane = -1;  // a thread that is no lane, ordered with none before a sync
+inline constexpr int kMaxLanes = 64;
+inline constexpr LaneMask kEveryLane = ~LaneMask{0};
+inline constexpr std::size_t kNoLimit = ~std::size_t{0};
+
+// A thread that is no lane may run beside any lane, so it counts as all of them. With one lane
+// this is still not the mask of lane 0, as that lane is not ordered with the thread either.
+inline constexpr LaneMask mask_of(Lane lane) {
+  return lane == kNoLane ? kEveryLane : LaneMask{1} << lane;
+}
+
+// Whose set does a freed chunk join? kUsers: that of the only lane which used it since the last
+// sync, else nobody's. kAllocatingLane is the rule of the Waterwave paper (section 4.2 b); it races
+// once a job's groups move between lanes and is kept so that tests can show the race.
+enum class Keying { kUsers, kAllocatingLane };
+
+enum class ChunkState : std::uint8_t { kLive, kUnsynced, kSynced };
+
+// A snapshot of one chunk. `lane` is the allocating lane of a live chunk, and the only lane that
+// may take an unsynced one (kNoLane: nobody before a sync).
+struct Chunk {
+  std::size_t offset;
+  std::size_t bytes;
+  ChunkState state;
+  LaneMask users;  // since the last sync
+  JobId job;       // of a live chunk, else -1
+  Lane lane;
+};
+
+enum class EventKind : std::uint8_t { kAlloc, kUse, kFree, kSync };
+
+struct Event {
+  std::uint64_t offset;
+  std::uint64_t bytes;
+  std::int32_t lane;
+  std::int32_t job;
+  EventKind kind;
+};
+
+// An offset or pointer at which no live chunk starts: a double free, or memory of someone else.
+class UnknownChunk : public std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// The operating system or the device refused memory.
+class BackendError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The allocator contradicts itself: a bug here, never the caller's fault.
+class Inconsistent : public std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+}  // namespace waterflow

@@ -1,0 +1,68 @@
+// A lane is a thread that executes a job's work. While a lane runs, every CPU tensor that PyTorch
+// makes on its thread comes from the arena; all other threads keep PyTorch's own allocator.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/arena.h"
+
+namespace waterflow {
+
+// The planned addresses of one step: the n-th request of the step is expected to ask for `bytes[n]`
+// and gets `offsets[n]`. A request that differs from the plan (a kernel whose workspace depends on
+// its data) is served above every planned address, so that it cannot disturb another job's plan.
+struct Script {
+  std::vector<std::size_t> bytes;
+  std::vector<std::size_t> offsets;
+  std::size_t cursor = 0;
+  std::size_t deviations = 0;
+  std::shared_ptr<std::atomic<std::size_t>> overflow;  // next free offset above the whole plan
+};
+
+struct LaneContext {
+  std::shared_ptr<Arena> arena;
+  Lane lane = 0;
+  JobId job = 0;
+  Script* script = nullptr;
+};
+
+// Makes the calling thread a lane for its lifetime; scopes nest, the innermost counts.
+class LaneScope {
+ public:
+  explicit LaneScope(LaneContext context);
+  ~LaneScope();
+  LaneScope(const LaneScope&) = delete;
+  LaneScope& operator=(const LaneScope&) = delete;
+
+ private:
+  LaneContext context_;
+  LaneContext* outer_;
+};
+
+LaneContext* current_lane();
+// Replaces the calling thread's lane and returns the former one; nullptr: no lane.
+LaneContext* exchange_lane(LaneContext* lane);
+
+// Puts the lane-aware allocator in front of PyTorch's CPU allocator, once per process.
+void install_lane_allocator();
+
+// Arenas whose memory tensors may hold. A retired arena lives on until its last tensor is gone.
+void register_arena(const std::shared_ptr<Arena>& arena);
+void retire_arena(const std::shared_ptr<Arena>& arena);
+
+// For messages: what the user calls the job.
+void set_job_name(const Arena& arena, JobId job, std::string name);
+
+// The deleter of every tensor that the lane allocator hands out: arena memory returns to its arena,
+// keyed by the lane that frees it, everything else to PyTorch's own allocator.
+void release_memory(void* pointer);
+
+// Takes arena memory for `lane`; throws c10::OutOfMemoryError that says who holds what.
+void* take_memory(LaneContext& lane, std::size_t bytes);
+
+}  // namespace waterflow

@@ -1,0 +1,62 @@
+#include "storage.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <cstring>
+#include <utility>
+
+#include "lane.h"
+
+namespace waterflow {
+namespace {
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+c10::DataPtr arena_copy(c10::StorageImpl* storage, const std::shared_ptr<Arena>& arena, JobId job) {
+  LaneContext lane{arena, 0, job, nullptr};
+  void* memory = take_memory(lane, storage->nbytes());
+  // mutable_data also gives a copy-on-write storage bytes of its own first.
+  std::memcpy(memory, storage->mutable_data(), storage->nbytes());
+  return {memory, memory, &release_memory, c10::Device(c10::DeviceType::CPU)};
+}
+
+bool is_ordinary(const c10::DataPtr& pointer) {
+  const auto deleter = pointer.get_deleter();
+  return deleter == &release_memory || deleter == c10::GetDefaultCPUAllocator()->raw_deleter();
+}
+
+}  // namespace
+
+std::shared_ptr<FormerMemory> move_into_arena(const at::Tensor& tensor,
+                                              const std::shared_ptr<Arena>& arena, JobId job) {
+  auto* storage = storage_of(tensor);
+  if (storage->nbytes() == 0 || arena->owns(storage->data())) return nullptr;
+  auto former = swap_for_copy(tensor, arena, job);
+  return is_ordinary(former->pointer) ? nullptr : former;
+}
+
+void move_out_of_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& arena,
+                       const std::shared_ptr<FormerMemory>& former) {
+  auto* storage = storage_of(tensor);
+  if (storage->nbytes() == 0 || !arena->owns(storage->data())) return;
+  c10::DataPtr target = former ? std::move(former->pointer)
+                               : c10::GetDefaultCPUAllocator()->allocate(storage->nbytes());
+  std::memcpy(target.get(), storage->data(), storage->nbytes());
+  storage->set_data_ptr(std::move(target));  // the old pointer dies here and frees arena memory
+}
+
+std::shared_ptr<FormerMemory> swap_for_copy(const at::Tensor& tensor,
+                                            const std::shared_ptr<Arena>& arena, JobId job) {
+  auto* storage = storage_of(tensor);
+  auto former = std::make_shared<FormerMemory>();
+  former->pointer = storage->set_data_ptr(arena_copy(storage, arena, job));
+  return former;
+}
+
+void restore(const at::Tensor& tensor, const std::shared_ptr<FormerMemory>& former) {
+  storage_of(tensor)->set_data_ptr(std::move(former->pointer));
+}
+
+}  // namespace waterflow

@@ -1,0 +1,242 @@
+#include "tape.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+namespace waterflow {
+namespace {
+
+std::mutex& default_generator_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+at::Tensor state_of(at::Generator& generator) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_state_of(at::Generator& generator, const at::Tensor& state) {
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+// Generator states are bookkeeping, not job memory: they must not come from the arena.
+class OutsideLane {
+ public:
+  OutsideLane() : lane_(exchange_lane(nullptr)) {}
+  ~OutsideLane() { exchange_lane(lane_); }
+  OutsideLane(const OutsideLane&) = delete;
+  OutsideLane& operator=(const OutsideLane&) = delete;
+
+ private:
+  LaneContext* lane_;
+};
+
+bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+// An exact twin of the batch tensor in the lane's memory: same sizes, strides and bytes.
+at::Tensor twin(const at::Tensor& source) {
+  if (is_dense(source)) {
+    auto copy = at::empty_strided(source.sizes(), source.strides(), source.options());
+    if (source.nbytes() > 0) std::memcpy(copy.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+    return copy;
+  }
+  // Overlapping or gappy strides (expanded or sliced tensors): copy the span that they cover.
+  int64_t span = source.numel() == 0 ? 0 : 1;
+  for (int64_t dim = 0; source.numel() > 0 && dim < source.dim(); ++dim) {
+    span += (source.size(dim) - 1) * source.stride(dim);
+  }
+  auto bytes = at::empty({span}, source.options());
+  if (span > 0) {
+    std::memcpy(bytes.mutable_data_ptr(), source.const_data_ptr(), span * source.element_size());
+  }
+  return bytes.as_strided(source.sizes(), source.strides(), 0);
+}
+
+double power(double base, double exponent) {
+  TORCH_CHECK(!(base == 0 && exponent < 0), "0.0 cannot be raised to a negative power");
+  TORCH_CHECK(!(base < 0 && std::isfinite(exponent) && exponent != std::floor(exponent)),
+              "a negative number has no real power of ", exponent);
+  return std::pow(base, exponent);
+}
+
+c10::IValue tensor_list(const Argument& argument, const std::vector<at::Tensor>& slots) {
+  if (argument.optional_elements) {
+    c10::List<std::optional<at::Tensor>> list;
+    list.reserve(argument.indices.size());
+    for (int index : argument.indices) {
+      list.push_back(index < 0 ? std::nullopt : std::optional<at::Tensor>(slots[index]));
+    }
+    return list;
+  }
+  c10::List<at::Tensor> list;
+  list.reserve(argument.indices.size());
+  for (int index : argument.indices) list.push_back(slots[index]);
+  return list;
+}
+
+c10::IValue scalar_list(const Argument& argument, const std::vector<double>& registers) {
+  auto at_place = [&](std::size_t place) {
+    const int index = argument.indices[place];
+    return index < 0 ? argument.scalars[place] : registers[index];
+  };
+  if (argument.floats) {
+    c10::List<double> list;
+    for (std::size_t i = 0; i < argument.indices.size(); ++i) list.push_back(at_place(i));
+    return list;
+  }
+  c10::impl::GenericList list(c10::NumberType::get());
+  for (std::size_t i = 0; i < argument.indices.size(); ++i) list.push_back(c10::IValue(at_place(i)));
+  return list;
+}
+
+}  // namespace
+
+DefaultGeneratorSwap::DefaultGeneratorSwap(at::Generator generator)
+    : lock_(default_generator_mutex()), generator_(std::move(generator)) {
+  OutsideLane outside;
+  auto standard = at::detail::getDefaultCPUGenerator();
+  saved_ = state_of(standard);
+  set_state_of(standard, state_of(generator_));
+}
+
+DefaultGeneratorSwap::~DefaultGeneratorSwap() {
+  OutsideLane outside;
+  auto standard = at::detail::getDefaultCPUGenerator();
+  set_state_of(generator_, state_of(standard));
+  set_state_of(standard, saved_);
+  saved_.reset();
+}
+
+Tape::Tape(int slots, int registers) : slots_(slots), registers_(registers) {}
+
+void Tape::run(int start, int stop) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Script* script = current_lane() != nullptr ? current_lane()->script : nullptr;
+  for (int index = start; index < stop; ++index) {
+    if (script != nullptr && !script_starts_.empty()) script->cursor = script_starts_[index];
+    c10::AutoGradMode gradients(index < forward_length_);
+    const Instruction& instruction = instructions_[index];
+    execute(instruction);
+    for (int slot : instruction.release) slots_[slot].reset();
+  }
+}
+
+void Tape::execute(const Instruction& instruction) {
+  switch (instruction.kind) {
+    case Instruction::Kind::kOperator:
+      return call(instruction);
+    case Instruction::Kind::kLoad:
+      return load(instruction);
+    case Instruction::Kind::kReadScalar:
+      registers_[instruction.target] = slots_[instruction.slot].item().toDouble();
+      return;
+    case Instruction::Kind::kArithmetic:
+      return compute(instruction);
+    case Instruction::Kind::kReadLoss:
+      loss_ = slots_[instruction.slot].item().toDouble();
+      return;
+  }
+}
+
+void Tape::call(const Instruction& instruction) {
+  stack_.clear();
+  for (const Argument& argument : instruction.arguments) push(argument);
+  if (instruction.draws_from_default_generator) {
+    DefaultGeneratorSwap swap(*generator_);
+    instruction.op->callBoxed(stack_);
+  } else {
+    instruction.op->callBoxed(stack_);
+  }
+  store(instruction);
+  stack_.clear();
+}
+
+void Tape::push(const Argument& argument) {
+  switch (argument.kind) {
+    case Argument::Kind::kConstant:
+      stack_.emplace_back(argument.value);
+      return;
+    case Argument::Kind::kSlot:
+      stack_.emplace_back(slots_[argument.index]);
+      return;
+    case Argument::Kind::kSlots:
+      stack_.emplace_back(tensor_list(argument, slots_));
+      return;
+    case Argument::Kind::kScalar:
+      stack_.emplace_back(registers_[argument.index]);
+      return;
+    case Argument::Kind::kScalars:
+      stack_.emplace_back(scalar_list(argument, registers_));
+      return;
+    case Argument::Kind::kWrapped:
+      *argument.value.toTensor().mutable_data_ptr<double>() = registers_[argument.index];
+      stack_.emplace_back(argument.value);
+      return;
+    case Argument::Kind::kGenerator:
+      stack_.emplace_back(*generator_);
+      return;
+  }
+}
+
+void Tape::store(const Instruction& instruction) {
+  for (std::size_t i = 0; i < instruction.results.size(); ++i) {
+    const Result& result = instruction.results[i];
+    if (result.is_list) {
+      auto list = std::move(stack_[i]).toTensorVector();
+      for (std::size_t k = 0; k < result.elements.size(); ++k) {
+        if (result.elements[k] >= 0) slots_[result.elements[k]] = std::move(list[k]);
+      }
+    } else if (result.slot >= 0) {
+      slots_[result.slot] = std::move(stack_[i]).toTensor();
+    }
+  }
+}
+
+void Tape::load(const Instruction& instruction) {
+  slots_[instruction.slot] = twin(batch_.at(instruction.input));
+}
+
+void Tape::compute(const Instruction& instruction) {
+  const double left = registers_[instruction.left];
+  const double right = instruction.right < 0 ? 0 : registers_[instruction.right];
+  double& target = registers_[instruction.target];
+  switch (instruction.operation) {
+    case 'n':
+      target = -left;
+      return;
+    case '+':
+      target = left + right;
+      return;
+    case '-':
+      target = left - right;
+      return;
+    case '*':
+      target = left * right;
+      return;
+    case '/':
+      TORCH_CHECK(right != 0, "float division by zero");
+      target = left / right;
+      return;
+    case '^':
+      target = power(left, right);
+      return;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "unknown arithmetic ", instruction.operation);
+  }
+}
+
+void Tape::clear(const std::vector<int>& slots) {
+  for (int slot : slots) slots_[slot].reset();
+}
+
+}  // namespace waterflow

@@ -1,0 +1,118 @@
+// A tape is a step graph compiled for execution: operators resolved once, arguments converted once,
+// values in slots, the slots to release listed per instruction. It runs below autograd and without
+// the interpreter lock, so that several lanes make progress at once.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "lane.h"
+
+namespace waterflow {
+
+// Where an operator's argument comes from.
+struct Argument {
+  enum class Kind {
+    kConstant,    // `value`, converted once
+    kSlot,        // the tensor in slot `index`
+    kSlots,       // a list of the tensors in `indices` (-1: none)
+    kScalar,      // scalar register `index`, as the schema's number type
+    kScalars,     // a list of registers `indices` (-1: the constant at the same place in `scalars`)
+    kWrapped,     // scalar register `index`, as the 0-dim tensor that PyTorch makes of a number
+    kGenerator,   // the job's random generator
+  };
+  Kind kind = Kind::kConstant;
+  c10::IValue value;
+  int index = -1;
+  std::vector<int> indices;
+  std::vector<double> scalars;
+  bool optional_elements = false;  // kSlots of Tensor?[]
+  bool floats = false;             // kScalars of float[] rather than Scalar[]
+};
+
+// Where an operator's result goes: a slot, nowhere (-1), or a slot per element of a list.
+struct Result {
+  int slot = -1;
+  std::vector<int> elements;
+  bool is_list = false;
+};
+
+struct Instruction {
+  enum class Kind { kOperator, kLoad, kReadScalar, kArithmetic, kReadLoss };
+  Kind kind = Kind::kOperator;
+  std::string name;
+  std::optional<c10::OperatorHandle> op;
+  std::vector<Argument> arguments;
+  std::vector<Result> results;
+  std::vector<int> release;
+  bool draws_from_default_generator = false;
+  int input = -1, slot = -1;              // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
+  int target = -1, left = -1, right = -1;  // kArithmetic and kReadScalar: registers
+  char operation = 0;                      // kArithmetic: n (negate) + - * / ^
+};
+
+class Tape {
+ public:
+  Tape(int slots, int registers);
+
+  void add(Instruction instruction) { instructions_.push_back(std::move(instruction)); }
+  int size() const { return static_cast<int>(instructions_.size()); }
+  // Instructions before `count` run with gradient mode on, as the eager forward does; kernels ask.
+  void set_forward_length(int count) { forward_length_ = count; }
+
+  void set_slot(int slot, at::Tensor value) { slots_.at(slot) = std::move(value); }
+  at::Tensor slot(int slot) const { return slots_.at(slot); }
+  void set_register(int index, double value) { registers_.at(index) = value; }
+  void set_batch(std::vector<at::Tensor> batch) { batch_ = std::move(batch); }
+  void set_generator(at::Generator generator) { generator_ = std::move(generator); }
+  // Position in the script at which each instruction begins, so that a deviation stays local.
+  void set_script_starts(std::vector<std::size_t> starts) { script_starts_ = std::move(starts); }
+  double loss() const { return loss_; }
+
+  // Runs instructions [start, stop) on the calling thread. Throws what the kernels throw.
+  void run(int start, int stop);
+  // Drops the values of the slots named: what a failed step left behind.
+  void clear(const std::vector<int>& slots);
+
+ private:
+  void execute(const Instruction& instruction);
+  void call(const Instruction& instruction);
+  void load(const Instruction& instruction);
+  void compute(const Instruction& instruction);
+  void push(const Argument& argument);
+  void store(const Instruction& instruction);
+
+  std::vector<Instruction> instructions_;
+  std::vector<at::Tensor> slots_;
+  std::vector<double> registers_;
+  std::vector<at::Tensor> batch_;
+  std::vector<std::size_t> script_starts_;
+  std::optional<at::Generator> generator_;
+  std::vector<c10::IValue> stack_;
+  int forward_length_ = 0;
+  double loss_ = 0;
+};
+
+// While alive, the process's default CPU generator continues `generator`'s stream; afterwards it is
+// what it was and `generator` has moved on. One at a time in the process.
+class DefaultGeneratorSwap {
+ public:
+  explicit DefaultGeneratorSwap(at::Generator generator);
+  ~DefaultGeneratorSwap();
+  DefaultGeneratorSwap(const DefaultGeneratorSwap&) = delete;
+  DefaultGeneratorSwap& operator=(const DefaultGeneratorSwap&) = delete;
+
+ private:
+  std::unique_lock<std::mutex> lock_;
+  at::Generator generator_;
+  at::Tensor saved_;
+};
+
+}  // namespace waterflow

@@ -1,0 +1,35 @@
+"""Policies by name: each turns profiles and a budget into a schedule."""
+
+from __future__ import annotations
+
+import difflib
+
+from waterflow.partitioner.errors import JobError
+from waterflow.partitioner.policies.base import PlanJob, Policy
+from waterflow.partitioner.policies.temporal import Temporal
+from waterflow.partitioner.policies.waterwave import WaterWave
+from waterflow.partitioner.policies.waterwave_s import WaterWaveS
+
+POLICIES: dict[str, type[Policy]] = {
+    policy.name: policy for policy in (Temporal, WaterWave, WaterWaveS)
+}
+"""The policy classes by the names that users write; each can be made without arguments."""
+
+
+def get_policy(name: str) -> Policy:
+    """The policy called ``name``; JobError with the nearest names when there is none."""
+    if name not in POLICIES:
+        near = difflib.get_close_matches(name, POLICIES, n=2, cutoff=0.5) or sorted(POLICIES)
+        raise JobError(f"there is no policy {name!r}; did you mean {' or '.join(near)}?")
+    return POLICIES[name]()
+
+
+__all__ = [
+    "POLICIES",
+    "PlanJob",
+    "Policy",
+    "Temporal",
+    "WaterWave",
+    "WaterWaveS",
+    "get_policy",
+]

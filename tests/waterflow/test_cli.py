@@ -1,0 +1,333 @@
+"""The command line: its exit codes, its streams, and what it says about wrong input."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+from typer.testing import CliRunner
+from waterflow.partitioner.errors import BudgetError
+
+import waterflow
+from waterflow.cli import app
+from waterflow.report import JobReport, Report, Timeline
+
+JOBS = "import waterflow as wf\ndef jobs():\n    return [wf.Job('a'), wf.Job('b')]\n"
+
+REAL_JOBS = """
+import torch
+import waterflow as wf
+
+MEMORY = "64MiB"
+
+def job(name, seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    data = [(torch.randn(8, 6), torch.randn(8, 1)) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loss = lambda model, batch: torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+    return wf.Job(name, model=model, optimizer=optimizer, loss=loss, data=data, epochs=2, seed=seed)
+
+def jobs():
+    print("a line of the user's own")
+    return [job("a", 1), job("b", 2)]
+"""
+
+
+class FakeJob:
+    def __init__(self, name):
+        self.name = name
+
+
+class FakeEngine:
+    """Stands in for the engine: every job's losses are 1.0 and 0.5, unless told otherwise."""
+
+    def __init__(self):
+        self.calls = []
+        self.changes = {}
+        self.loss = 0.5
+        self.state = "finished"
+        self.error = None
+
+    def run(self, jobs, *, memory, device="cpu", policy="waterwave", progress=True):
+        self.calls.append({"memory": memory, "device": device, "policy": policy})
+        if self.error:
+            raise self.error
+        print("the engine prints")
+        reports = {job.name: self.one(job) for job in jobs}
+        reports["b"].state = self.state
+        reports["b"].losses[-1] = self.loss
+        timeline = Timeline([0.0, 1.0], [0, 1], [2**20, 2**21], list(reports))
+        values = {"jobs": reports, "peak_bytes": 3 * 2**20, "budget_bytes": memory, "lanes": 2}
+        values |= {"policy": policy, "seconds": 0.25, "timeline": timeline}
+        return Report(**(values | self.changes))
+
+    def one(self, job):
+        return JobReport(name=job.name, state="finished", losses=[1.0, 0.5], steps=2)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    fake = FakeEngine()
+    monkeypatch.setattr(waterflow, "Job", FakeJob, raising=False)
+    monkeypatch.setattr(waterflow, "run", fake.run, raising=False)
+    eager = types.ModuleType("waterflow.eager")
+    eager.run_eager = fake.one
+    monkeypatch.setitem(sys.modules, "waterflow.eager", eager)
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(JOBS)
+    return path
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(result):
+    """Assert one clear line on stderr and nothing on stdout; return the line."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("waterflow: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_run_trains_prints_and_saves(engine, file, tmp_path):
+    result = call("run", file, "--memory", "8MiB", "--policy", "temporal")
+    assert result.exit_code == 0, result.output
+    assert engine.calls == [{"memory": 8 * 2**20, "device": "cpu", "policy": "temporal"}]
+    assert "finished" in result.stdout
+    assert "3.0 MiB of 8.0 MiB" in result.stdout
+    assert Report.load(tmp_path / "waterflow-report").policy == "temporal"
+
+
+def test_run_as_json_prints_one_document(engine, file, tmp_path):
+    file.write_text("print('loading')\n" + JOBS)
+    result = call("run", file, "--memory", "8MiB", "--json", "--out", tmp_path / "kept")
+    assert json.loads(result.stdout)["jobs"][0]["name"] == "a"
+    assert "loading" in result.stderr
+    assert "the engine prints" in result.stderr
+    assert (tmp_path / "kept" / "memory.png").exists()
+
+
+def test_the_budget_of_the_file_and_of_the_option(engine, file):
+    file.write_text(JOBS + "MEMORY = '4MiB'\n")
+    assert call("run", file).exit_code == 0
+    assert call("run", file, "--memory", "1GB").exit_code == 0
+    assert [made["memory"] for made in engine.calls] == [4 * 2**20, 10**9]
+
+
+def test_a_failed_job_is_exit_code_1(engine, file):
+    for engine.state in ("failed", "out_of_memory"):
+        assert call("run", file, "--memory", "8MiB").exit_code == 1
+    engine.state = "stopped"
+    assert call("run", file, "--memory", "8MiB").exit_code == 0
+
+
+def test_ctrl_c_writes_the_report(engine, file, tmp_path):
+    engine.changes = {"interrupted": True}
+    result = call("run", file, "--memory", "8MiB", "--json")
+    assert result.exit_code == 130
+    assert json.loads(result.stdout)["interrupted"] is True
+    assert Report.load(tmp_path / "waterflow-report").interrupted
+
+
+def test_ctrl_c_before_training(engine, file):
+    file.write_text("raise KeyboardInterrupt")
+    for command in ("run", "compare"):
+        result = call(command, file, "--memory", "8MiB")
+        assert result.exit_code == 130
+        assert "interrupted" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "no function jobs()"),
+        ("jobs = 3", "no function jobs()"),
+        ("def jobs(): return 5", "must return a list of wf.Job, not int"),
+        ("def jobs(): return 'ab'", "must return a list of wf.Job, not str"),
+        ("def jobs(): return []", "returned no job"),
+        ("def jobs(): return [1]", "jobs()[0] is not a wf.Job but int"),
+        ("def jobs(n): return []", "TypeError"),
+        ("def jobs():\n    x = 1\n    return 1 / 0", "line 3: ZeroDivisionError: division by zero"),
+        ("\nimport no_such_module_here", "line 2: ModuleNotFoundError"),
+        ("def jobs(:", "line 1: SyntaxError"),
+        ("raise SystemExit(0)", "line 1: SystemExit: 0"),
+        ("raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("x = '\0'", "SyntaxError"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_line(engine, file, text, expected):
+    file.write_text(text)
+    for command in ("run", "compare"):
+        line = refused(call(command, file, "--memory", "8MiB"))
+        assert expected in line
+        assert "train.py" in line
+
+
+def test_wrong_options_before_the_file_runs(engine, file, tmp_path):
+    file.write_text("raise AssertionError('must not run')")
+    (tmp_path / "taken").write_text("x")
+    assert "512MiB" in refused(call("run", file, "--memory", "8 bananas"))
+    assert "there is no policy 'fifo'" in refused(call("run", file, "--policy", "fifo"))
+    assert "there is no policy 'fifo'" in refused(call("compare", file, "--policy", "fifo"))
+    assert "taken" in refused(call("run", file, "--memory", "8MiB", "--out", tmp_path / "taken"))
+    assert "missing.py does not exist" in refused(call("run", "missing.py", "--memory", "8MiB"))
+    assert "is a folder" in refused(call("run", tmp_path, "--memory", "8MiB"))
+    assert "512MiB" in refused(call("demo", "--memory", "much"))
+
+
+def test_a_budget_is_required_and_checked(engine, file):
+    assert "no memory budget: give --memory" in refused(call("run", file))
+    file.write_text(JOBS + "MEMORY = True\n")
+    assert "True" in refused(call("run", file))
+    engine.error = BudgetError("job a needs\n9.0 MiB, the budget is 8.0 MiB")
+    file.write_text(JOBS)
+    assert "needs 9.0 MiB" in refused(call("run", file, "--memory", "8MiB"))
+
+
+def test_the_file_may_import_its_neighbours_and_any_name(engine, tmp_path):
+    (tmp_path / "neighbour_of_the_jobs.py").write_text("NAMES = ['a', 'b']")
+    path = tmp_path / "report.py"
+    path.write_text(
+        "import waterflow as wf\nfrom neighbour_of_the_jobs import NAMES\nMEMORY = 2**23\n"
+        "def jobs(): return [wf.Job(name) for name in NAMES]"
+    )
+    assert call("run", path).exit_code == 0
+
+
+def test_a_defect_of_the_engine_keeps_its_traceback(engine, file):
+    engine.error = RuntimeError("a defect")
+    result = call("run", file, "--memory", "8MiB")
+    assert result.exit_code == 1
+    assert result.exception is engine.error
+
+
+def test_compare_runs_every_policy_on_fresh_jobs(engine, file):
+    file.write_text(JOBS.replace("def jobs():", "def jobs():\n    print('made')"))
+    result = call("compare", file, "--memory", "8MiB", "--json")
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["memory_bytes"] == 8 * 2**20
+    names = [row["name"] for row in document["rows"]]
+    assert names[0].startswith("eager")
+    assert {"temporal", "waterwave", "waterwave-s"} <= set(names)
+    assert all(row["equal"] for row in document["rows"])
+    assert result.stderr.count("made") == len(names)
+
+
+def test_compare_shows_a_difference_and_a_failure(engine, file):
+    engine.loss = 0.5 + 2**-53
+    result = call("compare", file, "--memory", "8MiB", "--policy", "temporal")
+    assert result.exit_code == 1
+    assert "DIFFER" in result.stdout
+    engine.loss, engine.state = 0.5, "failed"
+    result = call("compare", file, "--memory", "8MiB", "--policy", "temporal")
+    assert result.exit_code == 1
+    assert "failed: b" in result.stdout
+
+
+def test_compare_interrupted_shows_what_is_complete(engine, file):
+    engine.error = KeyboardInterrupt()
+    result = call("compare", file, "--memory", "8MiB", "--json")
+    assert result.exit_code == 130
+    assert len(json.loads(result.stdout)["rows"]) == 1
+
+
+def test_report_prints_and_draws_again(engine, file, tmp_path):
+    call("run", file, "--memory", "8MiB", "--out", tmp_path / "kept")
+    assert "waterwave on cpu" in call("report", tmp_path / "kept").stdout
+    document = json.loads(call("report", tmp_path / "kept", "--json").stdout)
+    assert document["budget_bytes"] == 8 * 2**20
+    for name in ("again.png", "again.SVG", "again.pdf"):
+        assert call("report", tmp_path / "kept", "--out", tmp_path / name).exit_code == 0
+        assert (tmp_path / name).stat().st_size > 1000
+    assert ".png, .svg, .pdf" in refused(call("report", tmp_path / "kept", "--out", "a.bmp"))
+    assert "no" in refused(call("report", tmp_path / "kept", "--out", tmp_path / "no" / "a.png"))
+    assert "report.json" in refused(call("report", tmp_path))
+
+
+def test_demo_is_called_with_the_options(monkeypatch, tmp_path):
+    seen = []
+
+    def fake(json, memory, out):
+        seen.append((json, memory, out))
+        return 1
+
+    module = types.ModuleType("waterflow.demo")
+    module.main = fake
+    monkeypatch.setitem(sys.modules, "waterflow.demo", module)
+    assert call("demo", "--json", "--memory", "64MiB", "--out", tmp_path).exit_code == 1
+    assert seen == [(True, "64MiB", tmp_path)]
+
+
+def test_demo_without_scikit_learn_says_what_to_install(monkeypatch):
+    def fake(**_):
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    module = types.ModuleType("waterflow.demo")
+    module.main = fake
+    monkeypatch.setitem(sys.modules, "waterflow.demo", module)
+    assert "waterflow[demo]" in refused(call("demo"))
+
+
+def test_usage():
+    result = call("--help")
+    assert result.exit_code == 0
+    for command in ("demo", "run", "compare", "report", "doctor"):
+        assert re.search(rf"^\s*{command} ", result.stdout, re.MULTILINE)
+    assert call("--version").stdout.strip()
+    assert call("run").exit_code == 2
+    assert call("nothing").exit_code == 2
+
+
+def test_as_a_command_in_a_shell(tmp_path):
+    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "waterflow.cli", "report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("waterflow: no report at ")
+
+
+@pytest.mark.cpu
+def test_run_with_the_real_engine(file, tmp_path):
+    pytest.importorskip("waterflow.engine")
+    file.write_text(REAL_JOBS)
+    result = call("run", file, "--json", "--out", tmp_path / "kept")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert [job["steps"] for job in document["jobs"]] == [6, 6]
+    assert 0 < document["peak_bytes"] <= document["budget_bytes"] == 64 * 2**20
+    assert Report.load(tmp_path / "kept").timeline.peak_bytes() <= document["peak_bytes"]
+
+
+@pytest.mark.cpu
+def test_compare_with_the_real_engine(file):
+    pytest.importorskip("waterflow.engine")
+    file.write_text(REAL_JOBS)
+    result = call("compare", file, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert all(row["equal"] for row in json.loads(result.stdout)["rows"])
+
+
+@pytest.mark.cpu
+def test_a_budget_too_small_for_the_real_engine(file):
+    pytest.importorskip("waterflow.engine")
+    file.write_text(REAL_JOBS)
+    assert "waterflow: " in refused(call("run", file, "--memory", "1KiB"))

@@ -1,0 +1,85 @@
+"""Comparisons: what a row says, and that bits decide whether losses are equal."""
+
+import json
+import math
+import sys
+import types
+
+import pytest
+from waterflow.partitioner.errors import JobError
+
+import waterflow
+from waterflow.compare import EAGER, compare
+from waterflow.report import JobReport, Report
+
+
+class Engine:
+    """Eager takes what it takes; a policy's report says one second for two jobs of ten steps."""
+
+    def __init__(self, losses, eager_losses, eager_peak=0):
+        self.losses, self.eager_losses, self.eager_peak = losses, eager_losses, eager_peak
+
+    def run(self, jobs, *, memory, device, policy, progress):
+        assert progress is False
+        reports = {job: JobReport(name=job, steps=10, losses=list(self.losses)) for job in jobs}
+        return Report(jobs=reports, seconds=1.0, peak_bytes=memory // 2, budget_bytes=memory)
+
+    def run_eager(self, job):
+        losses = list(self.eager_losses)
+        return JobReport(name=job, steps=10, losses=losses, peak_bytes=self.eager_peak)
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    def rows(*, losses, eager_losses, eager_peak=0, policies=("temporal",)):
+        engine = Engine(losses, eager_losses, eager_peak)
+        module = types.ModuleType("waterflow.eager")
+        module.run_eager = engine.run_eager
+        monkeypatch.setitem(sys.modules, "waterflow.eager", module)
+        monkeypatch.setattr(waterflow, "run", engine.run, raising=False)
+        return compare(lambda: ["a", "b"], "1MiB", policies)
+
+    return rows
+
+
+def test_rows(rows):
+    result = rows(losses=[1.0], eager_losses=[1.0], policies=("temporal", "waterwave"))
+    assert [row.name for row in result.rows] == [EAGER, "temporal", "waterwave"]
+    eager, temporal, _ = result.rows
+    assert eager.speed == 1.0
+    assert eager.peak_bytes is None
+    assert temporal.steps_per_second == 20.0
+    assert temporal.peak_bytes == 2**19
+    assert temporal.speed == pytest.approx(20.0 / eager.steps_per_second)
+    assert result.ok
+    document = json.loads(result.to_json())
+    assert document["memory_bytes"] == 2**20
+    assert document["rows"][1]["equal"] is True
+
+
+def test_the_largest_eager_job_counts_once_all_are_measured(rows):
+    result = rows(losses=[], eager_losses=[], eager_peak=7)
+    assert result.rows[0].peak_bytes == 7
+
+
+@pytest.mark.parametrize(
+    ("losses", "eager_losses", "equal"),
+    [
+        ([1.0, 0.5], [1.0, 0.5], True),
+        ([math.nan], [math.nan], True),
+        ([math.inf], [math.inf], True),
+        ([0.0], [-0.0], False),
+        ([1.0], [math.nextafter(1.0, 2.0)], False),
+        ([1.0], [1.0, 1.0], False),
+        ([], [], True),
+    ],
+)
+def test_equal_means_every_bit(rows, losses, eager_losses, equal):
+    result = rows(losses=losses, eager_losses=eager_losses)
+    assert result.rows[1].equal is equal
+    assert result.ok is equal
+
+
+def test_a_wrong_budget_before_anything_runs():
+    with pytest.raises(JobError, match="lots"):
+        compare(lambda: pytest.fail("made jobs"), "lots")

@@ -1,0 +1,1 @@
+"""Co-train several PyTorch jobs in one process under one memory budget."""

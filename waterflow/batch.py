@@ -1,0 +1,117 @@
+"""Batches as users make them: nested containers taken apart into tensors and put together again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+
+#: Leaves that are part of a step graph's identity: another value is another graph.
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
+
+Rebuild = Callable[[Sequence[torch.Tensor]], Any]
+
+
+class UnknownLeafError(TypeError):
+    """A batch holds an object that may hide tensors; ``args[0]`` is its type's name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatBatch:
+    """A batch taken apart.
+
+    Attributes:
+        tensors: its tensors, in a fixed order.
+        signature: equal for two batches exactly if one step graph serves both.
+        rebuild: makes the same batch around other tensors.
+    """
+
+    tensors: list[torch.Tensor]
+    signature: Hashable
+    rebuild: Rebuild
+
+
+def flatten(batch: Any) -> FlatBatch:
+    """Takes a batch apart.
+
+    Raises:
+        UnknownLeafError: the batch holds something other than tensors, plain values, sequences,
+            mappings and data classes.
+    """
+    tensors: list[torch.Tensor] = []
+    signature, rebuild = _flatten(batch, tensors)
+    return FlatBatch(tensors, signature, rebuild)
+
+
+def _flatten(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
+    if isinstance(value, torch.Tensor):
+        return _flatten_tensor(value, tensors)
+    if isinstance(value, _PLAIN):
+        return (type(value), value), lambda _: value
+    if isinstance(value, Mapping):
+        return _flatten_mapping(value, tensors)
+    if isinstance(value, (list, tuple)):
+        return _flatten_sequence(value, tensors)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _flatten_dataclass(value, tensors)
+    raise UnknownLeafError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+        raise UnknownLeafError(f"{type(value).__qualname__} with layout {value.layout}")
+    index = len(tensors)
+    tensors.append(value)
+    signature = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
+    return signature, lambda replaced: replaced[index]
+
+
+def _flatten_mapping(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
+    parts = {key: _flatten(item, tensors) for key, item in value.items()}
+    signature = (type(value), tuple((key, part[0]) for key, part in parts.items()))
+
+    def rebuild(replaced: Sequence[torch.Tensor]) -> Any:
+        items = {key: part[1](replaced) for key, part in parts.items()}
+        if type(value) is dict:
+            return items
+        # A mapping with a type of its own (a tokenizer's encoding) keeps it. One level deeper
+        # than a shallow copy, for UserDict keeps its items in an attribute.
+        twin = copy.copy(value)
+        if "data" in getattr(twin, "__dict__", {}):
+            twin.data = dict(twin.data)
+        for key, item in items.items():
+            twin[key] = item
+        return twin
+
+    return signature, rebuild
+
+
+def _flatten_sequence(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
+    parts = [_flatten(item, tensors) for item in value]
+    signature = (type(value), tuple(part[0] for part in parts))
+
+    def rebuild(replaced: Sequence[torch.Tensor]) -> Any:
+        items = [part[1](replaced) for part in parts]
+        if hasattr(value, "_fields"):  # a named tuple
+            return type(value)(*items)
+        return type(value)(items)
+
+    return signature, rebuild
+
+
+def _flatten_dataclass(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
+    names = [field.name for field in dataclasses.fields(value)]
+    parts = {name: _flatten(getattr(value, name), tensors) for name in names}
+    signature = (type(value), tuple((name, part[0]) for name, part in parts.items()))
+
+    def rebuild(replaced: Sequence[torch.Tensor]) -> Any:
+        twin = copy.copy(value)
+        for name, part in parts.items():
+            object.__setattr__(twin, name, part[1](replaced))
+        return twin
+
+    return signature, rebuild

@@ -1,0 +1,249 @@
+"""The `waterflow` command.
+
+Exit codes: 0 all went well, 1 a job failed or a check did not pass, 2 the input was wrong (one line
+on stderr says what), 130 interrupted by Ctrl-C. With --json, stdout holds one JSON document and
+nothing else: what the user's own code prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from waterflow.partitioner.errors import JobError, PlanError, ReportError, WaterflowError
+from waterflow.partitioner.policies import POLICIES, get_policy
+
+from waterflow.atomic import write_atomically
+from waterflow.report import Report
+from waterflow.units import parse_bytes
+
+if TYPE_CHECKING:
+    from waterflow.jobfile import JobFile
+
+FAILED = 1
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain errors: a box of lines is unreadable in a log
+    pretty_exceptions_enable=False,
+    help="Train several PyTorch jobs in one process under one memory budget.",
+)
+
+JobsFile = Annotated[Path, typer.Argument(metavar="FILE.py", help="has a function jobs()")]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout, only that")]
+Memory = Annotated[
+    str | None,
+    typer.Option(help='budget for all jobs, like "512MiB"; default: MEMORY in the file'),
+]
+Device = Annotated[str, typer.Option(help='where to train; this version knows "cpu"')]
+PolicyName = Annotated[str, typer.Option(help="temporal, waterwave or waterwave-s")]
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    if version:
+        typer.echo(_version())
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    as_json: AsJson = False,
+    memory: Annotated[str | None, typer.Option(help='budget, like "512MiB"')] = None,
+    out: Annotated[Path | None, typer.Option(help="directory to write the report to")] = None,
+) -> None:
+    """Train some small jobs side by side and check every number against eager training."""
+    with _one_line_errors():
+        if memory is not None:
+            parse_bytes(memory)
+        try:
+            from waterflow.demo import main as run_demo
+
+            code = run_demo(json=as_json, memory=memory, out=out)
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("sklearn"):
+                raise
+            remedy = "pip install 'waterflow[demo]'"
+            raise JobError(f"the demo needs scikit-learn: {remedy}") from None
+    raise typer.Exit(code)
+
+
+@app.command()
+def run(
+    file: JobsFile,
+    memory: Memory = None,
+    device: Device = "cpu",
+    policy: PolicyName = "waterwave",
+    out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
+    as_json: AsJson = False,
+) -> None:
+    """Train the jobs of FILE.py together and write a report."""
+    with _one_line_errors(), _clean_stdout(as_json):
+        get_policy(policy)
+        _check_out(out)
+        job_file, budget = _load(file, memory)
+        jobs = job_file.make_jobs()
+        import waterflow as wf
+
+        result = wf.run(jobs, memory=budget, device=device, policy=policy, progress=True)
+        result.save(out)
+    _show(result, as_json)
+    typer.echo(f"report written to {out}", err=True)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if result.ok else FAILED)
+
+
+@app.command()
+def compare(
+    file: JobsFile,
+    memory: Memory = None,
+    device: Device = "cpu",
+    policy: Annotated[
+        list[str] | None, typer.Option(help="only this policy; may be repeated")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the jobs of FILE.py under each policy and eagerly: time, speed, peak, equal losses."""
+    from waterflow.compare import compare as compare_jobs
+
+    with _one_line_errors(), _clean_stdout(as_json):
+        policies = policy or list(POLICIES)
+        for name in policies:
+            get_policy(name)
+        job_file, budget = _load(file, memory)
+        result = compare_jobs(job_file.make_jobs, budget, policies, device)
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        Console().print(result.table())
+    if result.interrupted:
+        typer.echo("interrupted: the comparison is not complete", err=True)
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if result.ok else FAILED)
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="what `waterflow run --out` wrote")],
+    out: Annotated[
+        Path | None, typer.Option(help="draw the picture again: a .png, .svg or .pdf file")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print a saved report, and draw its picture again with --out."""
+    with _one_line_errors():
+        loaded = Report.load(directory)
+        if out is not None:
+            _draw(loaded, out)
+    _show(loaded, as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say what works on this machine and what does not; exit code 1 if training does not."""
+    import json
+
+    from waterflow.doctor import diagnose, render
+
+    with _clean_stdout(as_json):
+        diagnosis = diagnose()
+    if as_json:
+        typer.echo(json.dumps(diagnosis))
+    else:
+        Console().print(render(diagnosis))
+    raise typer.Exit(0 if diagnosis["ok"] else FAILED)
+
+
+def main() -> None:
+    """Run the command line; the entry point of `waterflow` in a shell."""
+    app()
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Turn errors in what the user gave into one line on stderr and exit code 2."""
+    try:
+        yield
+    except PlanError:
+        raise  # a defect of ours: its traceback is what a bug report needs
+    except WaterflowError as error:
+        typer.echo(f"waterflow: {' '.join(str(error).split())}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    except KeyboardInterrupt:
+        typer.echo("waterflow: interrupted before there was anything to report", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def _clean_stdout(as_json: bool) -> Iterator[None]:
+    """Keep stdout for the JSON document: what runs inside prints to stderr instead."""
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        yield
+
+
+def _load(file: Path, memory: str | None) -> tuple[JobFile, int]:
+
+    from waterflow.jobfile import load_job_file
+
+    budget = None if memory is None else parse_bytes(memory)  # before the file runs for minutes
+    job_file = load_job_file(file)
+    if budget is None:
+        if job_file.memory is None:
+            raise JobError(f"no memory budget: give --memory 512MiB, or set MEMORY in {file}")
+        budget = parse_bytes(job_file.memory)
+    return job_file, budget
+
+
+def _check_out(out: Path) -> None:
+    # Now, not after hours of training.
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot write a report to {out}: {error}") from error
+
+
+def _draw(loaded: Report, out: Path) -> None:
+    from waterflow.plots import memory_png
+
+    if out.suffix.lower() not in _PICTURES:
+        raise ReportError(f"{out}: a picture's name ends in {', '.join(_PICTURES)}")
+    picture = memory_png(
+        loaded.timeline, budget_bytes=loaded.budget_bytes, picture_format=out.suffix.lower()[1:]
+    )
+    try:
+        write_atomically(out, picture)
+    except OSError as error:
+        raise ReportError(f"cannot write {out}: {error}") from error
+    typer.echo(f"picture written to {out}", err=True)
+
+
+def _show(shown: Report, as_json: bool) -> None:
+    if as_json:
+        typer.echo(shown.to_json())
+    else:
+        Console().print(shown.table())
+
+
+def _version() -> str:
+    try:
+        return metadata.version("waterflow")
+    except metadata.PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Hyperparameters that stay live in a captured step.
+
+An optimizer computes with Python numbers (``alpha=-lr``, ``1 - beta1 ** step``) and hands the
+results to operators, where a trace sees only their values. To keep such a constant up to date, the
+optimizer is traced with *marked* numbers: floats of an odd, random value that remember how they were
+computed. A constant in the trace whose value is that of a remembered expression in two traces with
+different marks is that expression; everything else must be equal in both. Comparisons are remembered
+as guards: the trace holds while they come out the same.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: An expression: ``("hyper", key)``, ``("item", name)``, ``("number", x)`` or ``(operator, a, b)``.
+Expression = tuple[Any, ...]
+
+ARITHMETIC: Mapping[str, Callable[..., float]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "^": operator.pow,
+    "n": operator.neg,
+}
+
+COMPARISON: Mapping[str, Callable[[float, float], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A comparison that the traced code made, and how it came out."""
+
+    comparison: str
+    left: Expression
+    right: Expression
+    outcome: bool
+
+
+@dataclass
+class Marks:
+    """All marked numbers of one trace: what each value means, and the comparisons made."""
+
+    meanings: dict[bytes, list[Expression]] = field(default_factory=dict)
+    guards: list[Guard] = field(default_factory=list)
+
+    def number(self, value: float, expression: Expression) -> MarkedFloat:
+        """A float of that value that remembers the expression."""
+        self.meanings.setdefault(bits(value), []).append(expression)
+        return MarkedFloat(value, expression, self)
+
+
+class MarkedFloat(float):
+    """A float that remembers how it was computed."""
+
+    expression: Expression
+    marks: Marks
+
+    def __new__(cls, value: float, expression: Expression, marks: Marks) -> MarkedFloat:
+        """A number of `value`; see `Marks.number`."""
+        self = super().__new__(cls, value)
+        self.expression = expression
+        self.marks = marks
+        return self
+
+    def __bool__(self) -> bool:
+        return _compare("!=", self, 0.0)
+
+    __hash__ = float.__hash__
+
+
+def bits(value: float) -> bytes:
+    """The exact identity of a float (distinguishes -0.0 from 0.0, equals NaN to itself)."""
+    return struct.pack("<d", value)
+
+
+def expression_of(value: float) -> Expression:
+    """The expression of a marked number; a plain one stands for itself."""
+    if isinstance(value, MarkedFloat):
+        return value.expression
+    return ("number", float(value))
+
+
+def leaves(expression: Expression) -> list[Expression]:
+    """The ``hyper`` and ``item`` leaves of an expression."""
+    if expression[0] in ("hyper", "item"):
+        return [expression]
+    if expression[0] == "number":
+        return []
+    return [leaf for part in expression[1:] for leaf in leaves(part)]
+
+
+def evaluate(expression: Expression, values: Mapping[Any, float]) -> float:
+    """The value of an expression without ``item`` leaves, hyperparameters taken from `values`."""
+    head = expression[0]
+    if head == "hyper":
+        return values[expression[1]]
+    if head == "number":
+        return expression[1]
+    return ARITHMETIC[head](*(evaluate(part, values) for part in expression[1:]))
+
+
+def holds(guard: Guard, values: Mapping[Any, float]) -> bool:
+    """Whether the comparison comes out as it did in the trace."""
+    left, right = evaluate(guard.left, values), evaluate(guard.right, values)
+    return COMPARISON[guard.comparison](left, right) == guard.outcome
+
+
+def mark(value: float, rng: random.Random) -> float:
+    """A value near `value`, on the same side of 0 and 1, whose bits nobody else has."""
+    return value * (1.0 - rng.uniform(0.004, 0.015))
+
+
+def markable(value: Any) -> bool:
+    """Whether a hyperparameter's value can be marked: a finite, non-zero float."""
+    return type(value) is float and math.isfinite(value) and value != 0.0
+
+
+def _compute(symbol: str, *operands: float) -> Any:
+    if not all(isinstance(operand, (int, float)) for operand in operands):
+        return NotImplemented
+    value = ARITHMETIC[symbol](*(float(operand) for operand in operands))
+    if isinstance(value, complex):
+        return value
+    marks = next(operand.marks for operand in operands if isinstance(operand, MarkedFloat))
+    return marks.number(value, (symbol, *map(expression_of, operands)))
+
+
+def _compare(symbol: str, left: MarkedFloat, right: Any) -> Any:
+    if not isinstance(right, (int, float)):
+        return NotImplemented
+    outcome = COMPARISON[symbol](float(left), float(right))
+    left.marks.guards.append(Guard(symbol, left.expression, expression_of(right), outcome))
+    return outcome
+
+
+def _install_arithmetic() -> None:
+    names = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "^": "pow"}
+    for symbol, name in names.items():
+
+        def forward(self: MarkedFloat, other: Any, *_: Any, symbol: str = symbol) -> Any:
+            return _compute(symbol, self, other)
+
+        def reflected(self: MarkedFloat, other: Any, *_: Any, symbol: str = symbol) -> Any:
+            return _compute(symbol, other, self)
+
+        setattr(MarkedFloat, f"__{name}__", forward)
+        setattr(MarkedFloat, f"__r{name}__", reflected)
+    comparisons = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+    for symbol, name in comparisons.items():
+
+        def compare(self: MarkedFloat, other: Any, symbol: str = symbol) -> Any:
+            return _compare(symbol, self, other)
+
+        setattr(MarkedFloat, f"__{name}__", compare)
+    setattr(MarkedFloat, "__neg__", lambda self: _compute("n", self))  # noqa: B010
+
+
+_install_arithmetic()
+
+
+def common_meaning(first: Sequence[Expression], second: Sequence[Expression]) -> Expression | None:
+    """The first expression that both traces remember for a constant, or None."""
+    return next((expression for expression in first if expression in second), None)

@@ -1,0 +1,182 @@
+"""What the user describes: a job, its callback's argument, and the word that stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+from torch import nn
+from waterflow.partitioner.errors import JobError
+
+
+class _Stop:
+    def __repr__(self) -> str:
+        return "waterflow.STOP"
+
+
+#: Returned by a job's ``on_step`` callback to end that job after the present step.
+STOP: Final = _Stop()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a job's ``on_step`` callback learns of the step that has just ended.
+
+    Attributes:
+        job: the job's name.
+        step: steps done so far, this one included (1, 2, ...).
+        epoch: the epoch that the step belongs to (0, 1, ...).
+        loss: the step's loss.
+        learning_rates: one per parameter group, as they were during the step.
+    """
+
+    job: str
+    step: int
+    epoch: int
+    loss: float
+    learning_rates: tuple[float, ...]
+
+
+class Scheduler(Protocol):
+    """A learning-rate scheduler of ``torch.optim.lr_scheduler``, or anything with its ``step``."""
+
+    def step(self) -> Any:
+        """Sets the learning rates for the next step."""
+
+
+LossFunction = Callable[[nn.Module, Any], torch.Tensor]
+StepCallback = Callable[[StepResult], Any]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A model, optimizer, loss and data that train together.
+
+    The job's numbers are those of this loop, run alone::
+
+        torch.manual_seed(seed)
+        for _ in range(epochs):
+            for batch in data:
+                optimizer.zero_grad()
+                loss(model, batch).backward()
+                optimizer.step()
+                scheduler.step()
+
+    Args:
+        name: unique within a run.
+        model: any module on the CPU; trained in place.
+        optimizer: any ``torch.optim`` optimizer over its parameters.
+        loss: ``(model, batch) -> scalar tensor``.
+        data: iterable of batches: tensors, tuples, lists, dicts, data classes, nested. It is
+            iterated once per epoch.
+        epochs: passes over ``data``; one if neither ``epochs`` nor ``steps`` is given.
+        steps: training steps; epochs follow each other until they are done. With ``epochs`` too,
+            whichever ends first.
+        scheduler: stepped after every step, or after every epoch.
+        scheduler_every: ``"step"`` or ``"epoch"``.
+        seed: the job's own random stream. None: drawn from torch's default generator when the job
+            is submitted.
+        on_step: called after every step; returns None or ``STOP``.
+        capture: False runs the whole step as eager Python, alone on its lane: for models whose
+            control flow depends on data. Same numbers, no memory flow.
+        clip_grad_norm: where given, ``torch.nn.utils.clip_grad_norm_`` with this norm between
+            ``backward`` and ``optimizer.step``.
+        stop_on_nan: end the job as failed when its loss is NaN or infinite.
+
+    Raises:
+        JobError: an argument is of the wrong kind; the message names the job and the value.
+    """
+
+    name: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: LossFunction
+    data: Iterable[Any]
+    epochs: int | None = None
+    steps: int | None = None
+    scheduler: Scheduler | None = None
+    scheduler_every: str = "step"
+    seed: int | None = None
+    on_step: StepCallback | None = None
+    capture: bool = True
+    clip_grad_norm: float | None = None
+    stop_on_nan: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_kinds()
+        self._check_counts()
+        self._check_parameters()
+
+    def _require(self, condition: object, problem: str) -> None:
+        if not condition:
+            raise JobError(f"job {self.name!r}: {problem}")
+
+    def _check_kinds(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise JobError(f"a job's name must be a non-empty string, got {self.name!r}")
+        kinds = {"model": nn.Module, "optimizer": torch.optim.Optimizer}
+        for field, kind in kinds.items():
+            value = getattr(self, field)
+            wanted = f"{kind.__module__}.{kind.__name__}"
+            self._require(isinstance(value, kind), f"{field} must be a {wanted}, got {value!r}")
+        self._require(callable(self.loss), f"loss must be callable, got {self.loss!r}")
+        self._require(
+            hasattr(self.data, "__iter__") or hasattr(self.data, "__getitem__"),
+            f"data must be iterable, got {type(self.data).__name__}",
+        )
+        self._require(
+            self.on_step is None or callable(self.on_step),
+            f"on_step must be callable or None, got {self.on_step!r}",
+        )
+        self._require(
+            self.scheduler is None or hasattr(self.scheduler, "step"),
+            f"scheduler must have a step method, got {self.scheduler!r}",
+        )
+
+    def _check_counts(self) -> None:
+        for field in ("epochs", "steps"):
+            value = getattr(self, field)
+            good = value is None or (type(value) is int and value >= 1)
+            self._require(good, f"{field} must be a positive whole number, got {value!r}")
+        self._require(
+            self.scheduler_every in ("step", "epoch"),
+            f"scheduler_every must be 'step' or 'epoch', got {self.scheduler_every!r}",
+        )
+        good_seed = self.seed is None or (type(self.seed) is int and -(2**63) <= self.seed < 2**64)
+        self._require(good_seed, f"seed must be a whole number or None, got {self.seed!r}")
+        self._require(
+            self.clip_grad_norm is None or self.clip_grad_norm > 0,
+            f"clip_grad_norm must be above 0 or None, got {self.clip_grad_norm!r}",
+        )
+        if self.epochs is None and self.steps is None:
+            self.epochs = 1
+
+    def _check_parameters(self) -> None:
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        for name, tensor in tensors:
+            self._require(
+                tensor.device.type == "cpu",
+                f"{name} is on {tensor.device}, the job runs on cpu: call model.to('cpu') and make "
+                "the optimizer from the moved model's parameters",
+            )
+        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        own = {id(parameter) for parameter in self.model.parameters()}
+        self._require(trained, "its optimizer has no parameters")
+        self._require(
+            trained & own or not own,
+            "its optimizer holds none of its model's parameters: make the optimizer from this "
+            "model's parameters()",
+        )
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps that the job will make if nothing stops it; None where the data has no length."""
+        if self.epochs is None:
+            return self.steps
+        try:
+            counted = self.epochs * len(self.data)  # type: ignore[arg-type]
+        except TypeError:
+            return self.steps
+        return counted if self.steps is None else min(counted, self.steps)
