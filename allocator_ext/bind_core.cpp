@@ -2,11 +2,14 @@
 // Pointers are Python integers, the event log a numpy array with one record an event.
 #include "bind_core.h"
 
+#include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -45,18 +48,21 @@ std::optional<std::uintptr_t> as_address(const void* pointer) {
 }
 
 void bind_values(py::module_& m) {
-  py::enum_<Keying>(m, "Keying")
+  py::native_enum<Keying>(m, "Keying", "enum.Enum")
       .value("USERS", Keying::kUsers)
-      .value("ALLOCATING_LANE", Keying::kAllocatingLane);
-  py::enum_<ChunkState>(m, "ChunkState")
+      .value("ALLOCATING_LANE", Keying::kAllocatingLane)
+      .finalize();
+  py::native_enum<ChunkState>(m, "ChunkState", "enum.Enum")
       .value("LIVE", ChunkState::kLive)
       .value("UNSYNCED", ChunkState::kUnsynced)
-      .value("SYNCED", ChunkState::kSynced);
-  py::enum_<EventKind>(m, "EventKind", py::arithmetic())
+      .value("SYNCED", ChunkState::kSynced)
+      .finalize();
+  py::native_enum<EventKind>(m, "EventKind", "enum.IntEnum")
       .value("ALLOC", EventKind::kAlloc)
       .value("USE", EventKind::kUse)
       .value("FREE", EventKind::kFree)
-      .value("SYNC", EventKind::kSync);
+      .value("SYNC", EventKind::kSync)
+      .finalize();
   py::class_<Chunk>(m, "Chunk")
       .def_readonly("offset", &Chunk::offset)
       .def_readonly("bytes", &Chunk::bytes)
@@ -136,9 +142,10 @@ py::tuple timeline_arrays(const Arena& arena) {
                         as_array(timeline.held()));
 }
 
-void bind_arena(py::module_& m) {
-  py::class_<Arena, std::shared_ptr<Arena>>(m, "Arena")
-      .def_static("host", &Arena::host, "capacity"_a, "lanes"_a = 2)
+using ArenaClass = py::class_<Arena, std::shared_ptr<Arena>>;
+
+void bind_arena_memory(ArenaClass& arena) {
+  arena.def_static("host", &Arena::host, "capacity"_a, "lanes"_a = 2)
       .def_static("virtual", &Arena::virtual_only, "capacity"_a, "lanes"_a = 2)
       .def(
           "allocate",
@@ -184,8 +191,11 @@ void bind_arena(py::module_& m) {
       .def(
           "find",
           [](const Arena& self, std::uintptr_t pointer) { return self.find(as_pointer(pointer)); },
-          "pointer"_a)
-      .def("has_memory", &Arena::has_memory)
+          "pointer"_a);
+}
+
+void bind_arena_state(ArenaClass& arena) {
+  arena.def("has_memory", &Arena::has_memory)
       .def("resize", &Arena::resize, "capacity"_a)
       .def(
           "set_limit",
@@ -298,7 +308,9 @@ void bind_core(py::module_& m) {
   m.attr("NO_LANE") = kNoLane;
   bind_values(m);
   bind_allocator(m);
-  bind_arena(m);
+  ArenaClass arena(m, "Arena");
+  bind_arena_memory(arena);
+  bind_arena_state(arena);
   bind_rehearsal(m);
   bind_judges(m);
 }

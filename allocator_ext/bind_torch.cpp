@@ -296,6 +296,20 @@ void bind_rounds(py::module_& m) {
       .def("shutdown", &LanePool::shutdown, py::call_guard<py::gil_scoped_release>());
 }
 
+// A fingerprint of the live chunks (equal while nothing has moved) and the end of the highest one.
+std::pair<std::uint64_t, std::size_t> layout(const Arena& arena) {
+  std::uint64_t hash = 1469598103934665603ULL;
+  std::size_t end = 0;
+  auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
+  for (const Chunk& chunk : arena.snapshot().chunks()) {
+    if (chunk.state != ChunkState::kLive) continue;
+    mix(chunk.offset);
+    mix(chunk.bytes);
+    end = chunk.offset + chunk.bytes;
+  }
+  return {hash >> 1, end};
+}
+
 void bind_storage(py::module_& m) {
   py::class_<FormerMemory, std::shared_ptr<FormerMemory>>(m, "FormerMemory");
   m.def("move_into_arena",
@@ -333,6 +347,7 @@ void bind_torch(py::module_& m) {
       .def(py::init([](at::Generator generator) { return GeneratorManager(std::move(generator)); }))
       .def("__enter__", &GeneratorManager::enter)
       .def("__exit__", &GeneratorManager::exit);
+  m.def("layout", &layout);
   bind_storage(m);
   bind_tape(m);
   bind_rounds(m);

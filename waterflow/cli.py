@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from waterflow.partitioner.errors import JobError, PlanError, ReportError, WaterflowError
-from waterflow.partitioner.policies import POLICIES, get_policy
 
 from waterflow.atomic import write_atomically
+from waterflow.partitioner.errors import JobError, PlanError, ReportError, WaterflowError
+from waterflow.partitioner.policies import POLICIES, get_policy
 from waterflow.report import Report
 from waterflow.units import parse_bytes
 
@@ -217,15 +217,10 @@ def _check_out(out: Path) -> None:
 
 
 def _draw(loaded: Report, out: Path) -> None:
-    from waterflow.plots import memory_png
-
     if out.suffix.lower() not in _PICTURES:
         raise ReportError(f"{out}: a picture's name ends in {', '.join(_PICTURES)}")
-    picture = memory_png(
-        loaded.timeline, budget_bytes=loaded.budget_bytes, picture_format=out.suffix.lower()[1:]
-    )
     try:
-        write_atomically(out, picture)
+        write_atomically(out, loaded.picture(out.suffix.lower()[1:]))
     except OSError as error:
         raise ReportError(f"cannot write {out}: {error}") from error
     typer.echo(f"picture written to {out}", err=True)

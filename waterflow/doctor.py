@@ -110,6 +110,12 @@ def _extension() -> Iterator[Finding]:
         )
         return
     yield Finding(what="extension", ok=True, detail=str(extension.__file__), required=True)
+    arena = extension.Arena.host(1 << 20)
+    address = arena.allocate(4096, lane=0, job=0)
+    held = arena.held(0)
+    arena.free(address, lane=0)
+    detail = f"{format_bytes(held)} of {format_bytes(1 << 20)} allocated and freed"
+    yield Finding(what="host arena", ok=held >= 4096, detail=detail, required=True)
 
 
 def _engine() -> Iterator[Finding]:

@@ -25,17 +25,24 @@ _COLUMNS = 1500  # more points than the picture has pixels cost time and show no
 _FORMATS = ("png", "svg", "pdf")
 
 
-def memory_png(timeline: Timeline, *, budget_bytes: int = 0, picture_format: str = "png") -> bytes:
+def memory_png(
+    timeline: Timeline,
+    *,
+    budget_bytes: int = 0,
+    peak_bytes: int = 0,
+    picture_format: str = "png",
+) -> bytes:
     """Return the picture of `timeline` as the bytes of a file, by default a PNG, 1200 x 600.
 
-    `budget_bytes` draws the budget, 0 leaves it out. `picture_format` is "png", "svg" or "pdf";
-    raises ValueError for another.
+    `budget_bytes` draws the budget, 0 leaves it out; `peak_bytes` is the exact peak for the title,
+    which may lie between two samples, 0 takes the samples' own. `picture_format` is "png", "svg" or
+    "pdf"; raises ValueError for another.
     """
     if picture_format not in _FORMATS:
         raise ValueError(f"the picture is one of {', '.join(_FORMATS)}, not {picture_format!r}")
     figure = Figure(figsize=(12, 6), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    draw(figure.add_subplot(), timeline, budget_bytes)
+    draw(figure.add_subplot(), timeline, budget_bytes, peak_bytes)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # A job named in letters that the font lacks is no reason to disturb a training script.
@@ -62,7 +69,7 @@ def thin(timeline: Timeline, columns: int = _COLUMNS) -> tuple[FloatArray, Bytes
     return seconds[keep], bands[:, keep]
 
 
-def draw(axes: Any, timeline: Timeline, budget_bytes: int) -> None:
+def draw(axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int = 0) -> None:
     """Draw the picture of `timeline` into matplotlib's `axes`, to be part of a larger figure."""
     seconds, bands = thin(timeline)
     colours = [colormaps["tab20"](index % 20) for index in range(len(timeline.names))]
@@ -74,15 +81,16 @@ def draw(axes: Any, timeline: Timeline, budget_bytes: int) -> None:
     else:
         axes.text(0.5, 0.5, "no memory samples", ha="center", transform=axes.transAxes)
     labels = [_label(name) for name in timeline.names] if handles else []
-    peak = int(bands.sum(axis=0).max(initial=0))
+    sampled = int(bands.sum(axis=0).max(initial=0))
     if budget_bytes:
         axes.axhline(budget_bytes / _MIB, color="black", linestyle="--", linewidth=1.2)
         handles.append(Line2D([], [], color="black", linestyle="--"))
         labels.append(f"budget {format_bytes(budget_bytes)}")
-    axes.set_ylim(0, max(peak, budget_bytes, 1) * 1.06 / _MIB)
+    axes.set_ylim(0, max(sampled, budget_bytes, 1) * 1.06 / _MIB)
     axes.set_xlabel("seconds since the start")
     axes.set_ylabel("memory in MiB")
-    axes.set_title(f"memory of {len(timeline.names)} jobs, together at most {format_bytes(peak)}")
+    peak = format_bytes(peak_bytes or sampled)
+    axes.set_title(f"memory of {len(timeline.names)} jobs, together at most {peak}")
     _add_legend(axes, handles, labels)
 
 

@@ -20,11 +20,11 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
-from waterflow.partitioner.errors import ReportError
 
 from waterflow.atomic import write_atomically
 from waterflow.fields import Fields, encode_float
 from waterflow.jobreport import JobReport, State
+from waterflow.partitioner.errors import ReportError
 from waterflow.timeline import Span, Spans, Timeline
 from waterflow.units import format_bytes, format_seconds
 
@@ -147,7 +147,6 @@ class Report:
 
         Raises ReportError, which names the path, if that cannot be written.
         """
-        from waterflow.plots import memory_png  # matplotlib takes a second to import
         from waterflow.trace import trace_json
 
         path = Path(directory)
@@ -156,11 +155,21 @@ class Report:
             # The report itself comes first: it is the one file that cannot be made again.
             write_atomically(path / "report.json", self.to_json().encode())
             write_atomically(path / "trace.json", trace_json(self.spans, self.timeline).encode())
-            picture = memory_png(self.timeline, budget_bytes=self.budget_bytes)
-            write_atomically(path / "memory.png", picture)
+            write_atomically(path / "memory.png", self.picture())
         except OSError as error:
             raise ReportError(f"cannot write a report to {path}: {error}") from error
         return path
+
+    def picture(self, picture_format: str = "png") -> bytes:
+        """Return memory over time as the bytes of a "png", "svg" or "pdf" file."""
+        from waterflow.plots import memory_png  # matplotlib takes a second to import
+
+        return memory_png(
+            self.timeline,
+            budget_bytes=self.budget_bytes,
+            peak_bytes=self.peak_bytes,
+            picture_format=picture_format,
+        )
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Report:
@@ -186,7 +195,8 @@ class Report:
         title = f"waterflow: {self.policy or 'run'} on {self.device}, {self.lanes} lanes"
         caption = Text(self._caption(), style="dim")
         table = Table(title=Text(title), caption=caption, caption_justify="left", box=SIMPLE_HEAD)
-        table.add_column("job", overflow="fold")
+        table.pad_edge, table.padding, table.collapse_padding = False, (0, 1), True
+        table.add_column("job", overflow="fold", min_width=12)
         table.add_column("state", no_wrap=True)
         for heading in ("steps", "last loss", "steps/s", "time", "peak", "alone"):
             table.add_column(heading, justify="right", no_wrap=True)

@@ -1,6 +1,8 @@
 // Who held how much when: samples for the report's picture, in constant memory however long the
-// run. When full, every second sample of each job goes and the least interval doubles. Peaks may
-// fall between samples; the allocator counts those exactly.
+// run. Once full, every second sample of each job goes, and each job is sampled at every second
+// event of before. Counting events, not time, spares the events between samples the clock, so the
+// longer the run, the less a sample costs. Peaks may fall between; the allocator counts those. That
+// a job holds nothing any more is always sampled, or a finished job would seem to hold memory.
 #pragma once
 
 #include <chrono>
@@ -16,9 +18,7 @@ class Timeline {
  public:
   explicit Timeline(std::size_t max_samples = 20'000);
 
-  // Samples what the job holds now.
-  void add(JobId job, std::size_t held);
-  void add_at(double seconds, JobId job, std::size_t held);
+  void add(JobId job, std::size_t held);  // what the job holds now
 
   bool enabled() const { return enabled_; }
   void enable(bool on) { enabled_ = on; }
@@ -31,18 +31,14 @@ class Timeline {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Pace {
-    double last = -1e300;   // when the job was last sampled
-    bool keep_next = true;  // for the thinning, job by job: all keep their shape
-  };
 
   void thin();
 
   bool enabled_ = true;
   std::size_t max_samples_;
-  double interval_ = 0;
+  std::uint64_t stride_ = 1;
   Clock::time_point start_ = Clock::now();
-  std::vector<Pace> paces_;
+  std::vector<std::uint64_t> skips_;  // by job: events until its next sample
   std::vector<double> seconds_;
   std::vector<std::int32_t> jobs_;
   std::vector<std::uint64_t> held_;

@@ -16,11 +16,28 @@ from waterflow.doctor import diagnose, render
 from waterflow.report import JobReport, Report
 
 
+class FakeArena:
+    @classmethod
+    def host(cls, capacity):
+        return cls()
+
+    def allocate(self, size, *, lane, job):
+        self.size = size
+        return 1
+
+    def held(self, job):
+        return self.size
+
+    def free(self, address, *, lane):
+        assert address == 1
+
+
 @pytest.fixture
 def works(monkeypatch):
     """A machine where the extension imports and the engine trains."""
     extension = types.ModuleType("waterflow.allocator_ext._C")
     extension.__file__ = "_C.so"
+    extension.Arena = FakeArena
     monkeypatch.setitem(sys.modules, "waterflow.allocator_ext._C", extension)
     monkeypatch.setattr(doctor, "_train_two_jobs", lambda: "trained")
 
@@ -35,7 +52,16 @@ def test_a_machine_that_works(works):
     for found in diagnosis["items"]:
         assert found.keys() == {"what", "ok", "detail", "remedy", "required"}
         assert found["detail"]
-    for what in ("python", "torch", "torch threads", "extension", "CPU engine", "cores", "memory"):
+    for what in (
+        "python",
+        "torch",
+        "torch threads",
+        "extension",
+        "host arena",
+        "CPU engine",
+        "cores",
+        "memory",
+    ):
         assert item(diagnosis, what)
     for what in ("compiler", "torch CUDA", "NVIDIA driver"):
         assert not item(diagnosis, what)["required"]
@@ -57,6 +83,13 @@ def test_an_extension_that_does_not_import(works, monkeypatch):
     assert "cannot be imported: " in found["detail"]
     assert "pip install" in found["remedy"]
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
+
+
+def test_an_arena_that_fails(works, monkeypatch):
+    monkeypatch.setattr(FakeArena, "host", lambda capacity: 1 / 0)
+    diagnosis = diagnose()
+    assert not diagnosis["ok"]
+    assert any("ZeroDivisionError" in found["detail"] for found in diagnosis["items"])
 
 
 def test_an_engine_that_fails(works, monkeypatch):

@@ -96,6 +96,7 @@ def test_bands_hold_each_job_until_its_next_sample():
     assert Timeline().peak_bytes() == 0
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2), st.integers(0, 2**40))))
 def test_bands_agree_with_a_plain_loop(samples):
     columns = list(zip(*samples, strict=True)) or [(), (), ()]
@@ -164,7 +165,7 @@ NAMES = st.text(max_size=8)
 LOSSES = st.lists(st.floats(width=64), max_size=6)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(NAMES, LOSSES, st.text(max_size=20), st.one_of(st.none(), st.integers(0, 2**64 - 1)))
 def test_any_job_survives_the_round_trip(name, losses, error, seed):
     job = JobReport(name=name, losses=losses, error=error, seed=seed, peak_bytes=np.int64(5))

@@ -1,0 +1,156 @@
+"""From schedule to addresses: rehearses a round on a copy of the arena and writes the scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from waterflow.allocator_ext import _C
+from waterflow.executor.tape import CompiledStep
+from waterflow.partitioner.groups import NodeGroup
+from waterflow.partitioner.profile import Profile
+from waterflow.partitioner.schedule import Schedule
+
+
+class StepMemory:
+    """A profile in the form that the rehearsal and the scripts need."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        events = profile.events
+        self._bytes = np.ascontiguousarray(events["bytes"], dtype=np.int64)
+        self._ids = np.ascontiguousarray(events["id"], dtype=np.int32)
+        self._nodes = events["node"]
+        self.requests = self._bytes[self._bytes > 0].tolist()
+        self._extent: int | None = None
+
+    def arrays(self, groups: Sequence[NodeGroup]) -> tuple[Any, Any, Any]:
+        """The step's events cut into groups, as the rehearsal takes them."""
+        stops = np.array([group.stop for group in groups])
+        ends = np.searchsorted(self._nodes, stops, side="left").astype(np.int32)
+        return self._bytes, self._ids, ends
+
+    def script_starts(self) -> list[int]:
+        """Number of requests before each node."""
+        requests_of = self._nodes[self._bytes > 0]
+        nodes = np.arange(self.profile.num_nodes)
+        return np.searchsorted(requests_of, nodes, side="left").tolist()
+
+    @property
+    def extent(self) -> int:
+        """Bytes of arena that the step needs above the persistent tensors, gaps included."""
+        if self._extent is None:
+            whole = [NodeGroup(0, self.profile.num_nodes, 0, 0, 0.0)]
+            state = _C.Allocator(1 << 60, 64, 1)
+            result = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
+            self._extent = int(result.extent)
+        return self._extent
+
+
+@dataclass
+class RoundPlan:
+    """A round ready to run, again and again, while the arena's persistent part stays as it is.
+
+    Attributes:
+        schedule: what runs beside what.
+        round: the extension's round.
+        scripts: one per job.
+        extent: highest address that the plan uses.
+        peak: the most bytes that any interleaving of the lanes can hold at once.
+    """
+
+    schedule: Schedule
+    round: Any
+    scripts: list[Any]
+    extent: int
+    peak: int
+
+    def begin(self) -> None:
+        """Puts the scripts at their start."""
+        _C.begin_scripts(self.scripts, self.extent)
+
+    @property
+    def deviations(self) -> int:
+        """Requests, since the plan was made, that were not as profiled."""
+        return sum(script.deviations for script in self.scripts)
+
+
+def plan_round(
+    arena: Any,
+    schedule: Schedule,
+    steps: Sequence[tuple[int, CompiledStep, StepMemory]],
+) -> RoundPlan | None:
+    """Rehearses the schedule on the arena as it is now; None where it does not fit.
+
+    Args:
+        arena: the arena, no step under way.
+        schedule: one step of each job.
+        steps: for each job of the schedule its number, its compiled step and its memory.
+    """
+    arrays = [
+        memory.arrays(groups) for groups, (_, _, memory) in zip(schedule.groups, steps, strict=True)
+    ]
+    slots = [
+        [(lane, ref.job, ref.group) for lane, ref in enumerate(pair) if ref is not None]
+        for pair in schedule.pairs
+    ]
+    jobs = [job for job, _, _ in steps]
+    result = _C.rehearse(arena.snapshot(), arrays, jobs, slots)
+    if not result.fits:
+        return None
+    scripts = [
+        _C.Script(memory.requests, offsets.tolist())
+        for (_, _, memory), offsets in zip(steps, result.offsets, strict=True)
+    ]
+    round_ = make_round(schedule, steps, scripts)
+    extent = max(int(result.extent), _live_end(arena))
+    return RoundPlan(schedule, round_, scripts, extent, int(result.peak))
+
+
+def make_round(
+    schedule: Schedule,
+    steps: Sequence[tuple[int, CompiledStep, Any]],
+    scripts: Sequence[Any],
+) -> Any:
+    """The extension's form of a schedule."""
+    tasks = []
+    for pair in schedule.pairs:
+        tasks.append([])
+        for lane, ref in enumerate(pair):
+            if ref is not None:
+                group = schedule.groups[ref.job][ref.group]
+                tasks[-1].append((lane, ref.job, ref.group, group.start, group.stop))
+    jobs = [
+        (step.tape, script, job) for (job, step, _), script in zip(steps, scripts, strict=True)
+    ]
+    return _C.Round(jobs, tasks)
+
+
+def solo_round(job: int, step: CompiledStep) -> Any:
+    """One job's whole step on lane 0, its memory found as it goes (no plan)."""
+    return _C.Round([(step.tape, None, job)], [[(0, 0, 0, 0, len(step.tape))]])
+
+
+def _live_end(arena: Any) -> int:
+    return int(_C.layout(arena)[1])
+
+
+def layout_key(arena: Any) -> int:
+    """Equal while the same live chunks lie at the same addresses."""
+    return int(_C.layout(arena)[0])
+
+
+def held_by_others(arena: Any, jobs: Mapping[int, Any]) -> int:
+    """Bytes in the arena on the account of jobs that are not among `jobs`."""
+    return int(arena.statistics().live) - sum(int(arena.held(job)) for job in jobs)
+
+
+def copy_generator(generator: torch.Generator) -> torch.Generator:
+    """A generator that will draw the same numbers, independently."""
+    twin = torch.Generator(device=generator.device)
+    twin.set_state(generator.get_state())
+    return twin

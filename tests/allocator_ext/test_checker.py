@@ -1,0 +1,109 @@
+"""The happens-before checker: what it accepts, what it rejects, and a million random events."""
+
+import numpy as np
+import pytest
+
+from waterflow.allocator_ext import _C
+
+pytestmark = pytest.mark.virtual
+
+ALLOC, USE, FREE, SYNC = (int(_C.EventKind[name]) for name in ("ALLOC", "USE", "FREE", "SYNC"))
+Entry = tuple[int, int, int, int]  # kind, lane, offset, bytes
+
+
+def complaints(*entries: Entry, lanes: int = 2) -> list[tuple[int, str]]:
+    log = np.zeros(len(entries), dtype=_C.EVENT_DTYPE)
+    for at, (kind, lane, offset, size) in enumerate(entries):
+        log[at] = (offset, size, lane, 0, kind)
+    return [(v.index, v.message) for v in _C.check_happens_before(log, lanes)]
+
+
+def expect_one(found: list[tuple[int, str]], index: int, text: str) -> None:
+    assert len(found) == 1
+    assert found[0][0] == index
+    assert text in found[0][1]
+
+
+def test_a_lane_may_reuse_its_own_memory_at_once() -> None:
+    assert complaints((ALLOC, 0, 0, 64), (FREE, 0, 0, 64), (ALLOC, 0, 0, 128)) == []
+
+
+def test_another_lane_must_wait_for_a_sync() -> None:
+    before = [(ALLOC, 0, 0, 64), (FREE, 0, 0, 64)]
+    expect_one(complaints(*before, (ALLOC, 1, 0, 64)), 2, "lane 1 may overwrite what lane 0")
+    assert complaints(*before, (SYNC, -1, 0, 0), (ALLOC, 1, 0, 64)) == []
+
+
+def test_a_foreign_use_counts_although_the_free_is_on_the_own_lane() -> None:
+    log = [(ALLOC, 0, 0, 64), (USE, 1, 0, 64), (FREE, 0, 0, 64), (ALLOC, 0, 0, 64)]
+    expect_one(complaints(*log), 3, "lane 1 still uses since event 1")
+
+
+def test_a_part_of_an_earlier_range_counts() -> None:
+    log = [(ALLOC, 0, 0, 256), (FREE, 0, 0, 256), (ALLOC, 0, 0, 64), (ALLOC, 1, 192, 64)]
+    expect_one(complaints(*log), 3, "lane 1 may overwrite")
+    log = [(ALLOC, 0, 0, 64), (ALLOC, 1, 64, 64), (FREE, 0, 0, 64), (FREE, 1, 64, 64)]
+    expect_one(complaints(*log, (ALLOC, 0, 0, 128)), 4, "lane 1 still uses")
+
+
+def test_no_lane_is_ordered_with_nothing_before_a_sync() -> None:
+    log = [(ALLOC, -1, 0, 64), (FREE, -1, 0, 64)]
+    expect_one(complaints(*log, (ALLOC, -1, 0, 64)), 2, "no lane may overwrite")
+    expect_one(complaints(*log, (ALLOC, 0, 0, 64)), 2, "a thread that is no lane still uses")
+    assert complaints(*log, (SYNC, -1, 0, 0), (ALLOC, -1, 0, 64)) == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "text"),
+    [
+        ([(ALLOC, 0, 0, 128), (ALLOC, 0, 64, 64)], "live"),
+        ([(ALLOC, 0, 64, 64), (ALLOC, 0, 0, 256)], "live"),
+        ([(ALLOC, 0, 0, 64), (FREE, 0, 0, 64), (USE, 0, 0, 64)], "after its free"),
+        ([(ALLOC, 0, 0, 64), (FREE, 0, 0, 64), (FREE, 0, 0, 64)], "that is free"),
+        ([(FREE, 0, 0, 64)], "never allocated"),
+        ([(ALLOC, 0, 0, 64), (USE, 0, 64, 64)], "never allocated"),
+        ([(ALLOC, 0, 0, 128), (FREE, 0, 64, 64)], "no whole allocation"),
+    ],
+)
+def test_misuse(entries: list[Entry], text: str) -> None:
+    expect_one(complaints(*entries), len(entries) - 1, text)
+
+
+def test_a_log_with_more_lanes_than_told_is_refused() -> None:
+    with pytest.raises(ValueError, match="lane 2"):
+        complaints((ALLOC, 2, 0, 64))
+
+
+@pytest.mark.parametrize("touch", ["use", "free"])
+@pytest.mark.parametrize("keying", list(_C.Keying))
+def test_keying_by_the_allocating_lane_races(keying: _C.Keying, touch: str) -> None:
+    """Section 4.2 b of the paper: lane 0 gets back what lane 1 may still read."""
+    allocator = _C.Allocator(1024, keying=keying)
+    allocator.record(True)
+    feature_map = allocator.allocate(64, 0, 0)
+    allocator.synchronize()
+    if touch == "use":
+        allocator.use(feature_map, 1)
+    allocator.free(feature_map, 0 if touch == "use" else 1)
+    again = allocator.allocate(64, 0, 0)
+    found = _C.check_happens_before(allocator.take_log(), 2)
+    if keying is _C.Keying.USERS:
+        assert again != feature_map
+        assert found == []
+    else:
+        assert again == feature_map
+        assert "lane 0 may overwrite what lane 1 still uses" in found[0].message
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 64])
+def test_a_million_random_operations(lanes: int) -> None:
+    report = _C.drive(seed=lanes, operations=1_000_000, lanes=lanes)
+    assert report["violations"] == 0, report["first_violation"]
+    rare = ("planned", "refused", "uses", "frees", "syncs", "resizes", "consistency_checks")
+    assert all(report[name] > 10 for name in rare), report
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_runs_with_the_papers_keying_race(seed: int) -> None:
+    report = _C.drive(seed, 20_000, lanes=2, keying=_C.Keying.ALLOCATING_LANE)
+    assert report["violations"] > 0
