@@ -43,7 +43,7 @@ class Feeder(Generic[Item]):
         epochs: int | None,
         steps: int | None,
         may_run_ahead: Callable[[], bool],
-        threads: int,
+        adopt_thread: Callable[[], None],
         on_ready: Callable[[], None],
         name: str,
         ahead: int = 2,
@@ -51,7 +51,7 @@ class Feeder(Generic[Item]):
         """Args beyond the obvious.
 
         prepare: makes the item of a batch, on the feeder's thread.
-        threads: intra-op threads of this thread.
+        adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
         """
@@ -61,7 +61,7 @@ class Feeder(Generic[Item]):
         self._epochs = epochs
         self._steps = steps
         self._may_run_ahead = may_run_ahead
-        self._threads = threads
+        self._adopt_thread = adopt_thread
         self._on_ready = on_ready
         self._ahead = ahead
         self._queue: deque[Fed[Item]] = deque()
@@ -71,6 +71,11 @@ class Feeder(Generic[Item]):
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"waterflow-data-{name}")
         self._thread.daemon = True
+
+    @property
+    def started(self) -> bool:
+        """Whether it has been started."""
+        return self._thread.ident is not None
 
     def start(self) -> None:
         """Starts fetching."""
@@ -105,8 +110,8 @@ class Feeder(Generic[Item]):
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)
         try:
+            self._adopt_thread()
             for epoch, batch in self._batches():
                 self._put(Fed(self._prepare(batch), epoch))
             fed: Fed[Item] = Fed(end=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch
-
 from waterflow.allocator_ext import _C
+from waterflow.executor.threads import set_threads_here
 
 
 class Lanes:
@@ -17,18 +16,20 @@ class Lanes:
     drives it.
     """
 
-    def __init__(self, budget: int, lanes: int, threads: int) -> None:
+    def __init__(self, budget: int, lanes: int, threads: int, default_threads: int) -> None:
         """Takes the arena.
 
         Args:
             budget: bytes that all jobs together may hold.
             lanes: how many node groups may run at once.
             threads: intra-op threads of each lane.
+            default_threads: those of other threads.
         """
         _C.install_lane_allocator()
         self.budget = budget
         self.lanes = lanes
         self.threads = threads
+        self.default_threads = default_threads
         self.arena: Any = _C.Arena.host(budget, lanes)
         _C.register_arena(self.arena)
         self._pool = _C.LanePool(self.arena, lanes)
@@ -41,8 +42,12 @@ class Lanes:
             worker.start()
 
     def _serve(self, lane: int) -> None:
-        torch.set_num_threads(self.threads)
+        self.adopt_thread()
         self._pool.serve(lane)
+
+    def adopt_thread(self) -> None:
+        """Gives the calling thread a lane's intra-op threads."""
+        set_threads_here(self.threads, self.default_threads)
 
     def run(self, round_: Any) -> tuple[list[BaseException | None], list[tuple[Any, ...]]]:
         """Runs a round; returns each job's error, and the spans of the groups executed."""

@@ -9,3 +9,36 @@ if (_ROOT / "allocator_ext").is_dir() and (_ROOT / "setup.py").is_file():
     # A source checkout that Python found by itself (``python -m`` from its root): the subpackages
     # lie beside this folder there, and are installed under it everywhere else.
     __path__.append(str(_ROOT))
+
+from waterflow.eager import run_eager
+from waterflow.engine import Engine, JobHandle, run
+from waterflow.job import STOP, Job, StepResult
+from waterflow.partitioner.errors import (
+    BudgetError,
+    CaptureError,
+    JobError,
+    NonFiniteLossError,
+    PlanError,
+    ReportError,
+    WaterflowError,
+)
+from waterflow.report import JobReport, Report
+
+__all__ = [
+    "STOP",
+    "BudgetError",
+    "CaptureError",
+    "Engine",
+    "Job",
+    "JobError",
+    "JobHandle",
+    "JobReport",
+    "NonFiniteLossError",
+    "PlanError",
+    "Report",
+    "ReportError",
+    "StepResult",
+    "WaterflowError",
+    "run",
+    "run_eager",
+]

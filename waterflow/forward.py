@@ -15,6 +15,7 @@ from waterflow.batch import FlatBatch
 from waterflow.job import Job
 from waterflow.partitioner.graph import Input, tensors_of
 from waterflow.tracing import (
+    TRACE_LOCK,
     StateWatch,
     capture_error,
     fake_mode,
@@ -114,7 +115,7 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     gradients_before = {id(p): p.grad for p in _trained(job)}
     twins: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in real]
     try:
-        with watch.torch_generator(), torch.enable_grad():
+        with TRACE_LOCK, watch.torch_generator(), torch.enable_grad():
             module = trace(step, mode, twins)
     except Exception as error:
         watch.problem()

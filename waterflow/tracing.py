@@ -112,13 +112,19 @@ class StateWatch:
 
     @contextlib.contextmanager
     def torch_generator(self) -> Iterator[None]:
-        """Notices code that saves, sets or seeds torch's generator (checkpointing does)."""
+        """Notices code that saves, sets or seeds torch's generator (checkpointing does).
+
+        Requires TRACE_LOCK, as it patches torch.
+        """
+        owner = threading.get_ident()
         names = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
         modules = [torch, torch.random]
         saved = [(m, n, getattr(m, n)) for m in modules for n in names if hasattr(m, n)]
 
         def watch(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
+                if threading.get_ident() != owner:  # another thread has nothing to do with this
+                    return original(*args, **kwargs)
                 self.torch_generator_touched = True
                 if original.__name__ == "get_rng_state":
                     return original(*args, **kwargs)

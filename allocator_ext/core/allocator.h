@@ -101,11 +101,23 @@ class Allocator {
     std::vector<Event> log;
   };
 
-  void check_request(std::size_t bytes, Lane lane, JobId job);
-  void check_lane(Lane lane) const;
+  void check_request(std::size_t bytes, Lane lane, JobId job) {
+    if (bytes == 0) reject_bytes();
+    check_lane(lane);
+    if (static_cast<std::size_t>(job) >= accounts_.size()) open_account(job);
+  }
+  void check_lane(Lane lane) const {
+    if (lane < kNoLane || lane >= lanes()) reject_lane(lane);
+  }
+  [[noreturn]] static void reject_bytes();
+  [[noreturn]] void reject_lane(Lane lane) const;
   Account& open_account(JobId job);
   Account account(JobId job) const;
-  bool within_limit(JobId job, std::size_t bytes) const;
+  // A limit may be set below what the job holds; it then gets nothing until it has shrunk.
+  bool within_limit(JobId job, std::size_t bytes) const {
+    const Account& account = accounts_[job];
+    return account.held <= account.limit && bytes <= account.limit - account.held;
+  }
 
   Chunk snapshot_of(Index chunk) const;
   void check_chunks() const;

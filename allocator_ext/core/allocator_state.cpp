@@ -17,14 +17,11 @@ void expect(bool holds, const char* sentence, std::size_t offset) {
 
 }  // namespace
 
-void Allocator::check_request(std::size_t bytes, Lane lane, JobId job) {
-  if (bytes == 0) throw std::invalid_argument("a request for 0 bytes needs no chunk");
-  check_lane(lane);
-  open_account(job);
+void Allocator::reject_bytes() {
+  throw std::invalid_argument("a request for 0 bytes needs no chunk");
 }
 
-void Allocator::check_lane(Lane lane) const {
-  if (lane >= kNoLane && lane < lanes()) return;
+void Allocator::reject_lane(Lane lane) const {
   throw std::invalid_argument("lane " + std::to_string(lane) + " is none of the " +
                               std::to_string(lanes()) + " lanes (or -1 for no lane)");
 }
@@ -44,12 +41,6 @@ Allocator::Account Allocator::account(JobId job) const {
 }
 
 void Allocator::set_limit(JobId job, std::size_t bytes) { open_account(job).limit = bytes; }
-
-// A limit may be set below what the job holds; it then gets nothing until it has shrunk.
-bool Allocator::within_limit(JobId job, std::size_t bytes) const {
-  const Account& account = accounts_[job];
-  return account.held <= account.limit && bytes <= account.limit - account.held;
-}
 
 std::size_t Allocator::largest_free() const {
   std::size_t largest = 0;

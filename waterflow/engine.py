@@ -1,0 +1,776 @@
+"""The engine: takes jobs, admits them while they fit, runs rounds of steps, reports."""
+
+from __future__ import annotations
+
+import collections
+import platform
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import torch
+
+from waterflow.eager import draw_seed
+from waterflow.executor.feeder import Fed
+from waterflow.executor.lanes import Lanes
+from waterflow.executor.plan import RoundPlan, layout_key, plan_round
+from waterflow.executor.residence import Residence, storage_key
+from waterflow.job import Job
+from waterflow.jobreport import JobReport
+from waterflow.member import Member
+from waterflow.partitioner import PlanJob, Policy, get_policy
+from waterflow.partitioner.errors import BudgetError, JobError
+from waterflow.partitioner.schedule import Schedule
+from waterflow.prepare import PreparedStep, Ready
+from waterflow.progress import NullProgress, Progress, ProgressDisplay
+from waterflow.report import Report, Spans, Timeline
+from waterflow.units import format_bytes, parse_bytes
+
+#: A round waits this share of the last round for jobs whose next batch is about to be ready.
+_GRACE = 0.25
+_LEAST_GRACE_SECONDS = 0.002
+#: Spans of the first and the last groups are kept, this many of each.
+_KEPT_SPANS = 10_000
+#: A schedule that the rehearsal refuses is sought again under a smaller budget.
+_TIGHTER = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65)
+
+
+class JobHandle:
+    """A submitted job, seen from outside."""
+
+    def __init__(self, engine: Engine, member: Member) -> None:
+        self._engine = engine
+        self._member = member
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._member.name
+
+    @property
+    def status(self) -> str:
+        """"queued", "running", "finished", "stopped", "failed" or "out_of_memory"."""
+        return self._member.report.state
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses so far, one per step."""
+        return list(self._member.report.losses)
+
+    def stop(self) -> None:
+        """Ends the job after its present step."""
+        self._engine._request_stop(self._member)
+
+    def result(self, timeout: float | None = None) -> JobReport:
+        """Waits for the job's end and returns its report.
+
+        Raises:
+            TimeoutError: it has not ended within `timeout` seconds.
+        """
+        if not self._engine._wait_for(self._member, timeout):
+            raise TimeoutError(f"job {self.name!r} has not ended within {timeout} seconds")
+        return self._member.report
+
+
+class Engine:
+    """Co-trains jobs that come and go, under one memory budget.
+
+    Use it as a context manager: leaving it waits for the jobs, or stops them where an exception
+    leaves it.
+    """
+
+    def __init__(
+        self,
+        memory: int | str,
+        *,
+        device: str = "cpu",
+        policy: str | Policy = "waterwave",
+        lanes: int = 2,
+        threads: int | None = None,
+        progress: bool = False,
+        check: bool = False,
+    ) -> None:
+        """Takes the budget.
+
+        Args:
+            memory: bytes that all jobs together may hold, or a text such as "512MiB".
+            device: "cpu".
+            policy: "waterwave", "waterwave-s", "temporal", or a policy of one's own.
+            lanes: node groups that may run at once.
+            threads: intra-op threads of each lane; torch's count divided by the lanes, at least 1,
+                if None.
+            progress: show progress on stderr.
+            check: record every memory event for `check_races` (costs memory, for tests).
+
+        Raises:
+            JobError: an argument cannot be used; names it and the remedy.
+        """
+        self.budget = parse_bytes(memory)
+        _check_device(device)
+        if type(lanes) is not int or not 1 <= lanes <= 64:
+            raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
+        self.policy = get_policy(policy) if isinstance(policy, str) else policy
+        self.device = device
+        default = torch.get_num_threads()
+        threads = threads if threads is not None else max(1, default // lanes)
+        if type(threads) is not int or threads < 1:
+            raise JobError(f"threads must be a positive whole number, got {threads!r}")
+        try:
+            self._lanes = Lanes(self.budget, lanes, threads, default)
+        except RuntimeError as error:
+            raise JobError(f"a budget of {format_bytes(self.budget)} cannot be had: {error}") from error
+        self._arena = self._lanes.arena
+        self._residence = Residence(self._arena)
+        self._members: list[Member] = []
+        self._state = threading.Condition()
+        self._hold_admission = False
+        self._closing = False
+        self._interrupted = False
+        self._broken: BaseException | None = None
+        self._plans: dict[Any, RoundPlan] = {}
+        self._schedules: dict[Any, list[Schedule]] = {}
+        self._layout: int | None = None
+        self._round_seconds = 0.0
+        self._started = time.perf_counter()
+        self._origin = time.perf_counter()
+        self._training_started: float | None = None
+        self._training_stopped: float | None = None
+        self._first_spans: list[tuple[Any, ...]] = []
+        self._last_spans: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=_KEPT_SPANS)
+        self._texts: dict[str, None] = {}
+        self._check = check
+        self._arena.record(check)
+        self._progress: ProgressDisplay = Progress() if progress else NullProgress()
+        self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
+        self._thread.start()
+
+    # For users
+
+    def submit(self, job: Job) -> JobHandle:
+        """Adds a job; it starts as soon as it fits beside those that run.
+
+        Raises:
+            JobError: its name is taken, or the engine is closed.
+        """
+        return self._submit(job)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if error is not None:
+            self.stop_all()
+        self.close()
+
+    def stop_all(self) -> None:
+        """Ends every job after its present step."""
+        for member in list(self._members):
+            self._request_stop(member)
+
+    def close(self) -> None:
+        """Waits for all jobs, ends the threads, and raises what broke the engine, if anything did."""
+        with self._state:
+            self._closing = True
+            self._state.notify_all()
+        self._join()
+        if self._broken is not None:
+            raise self._broken
+
+    def _join(self) -> None:
+        while self._thread.is_alive():
+            try:
+                self._thread.join(0.2)
+            except KeyboardInterrupt:
+                if self._interrupted:
+                    raise
+                self._interrupted = True
+                self.stop_all()
+
+    def report(self) -> Report:
+        """The run so far."""
+        statistics = self._arena.statistics()
+        names = [member.name for member in self._members]
+        for member in self._members:
+            member.report.peak_bytes = int(self._arena.peak(member.number))
+        end = self._training_stopped or time.perf_counter()
+        return Report(
+            jobs={member.name: member.report for member in self._members},
+            peak_bytes=int(statistics.peak),
+            extent_bytes=int(statistics.extent),
+            budget_bytes=self.budget,
+            policy=self.policy.name,
+            device=self.device,
+            lanes=self._lanes.lanes,
+            seconds=end - (self._training_started or end),
+            interrupted=self._interrupted,
+            timeline=self._timeline(names),
+            spans=self._spans(names),
+            versions=_versions(),
+            schedules=list(self._texts),
+        )
+
+    def check_races(self) -> list[Any]:
+        """Violations of happens-before in all that has been recorded (``check=True``)."""
+        from waterflow.allocator_ext import _C
+
+        if not self._check:
+            raise JobError("the engine was made without check=True, it has no record of its memory")
+        return list(_C.check_happens_before(self._arena.take_log(), self._lanes.lanes))
+
+    # For handles and run()
+
+    def _submit(self, job: Job) -> JobHandle:
+        with self._state:
+            if self._closing or self._broken is not None:
+                raise JobError(f"job {job.name!r}: the engine is closed; make a new one")
+            if any(member.name == job.name for member in self._members):
+                raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
+            seed = draw_seed() if job.seed is None else job.seed
+            member = Member(len(self._members), job, seed, self._lanes, self._wake)
+            _register_name(self._arena, member)
+            self._members.append(member)
+            self._progress.start([(m.name, m.job.total_steps) for m in self._members])
+            self._state.notify_all()
+        return JobHandle(self, member)
+
+    def _release_when_prepared(self) -> None:
+        """Lets jobs in once all are captured and profiled and each is known to fit alone."""
+        with self._state:
+            self._state.wait_for(lambda: all(self._is_prepared(m) for m in self._members))
+        misfits = [m for m in self._members if not m.ended and m.needed_bytes > self._capacity]
+        if misfits:
+            raise BudgetError(self._misfit_text())
+        with self._state:
+            self._hold_admission = False
+            self._state.notify_all()
+
+    def _is_prepared(self, member: Member) -> bool:
+        return member.ended or self._broken is not None or member.feeder.peek() is not None
+
+    def _misfit_text(self) -> str:
+        needs = "; ".join(
+            f"{m.name!r} needs {m.needed_bytes} bytes ({format_bytes(m.needed_bytes)})"
+            for m in self._members
+        )
+        fitting = [repr(m.name) for m in self._members if m.needed_bytes <= self._capacity]
+        largest = max(m.needed_bytes for m in self._members)
+        return (
+            f"the budget of {self.budget} bytes ({format_bytes(self.budget)}) is too small even for "
+            f"one job after another: {needs}. What would fit: jobs {', '.join(fitting) or 'none'} "
+            f"under this budget, all of them under {largest} bytes ({format_bytes(largest)})."
+        )
+
+    def _request_stop(self, member: Member) -> None:
+        with self._state:
+            member.stop_requested = True
+            self._state.notify_all()
+
+    def _wait_for(self, member: Member, timeout: float | None) -> bool:
+        with self._state:
+            return self._state.wait_for(
+                lambda: member.ended and not member.admitted or not self._thread.is_alive(), timeout
+            )
+
+    def _wake(self) -> None:
+        with self._state:
+            self._state.notify_all()
+
+    # The engine's thread: lane 0
+
+    def _run(self) -> None:
+        self._lanes.adopt_thread()
+        try:
+            while self._wait_for_work():
+                self._turn()
+        except BaseException as error:
+            self._broken = error
+            for member in self._members:
+                member.fail(error)
+        finally:
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        for member in self._members:
+            if member.admitted:
+                self._dismiss(member)
+        self._training_stopped = time.perf_counter()
+        self._lanes.close()
+        self._progress.stop()
+        for member in self._members:
+            member.feeder.join(1.0)
+        self._wake()
+
+    def _wait_for_work(self) -> bool:
+        with self._state:
+            self._state.wait_for(lambda: self._has_work() or self._is_over())
+            return not self._is_over()
+
+    def _is_over(self) -> bool:
+        return self._closing and all(m.ended and not m.admitted for m in self._members)
+
+    def _has_work(self) -> bool:
+        return any(self._needs_attention(member) for member in self._members)
+
+    def _needs_attention(self, member: Member) -> bool:
+        if member.ended:
+            return member.admitted
+        if member.stop_requested or not member.feeder.started:
+            return True
+        if member.next_turn() is None:
+            return False
+        return member.admitted or not (self._hold_admission or member.waiting)
+
+    def _turn(self) -> None:
+        """One round: whoever comes and goes does so here, between steps."""
+        self._start_feeders()
+        self._end_stopped()
+        self._admit()
+        turns = self._collect_turns()
+        self._run_turns(turns)
+        for member in self._members:
+            if member.ended and member.admitted:
+                self._dismiss(member)
+
+    def _start_feeders(self) -> None:
+        for member in self._members:
+            if not member.feeder.started and not member.ended:
+                member.feeder.start()
+
+    def _end_stopped(self) -> None:
+        for member in self._members:
+            if member.stop_requested and not member.ended:
+                member.end("stopped")
+
+    def _admit(self) -> None:
+        """Admits waiting jobs in the order of their submission, as long as they fit."""
+        if self._hold_admission:
+            return
+        for member in self._members:
+            if member.admitted or member.ended or member.feeder.peek() is None:
+                continue
+            fed = member.feeder.peek()
+            assert fed is not None
+            if fed.error is not None or fed.end:
+                self._end_of_data(member, fed)
+                continue
+            try:
+                self._check_alone(member)
+                self._check_sharing(member)
+            except (BudgetError, JobError) as error:
+                member.fail(error)
+                self._show(member)
+                continue
+            if not self._fits_beside_others(member):
+                member.waiting = True
+                return
+            self._let_in(member)
+
+    def _let_in(self, member: Member) -> None:
+        member.waiting = False
+        member.note_solo_peak()
+        member.admitted = True
+        member.start_clock()
+        if self._training_started is None:
+            self._training_started = time.perf_counter()
+        self._layout = None
+        try:
+            member.enter(self._residence)
+        except torch.OutOfMemoryError as error:
+            member.fail(error)
+        self._show(member)
+
+    def _check_alone(self, member: Member) -> None:
+        if member.needed_bytes > self._capacity:
+            raise BudgetError(
+                f"job {member.name!r} needs {member.needed_bytes} bytes "
+                f"({format_bytes(member.needed_bytes)}) to run alone, the budget is {self.budget} "
+                f"bytes ({format_bytes(self.budget)}). Raise the budget or use a smaller batch."
+            )
+
+    @property
+    def _capacity(self) -> int:
+        return int(self._arena.statistics().capacity)
+
+    def _check_sharing(self, member: Member) -> None:
+        """Jobs may read the same tensor, but nobody may read or write what another one trains."""
+        numbers = {m.number: m for m in self._members if m.admitted}
+        trained = {storage_key(t) for m in numbers.values() for t in m.preparer.mutated()}
+        own = {storage_key(t) for t in member.preparer.mutated()}
+        for tensor in member.preparer.all_persistent():
+            others = self._residence.users(tensor) - {member.number}
+            if others and storage_key(tensor) in trained | own:
+                other = numbers[min(others)].name
+                raise JobError(
+                    f"jobs {other!r} and {member.name!r} share a tensor of shape "
+                    f"{tuple(tensor.shape)} that one of them changes: give each its own copy of the "
+                    "model (copy.deepcopy) and an optimizer made from that copy's parameters"
+                )
+
+    def _fits_beside_others(self, member: Member) -> bool:
+        together = [m for m in self._members if m.admitted] + [member]
+        persistent = sum(m.preparer.final_persistent_bytes for m in together)
+        return persistent + max(m.solo_extent for m in together) <= self._capacity
+
+    def _dismiss(self, member: Member) -> None:
+        member.leave(self._residence)
+        member.admitted = False
+        self._layout = None
+        for other in self._members:
+            other.waiting = False
+        self._show(member)
+        self._wake()
+
+    def _end_of_data(self, member: Member, fed: Fed[Ready]) -> None:
+        if fed.error is not None:
+            member.fail(fed.error)
+        else:
+            self._guard(member, lambda: member.enter_epoch(member.epoch + 1))
+            member.end("finished")
+        self._show(member)
+
+    # Rounds
+
+    def _collect_turns(self) -> list[tuple[Member, Ready]]:
+        """Everybody's next batch. Jobs that are nearly ready are waited for, a little."""
+        patience = max(_LEAST_GRACE_SECONDS, _GRACE * self._round_seconds)
+        with self._state:
+            if any(self._may_step(m) for m in self._members):
+                self._state.wait_for(self._all_ready, patience)
+        turns: list[tuple[Member, Ready]] = []
+        for member in self._members:
+            if not self._may_step(member):
+                continue
+            fed = member.feeder.take()
+            if fed.item is None:
+                self._end_of_data(member, fed)
+            elif self._guard(member, lambda m=member, f=fed: m.enter_epoch(f.epoch)):  # type: ignore[misc]
+                turns.append((member, fed.item))
+        return turns
+
+    def _may_step(self, member: Member) -> bool:
+        return member.admitted and not member.ended and member.next_turn() is not None
+
+    def _all_ready(self) -> bool:
+        return all(m.next_turn() is not None for m in self._members if m.admitted and not m.ended)
+
+    def _guard(self, member: Member, action: Any) -> bool:
+        """Runs something of the user's; an error ends this job alone."""
+        try:
+            action()
+        except BaseException as error:  # a callback may raise SystemExit, too
+            member.fail(error)
+            self._show(member)
+            return False
+        return True
+
+    def _run_turns(self, turns: Sequence[tuple[Member, Ready]]) -> None:
+        started = time.perf_counter()
+        flowing: list[tuple[Member, PreparedStep]] = []
+        apart: list[tuple[Member, Ready]] = []
+        for member, ready in turns:
+            if member.exclusive:
+                apart.append((member, ready))
+                continue
+            step = self._chosen(member, ready)
+            if step is None:
+                continue
+            if step.creates_state:
+                self._run_first(member, step)
+            else:
+                flowing.append((member, step))
+        if flowing:
+            self._run_flowing(flowing)
+        for member, ready in apart:
+            self._run_apart(member, ready)
+        if turns:
+            self._round_seconds = time.perf_counter() - started
+
+    def _chosen(self, member: Member, ready: Ready) -> PreparedStep | None:
+        chosen: list[PreparedStep] = []
+
+        def choose() -> None:
+            known = member.bound_steps
+            chosen.append(member.choose_step(ready, self._residence))
+            if member.bound_steps != known:
+                self._layout = None
+            member.load(chosen[0], ready)
+
+        return chosen[0] if self._guard(member, choose) else None
+
+    def _run_first(self, member: Member, step: PreparedStep) -> None:
+        """The step that creates the optimizer's state runs alone; then the state moves to its place."""
+        rates = member.rates()
+        self._layout = None
+        error: BaseException | None
+        try:
+            plan = self._plan([(member, step)])
+            error = self._execute(plan, [(member, step)])[0]
+        except BudgetError as misfit:
+            error = misfit
+        if error is None:
+            member.take_state(step)
+            self._guard(member, lambda: member.enter(self._residence))
+        self._finish(member, step, error, rates)
+        self._residence.repack()
+        self._layout = None
+
+    def _run_flowing(self, members: Sequence[tuple[Member, PreparedStep]]) -> None:
+        rates = [member.rates() for member, _ in members]
+        try:
+            plan = self._plan(members)
+        except BudgetError as error:
+            self._run_one_by_one(members, error)
+            return
+        errors = self._execute(plan, members)
+        for (member, step), error, rate in zip(members, errors, rates, strict=True):
+            self._finish(member, step, error, rate)
+
+    def _run_one_by_one(
+        self, members: Sequence[tuple[Member, PreparedStep]], error: BudgetError
+    ) -> None:
+        if len(members) > 1:
+            for one in members:
+                self._run_flowing([one])
+        else:
+            member, step = members[0]
+            self._finish(member, step, error, ())
+
+    def _run_apart(self, member: Member, ready: Ready) -> None:
+        rates = member.rates()
+        self._layout = None
+        started = time.perf_counter()
+
+        def step() -> None:
+            loss = member.run_exclusively(self._lanes, self._residence, ready)
+            member.finish_step(loss, rates)
+
+        fine = self._guard(member, step)
+        self._keep_spans([(0, 0, 0, started, time.perf_counter())], [member])
+        self._arena.synchronize()
+        if fine:
+            self._after_exclusive(member)
+        member.feeder.step_done()
+        self._show(member)
+
+    def _after_exclusive(self, member: Member) -> None:
+        """What an eager step left behind (new optimizer state) becomes part of the job's own."""
+        taken = int(self._arena.peak(member.number)) - int(self._arena.held(member.number))
+        member.measured_extent = max(member.measured_extent, taken)
+        if member.state_grew():
+            member.state_changed()
+            self._guard(member, lambda: member.enter(self._residence))
+        member.note_solo_peak()
+
+    def _finish(
+        self,
+        member: Member,
+        step: PreparedStep,
+        error: BaseException | None,
+        rates: tuple[float, ...],
+    ) -> None:
+        if error is not None:
+            step.compiled.tape.clear(step.compiled.transient)
+            self._arena.synchronize()
+            self._layout = None
+            member.fail(error)
+        else:
+            loss = float(step.compiled.tape.loss)
+            self._guard(member, lambda: member.finish_step(loss, rates))
+        member.feeder.step_done()
+        self._show(member)
+
+    def _show(self, member: Member) -> None:
+        report = member.report
+        loss = report.losses[-1] if report.losses else None
+        self._progress.update(member.name, report.steps, loss, report.state)
+        if member.ended:
+            self._wake()
+
+    # Plans
+
+    def _plan(self, members: Sequence[tuple[Member, PreparedStep]]) -> RoundPlan:
+        if self._layout is None:
+            self._plans.clear()
+            self._layout = layout_key(self._arena)
+        key = tuple((member.number, id(step)) for member, step in members)
+        if key not in self._plans:
+            self._plans[key] = self._make_plan(key, members)
+        return self._plans[key]
+
+    def _make_plan(
+        self, key: Any, members: Sequence[tuple[Member, PreparedStep]]
+    ) -> RoundPlan:
+        steps = [(m.number, step.compiled, step.memory) for m, step in members]
+        for attempt in range(2):
+            for schedule in self._candidates(key, members):
+                plan = plan_round(self._arena, schedule, steps)
+                if plan is not None:
+                    text = schedule.describe([m.name for m, _ in members])
+                    self._texts.setdefault(text)
+                    return plan
+            if attempt == 0:  # gaps between persistent tensors may be what is in the way
+                self._residence.repack()
+                self._schedules.pop(key, None)
+        names = ", ".join(repr(m.name) for m, _ in members)
+        raise BudgetError(
+            f"jobs {names} were admitted but find no place; tensors that user code keeps in the "
+            "arena may be in the way"
+        )
+
+    def _candidates(
+        self, key: Any, members: Sequence[tuple[Member, PreparedStep]]
+    ) -> list[Schedule]:
+        """Schedules from the boldest to one after another."""
+        if key not in self._schedules:
+            jobs = [
+                PlanJob(
+                    m.name,
+                    _with_persistent(step, int(self._arena.held(m.number))),
+                    step.compiled.boundary or None,
+                )
+                for m, step in members
+            ]
+            held = sum(job.profile.persistent_bytes for job in jobs)
+            budget = self._capacity - (int(self._arena.statistics().live) - held)
+            self._schedules[key] = _schedules(self.policy, jobs, budget, self._lanes.lanes)
+        return self._schedules[key]
+
+    def _execute(
+        self, plan: RoundPlan, members: Sequence[tuple[Member, PreparedStep]]
+    ) -> list[BaseException | None]:
+        plan.begin()
+        before = plan.deviations
+        errors, spans = self._lanes.run(plan.round)
+        self._keep_spans(spans, [member for member, _ in members])
+        if plan.deviations != before:
+            self._arena.synchronize()
+        return errors
+
+    # Records
+
+    def _keep_spans(self, spans: Sequence[tuple[Any, ...]], members: Sequence[Member]) -> None:
+        for lane, job, group, start, stop in spans:
+            member = members[job]
+            span = (lane, member.number, member.report.steps + 1, group, start, stop)
+            if len(self._first_spans) < _KEPT_SPANS:
+                self._first_spans.append(span)
+            else:
+                self._last_spans.append(span)
+
+    def _spans(self, names: list[str]) -> Spans:
+        rows = [*self._first_spans, *self._last_spans]
+        columns = list(zip(*rows, strict=True)) if rows else [()] * 6
+        start, stop = (np.array(column, dtype=float) - self._origin for column in columns[4:6])
+        return Spans(*columns[:4], start, stop, names=names)
+
+    def _timeline(self, names: list[str]) -> Timeline:
+        seconds, job, held = self._arena.timeline()
+        return Timeline(np.asarray(seconds), np.asarray(job), np.asarray(held), names=names)
+
+
+def run(
+    jobs: Sequence[Job],
+    memory: int | str,
+    *,
+    device: str = "cpu",
+    policy: str | Policy = "waterwave",
+    lanes: int = 2,
+    threads: int | None = None,
+    progress: bool = False,
+) -> Report:
+    """Co-trains jobs under one memory budget until all have ended.
+
+    Every job trains exactly as it would alone. One that fails ends alone, with its error in the
+    report. Ctrl-C ends all after the present step; the report says so.
+
+    Args:
+        jobs: the jobs, with unique names.
+        memory: bytes that all jobs together may hold, or a text such as "512MiB".
+        device: "cpu".
+        policy: "waterwave", "waterwave-s", "temporal", or a policy of one's own.
+        lanes: node groups that may run at once.
+        threads: intra-op threads of each lane; torch's count divided by the lanes if None.
+        progress: show progress on stderr.
+
+    Raises:
+        JobError: an argument cannot be used.
+        BudgetError: a job cannot fit even alone; raised before anything runs.
+    """
+    jobs = list(jobs)
+    _check_jobs(jobs)
+    engine = Engine(
+        memory, device=device, policy=policy, lanes=lanes, threads=threads, progress=progress
+    )
+    engine._hold_admission = True
+    try:
+        with engine:
+            for job in jobs:
+                engine.submit(job)
+            engine._release_when_prepared()
+    except KeyboardInterrupt:
+        engine._interrupted = True
+        engine.close()
+    return engine.report()
+
+
+def _check_jobs(jobs: Sequence[Job]) -> None:
+    if not jobs:
+        raise JobError("run needs at least one job, got none")
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise JobError(f"run takes waterflow.Job objects, got {job!r}")
+    counts = collections.Counter(job.name for job in jobs)
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise JobError(f"job {twice[0]!r}: the name is used {counts[twice[0]]} times; names must differ")
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    raise JobError(
+        f"device {device!r} cannot be used: this version runs on 'cpu' (the host backend); "
+        "`waterflow doctor` tells what works here"
+    )
+
+
+def _register_name(arena: Any, member: Member) -> None:
+    from waterflow.allocator_ext import _C
+
+    _C.set_job_name(arena, member.number, member.name)
+
+
+def _with_persistent(step: PreparedStep, held: int) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(step.memory.profile, persistent_bytes=held)
+
+
+def _schedules(
+    policy: Policy, jobs: Sequence[PlanJob], budget: int, lanes: int
+) -> list[Schedule]:
+    found: list[Schedule] = []
+    for share in _TIGHTER:
+        try:
+            schedule = policy.schedule(jobs, int(budget * share), lanes)
+        except BudgetError:
+            break
+        if all(schedule.pairs != other.pairs for other in found):
+            found.append(schedule)
+    try:
+        found.append(get_policy("temporal").schedule(jobs, budget, lanes))
+    except BudgetError:
+        pass
+    return found
+
+
+def _versions() -> dict[str, str]:
+    try:
+        own = metadata.version("waterflow")
+    except metadata.PackageNotFoundError:
+        own = "source"
+    return {"waterflow": own, "torch": str(torch.__version__), "python": platform.python_version()}

@@ -1,0 +1,295 @@
+"""A job inside the engine: its life from submission to report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from waterflow.allocator_ext import _C
+from waterflow.eager import check_finite, eager_step, learning_rates
+from waterflow.executor.feeder import Fed, Feeder
+from waterflow.executor.lanes import Lanes
+from waterflow.executor.plan import solo_round
+from waterflow.executor.residence import Residence
+from waterflow.job import STOP, Job, StepResult
+from waterflow.jobreport import JobReport
+from waterflow.optimizer_step import trained_parameters
+from waterflow.prepare import PreparedStep, Preparer, Ready
+
+
+class Member:
+    """A job in an engine. The engine's thread drives it; its feeder prepares its batches."""
+
+    def __init__(
+        self, number: int, job: Job, seed: int, lanes: Lanes, on_ready: Callable[[], None]
+    ) -> None:
+        self.number = number
+        self.job = job
+        self.generator = torch.Generator().manual_seed(seed)
+        self.report = JobReport(name=job.name, seed=seed)
+        self.preparer = Preparer(job, self.generator, lanes.threads)
+        self.admitted = False
+        self.waiting = False
+        self.stop_requested = False
+        self.measured_extent = 0
+        self.epoch = 0
+        self._bound: set[PreparedStep] = set()
+        self.feeder: Feeder[Ready] = Feeder(
+            job.data,
+            self.preparer,
+            self.generator,
+            epochs=job.epochs,
+            steps=job.steps,
+            may_run_ahead=lambda: not self.draws,
+            adopt_thread=lanes.adopt_thread,
+            on_ready=on_ready,
+            name=job.name,
+        )
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job.name
+
+    @property
+    def draws(self) -> bool:
+        """Whether the step itself draws random numbers, so that data must wait its turn."""
+        return self.preparer.draws
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job will run no more."""
+        return self.report.state not in ("queued", "running")
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether its steps run while no other job's do: part of them is eager Python."""
+        return not self.job.capture or self.preparer.opaque_optimizer is not None
+
+    # What it needs
+
+    @property
+    def solo_extent(self) -> int:
+        """Arena bytes that a step needs beyond the final persistent tensors."""
+        extents = [self.measured_extent]
+        final = self.preparer.final_persistent_bytes
+        created = final - self.preparer.persistent_bytes
+        for step in self._relevant_steps():
+            extents.append(step.memory.extent - (created if step.creates_state else 0))
+        return max(extents)
+
+    def _relevant_steps(self) -> list[PreparedStep]:
+        """The steps that may still run: the first one is over once the state exists."""
+        exists = self.preparer.state_exists
+        return [step for step in self.preparer.steps() if not (exists and step.creates_state)]
+
+    @property
+    def needed_bytes(self) -> int:
+        """The smallest budget under which the job can run alone."""
+        return self.preparer.final_persistent_bytes + self.solo_extent
+
+    def note_solo_peak(self) -> None:
+        """Reports the most that the job holds at once when it runs alone, as far as is known."""
+        final, now = self.preparer.final_persistent_bytes, self.preparer.persistent_bytes
+        peaks = [self.report.solo_peak_bytes or 0, final, final + self.measured_extent]
+        for step in self._relevant_steps():
+            base = now if step.creates_state else final
+            peaks.append(base + step.memory.profile.transient_peak_bytes)
+        self.report.solo_peak_bytes = max(peaks)
+        self.report.persistent_bytes = final
+
+    # Turns
+
+    def next_turn(self) -> Fed[Ready] | None:
+        """What the feeder has, None while it is still at work."""
+        return self.feeder.peek()
+
+    def choose_step(self, ready: Ready, residence: Residence) -> PreparedStep:
+        """The step to run on this batch, made anew where hyperparameters have outgrown it."""
+        assert ready.shape is not None
+        step = self.preparer.step_for(ready.shape)
+        if step is None:
+            assert ready.flat is not None
+            self.preparer.renew(ready.shape, ready.flat)
+            step = self.preparer.step_for(ready.shape)
+            assert step is not None, "a graph made for these hyperparameters is valid for them"
+        if step not in self._bound:
+            residence.enter(self.number, step.graph.constants)
+            self.preparer.bind(step)
+            self._bound.add(step)
+        return step
+
+    @property
+    def bound_steps(self) -> int:
+        """How many steps have their tensors."""
+        return len(self._bound)
+
+    def load(self, step: PreparedStep, ready: Ready) -> None:
+        """Gives the tape its batch and the hyperparameters of this step."""
+        assert ready.flat is not None
+        step.compiled.tape.set_batch(ready.flat.tensors)
+        for register, value in self.preparer.registers(step).items():
+            step.compiled.tape.set_register(register, value)
+
+    def run_exclusively(self, lanes: Lanes, residence: Residence, ready: Ready) -> float:
+        """Runs a step that is partly or wholly eager; returns its loss.
+
+        Raises:
+            Whatever the step raises.
+        """
+        if ready.shape is None:
+            return self._run_eagerly(lanes, ready)
+        step = self.choose_step(ready, residence)
+        self.load(step, ready)
+        errors, _ = lanes.run(solo_round(self.number, step.compiled))
+        if errors[0] is not None:
+            step.compiled.tape.clear(step.compiled.transient)
+            raise errors[0]
+        self._step_optimizer(lanes, step)
+        return float(step.compiled.tape.loss)
+
+    def _run_eagerly(self, lanes: Lanes, ready: Ready) -> float:
+        with (
+            lanes.scope(self.number),
+            _C.DefaultGeneratorSwap(self.generator),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            try:
+                return eager_step(self.job, ready.batch)
+            finally:
+                self.job.optimizer.zero_grad(set_to_none=True)
+
+    def _step_optimizer(self, lanes: Lanes, step: PreparedStep) -> None:
+        """The optimizer's own step on the gradients that the tape has left."""
+        parameters = trained_parameters(self.job.optimizer)
+        tape = step.compiled.tape
+        for key, slot in step.compiled.outputs.items():
+            parameters[key[1]].grad = tape.slot(slot)  # type: ignore[index]
+        tape.clear(list(step.compiled.outputs.values()))
+        with lanes.scope(self.number):
+            if self.job.clip_grad_norm is not None:
+                torch.nn.utils.clip_grad_norm_(parameters, self.job.clip_grad_norm)
+            self.job.optimizer.step()
+            self.job.optimizer.zero_grad(set_to_none=True)
+
+    def take_state(self, step: PreparedStep) -> None:
+        """After a first step: what it made becomes the optimizer's state."""
+        parameters = trained_parameters(self.job.optimizer)
+        tape, state = step.compiled.tape, self.job.optimizer.state
+        entries: dict[Any, Any] = {
+            key: tape.slot(slot) for key, slot in step.compiled.outputs.items()
+        }
+        entries.update(step.graph.plain_state)
+        layout = step.optimizer.state_after if step.optimizer is not None else []
+        for index, keys in enumerate(layout):
+            if keys:
+                state[parameters[index]] = {key: entries[index, key] for key in keys}
+        tape.clear(list(step.compiled.outputs.values()))
+        self.state_changed()
+
+    def state_grew(self) -> bool:
+        """Whether the optimizer has made state tensors that are not accounted for."""
+        known = {id(tensor) for tensor in self.preparer.persistent.values()}
+        entries = self.job.optimizer.state.values()
+        return any(id(tensor) not in known for tensor in _tensors_in(list(entries)))
+
+    def state_changed(self) -> None:
+        """The optimizer's state tensors are new: steps must be bound to them."""
+        for step in self._bound:
+            step.compiled.unbind()
+        self._bound.clear()
+        self.preparer.state_exists = True
+        self.preparer.note_persistent()
+
+    def finish_step(self, loss: float, rates: tuple[float, ...]) -> None:
+        """After a step: records it, steps the scheduler, asks the callback.
+
+        Raises:
+            NonFiniteLossError: the job asked to stop on that.
+            Whatever the callback or the scheduler raises.
+        """
+        report, job = self.report, self.job
+        report.losses.append(loss)
+        report.steps += 1
+        check_finite(job, report.steps, loss)
+        if job.scheduler is not None and job.scheduler_every == "step":
+            job.scheduler.step()
+        if job.on_step is not None:
+            result = StepResult(job.name, report.steps, self.epoch, loss, rates)
+            if job.on_step(result) is STOP:
+                self.end("stopped")
+                return
+        if job.steps is not None and report.steps >= job.steps:
+            self.end("finished")
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Steps a per-epoch scheduler for every epoch that lies behind."""
+        while self.epoch < epoch:
+            self.epoch += 1
+            self.report.epochs = self.epoch
+            if self.job.scheduler is not None and self.job.scheduler_every == "epoch":
+                self.job.scheduler.step()
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates now."""
+        return learning_rates(self.job)
+
+    # Coming and going
+
+    def start_clock(self) -> None:
+        """The job's wall time begins."""
+        self._started = time.perf_counter()
+        self.report.state = "running"
+
+    def end(self, state: Any, error: BaseException | None = None) -> None:
+        """The job will run no more."""
+        if self.ended:
+            return
+        self.report.state = state
+        if self.admitted:
+            self.report.wall_seconds = time.perf_counter() - self._started
+        if error is not None:
+            self.report.exception = error
+            self.report.error_type = type(error).__name__
+            self.report.error = str(error) or type(error).__name__
+        self.feeder.stop()
+
+    def fail(self, error: BaseException) -> None:
+        """The job ends with an error."""
+        out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        self.end("out_of_memory" if out_of_memory else "failed", error)
+
+    def enter(self, residence: Residence) -> None:
+        """Moves the persistent tensors into the arena."""
+        residence.enter(self.number, self.preparer.all_persistent())
+
+    def leave(self, residence: Residence) -> None:
+        """Moves everything of the job back to ordinary memory."""
+        for step in self.preparer.steps():
+            step.compiled.unbind()
+        self._bound.clear()
+        for parameter in self.job.model.parameters():
+            parameter.grad = None
+        residence.leave(self.number, self._held_tensors())
+
+    def _held_tensors(self) -> Iterator[torch.Tensor]:
+        yield from self.preparer.all_persistent()
+        yield from _tensors_in(self.job.optimizer.state_dict()["state"])
+        yield from _tensors_in(dict(self.job.optimizer.state))
+        for module in self.job.model.modules():
+            yield from _tensors_in(vars(module))
+
+
+def _tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided and type(value).__name__ != "FakeTensor":
+            yield value
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors_in(item, depth - 1)
