@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.forward import (
     ForwardTrace,
@@ -23,14 +24,19 @@ from waterflow.forward import (
 )
 from waterflow.hyper import ARITHMETIC, Expression
 from waterflow.job import Job
-from waterflow.optimizer_step import Layout, OptimizerTrace, trained_parameters
+from waterflow.optimizer_state import Layout, hyperparameters, trained_parameters
+from waterflow.optimizer_step import OptimizerTrace
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
+from waterflow.tracing import capture_error, users_line
 
 _aten = torch.ops.aten
 #: Below autograd these return their argument; the tensor itself serves.
 _SAME_TENSOR = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _READ_SCALAR = _aten._local_scalar_dense.default
+#: The optimizer's trace with its live numbers, and the copied reads of scalars by name.
+_Live = tuple[OptimizerTrace, Mapping[str, fx.Node]]
+
 
 def gradient_layouts(job: Job, forward: ForwardTrace) -> list[Layout | None]:
     """Layout of the gradient of each of the optimizer's parameters, None where there is none."""
@@ -132,10 +138,15 @@ class _Join:
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         mapping: dict[fx.Node, fx.Node] = {}
         meanings: list[Input] = []
+        scalars: dict[str, fx.Node] = {}
         for node, key in zip(placeholders, optimizer.inputs, strict=True):
             if key[0] == "gradient":
                 mapping[node] = gradients[key[1]]
                 meanings.append(Input("gradient", key[1]))
+                continue
+            if key[0] == "hyper":  # a learning rate that is a tensor: read where it lives
+                mapping[node] = self._constant(hyperparameters(self.job.optimizer)[key[1]], node)
+                meanings.append(mapping[node].meta["input"])
                 continue
             meaning = Input("state", key[1:])
             if key[0] == "parameter":
@@ -144,7 +155,9 @@ class _Join:
             mapping[node] = self._input(meaning, node.meta["val"])
         self._note_mutated(module, meanings)
         for node in module.graph.nodes:
-            self._copy(module, node, mapping, optimizer)
+            copied = self._copy(module, node, mapping, (optimizer, scalars))
+            if copied is not None and node.target is _READ_SCALAR:
+                scalars[node.name] = copied
         return mapping
 
     def _note_mutated(self, module: fx.GraphModule, meanings: Sequence[Input]) -> None:
@@ -156,7 +169,7 @@ class _Join:
         module: fx.GraphModule,
         node: fx.Node,
         mapping: dict[fx.Node, fx.Node],
-        optimizer: OptimizerTrace | None = None,
+        live: _Live | None = None,
     ) -> fx.Node | None:
         if node.op in ("placeholder", "output"):
             return None
@@ -169,7 +182,7 @@ class _Join:
         if getattr(node.target, "namespace", "") == "profiler":
             return None
         self._check_target(node)
-        args, kwargs = self._with_live_numbers(node, mapping, optimizer)
+        args, kwargs = self._with_live_numbers(node, live)
         args, kwargs = fx.map_arg((args, kwargs), lambda n: mapping.get(n, n))
         if node.target is operator.getitem and args in self.elements:
             mapping[node] = self.elements[args]
@@ -191,12 +204,10 @@ class _Join:
             "operator. Give the job capture=False (same numbers, no memory flow)."
         )
 
-    def _with_live_numbers(
-        self, node: fx.Node, mapping: dict[fx.Node, fx.Node], optimizer: OptimizerTrace | None
-    ) -> tuple[Any, Any]:
-        if optimizer is None or node.name not in self.live_nodes:
+    def _with_live_numbers(self, node: fx.Node, live: _Live | None) -> tuple[Any, Any]:
+        if live is None or node.name not in self.live_nodes:
             return node.args, node.kwargs
-        scalars = {n.name: m for n, m in mapping.items() if n.target is _READ_SCALAR}
+        optimizer, scalars = live
 
         def replace(value: Any, path: tuple[Any, ...]) -> Any:
             if isinstance(value, (tuple, list)):
@@ -238,6 +249,12 @@ class _Join:
         return self.graph._root
 
     def _constant(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
+        if isinstance(tensor, FakeTensor):
+            raise capture_error(
+                self.job.name,
+                "it keeps a tensor of the capture itself",
+                users_line(None, self.job.loss),
+            )
         if id(tensor) in self.own_tensors:
             name = self.own_tensors[id(tensor)]
             kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"

@@ -1,7 +1,10 @@
 """The same jobs under each policy, and as a plain eager loop, side by side.
 
 The eager loop is what users have today, so it is the reference for time and for the losses: a
-policy that changes one bit of one loss is wrong, however fast it is.
+policy that changes one bit of one loss is wrong, however fast it is. Kernels round differently when
+they are split among another number of threads, so the losses are compared with a loop that has a
+lane's threads; where torch would use more, that loop runs too, and the faster one is the reference
+for time.
 """
 
 from __future__ import annotations
@@ -9,15 +12,16 @@ from __future__ import annotations
 import json
 import struct
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
-from waterflow.partitioner.policies import POLICIES
 
+from waterflow.partitioner.policies import POLICIES
 from waterflow.report import JobReport, Report
 from waterflow.units import format_bytes, format_seconds, parse_bytes
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from waterflow import Job
 
 EAGER = "eager, one after another"
+_LANES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +37,10 @@ class Row:
     """One way to run the jobs.
 
     `seconds` is the training alone, `setup_seconds` what capture and planning added,
-    `steps_per_second` counts all jobs' steps, `speed` is relative to eager (None if either took no
-    time), `peak_bytes` what all jobs held at most (None where it was not measured), `equal` whether
-    every loss equals eager's bit for bit, `failed` the names of jobs that ended with an error.
+    `steps_per_second` counts all jobs' steps, `speed` is relative to the faster eager run (None if
+    either took no time), `peak_bytes` what all jobs held at most (None where it was not measured),
+    `equal` whether every loss equals eager's bit for bit (None for the eager run with other
+    threads), `failed` the names of jobs that ended with an error.
     """
 
     name: str
@@ -43,7 +49,7 @@ class Row:
     steps_per_second: float
     speed: float | None
     peak_bytes: int | None
-    equal: bool
+    equal: bool | None
     failed: list[str] = field(default_factory=list)
 
 
@@ -58,7 +64,7 @@ class Comparison:
     @property
     def ok(self) -> bool:
         """Whether no job failed and all losses are equal."""
-        return all(row.equal and not row.failed for row in self.rows)
+        return all(row.equal is not False and not row.failed for row in self.rows)
 
     def to_json(self) -> str:
         """Return {"memory_bytes": ..., "rows": [...]} as one JSON document."""
@@ -75,6 +81,16 @@ class Comparison:
         return table
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One way to run the jobs, before there is something to compare it with."""
+
+    name: str
+    report: Report
+    setup_seconds: float = 0.0
+    other_threads: bool = False
+
+
 def compare(
     make_jobs: Callable[[], Sequence[Job]],
     memory: str | SupportsIndex,
@@ -86,50 +102,94 @@ def compare(
     Every run calls `make_jobs` anew and expects the same jobs in the same initial state. Ctrl-C
     ends the comparison and returns the rows that are complete. Raises what `waterflow.run` raises.
     """
-    import waterflow as wf
-
     memory_bytes = parse_bytes(memory)
-    rows: list[Row] = []
+    runs: list[_Run] = []
     try:
-        eager = _run_eager(make_jobs())
-        rows.append(_row(EAGER, eager, eager, setup_seconds=0.0))
-        for policy in policies:
-            jobs = make_jobs()
-            began = time.perf_counter()
-            report = wf.run(jobs, memory=memory_bytes, device=device, policy=policy, progress=False)
-            if report.interrupted:
-                raise KeyboardInterrupt
-            setup = max(0.0, time.perf_counter() - began - report.seconds)
-            rows.append(_row(policy, report, eager, setup_seconds=setup))
+        for run in _all_runs(make_jobs, memory_bytes, policies, device):
+            runs.append(run)
     except KeyboardInterrupt:
-        return Comparison(memory_bytes=memory_bytes, rows=rows, interrupted=True)
-    return Comparison(memory_bytes=memory_bytes, rows=rows)
+        return Comparison(memory_bytes=memory_bytes, rows=_rows(runs), interrupted=True)
+    return Comparison(memory_bytes=memory_bytes, rows=_rows(runs))
 
 
-def _run_eager(jobs: Iterable[Job]) -> Report:
-    from waterflow.eager import run_eager
+def equal_losses(one: JobReport, other: JobReport) -> bool:
+    """Whether two jobs had the same losses, bit for bit: NaN equals itself, 0.0 is not -0.0."""
+    return _bits(one.losses) == _bits(other.losses)
 
+
+def _bits(losses: Sequence[float]) -> bytes:
+    return struct.pack(f"{len(losses)}d", *losses)
+
+
+def _all_runs(
+    make_jobs: Callable[[], Sequence[Job]], memory: int, policies: Sequence[str], device: str
+) -> Iterator[_Run]:
+    full = torch.get_num_threads()
+    threads = max(1, full // _LANES)
+    yield _run_eager(make_jobs(), threads)
+    if threads != full:
+        yield _run_eager(make_jobs(), full, other_threads=True)
+    for policy in policies:
+        yield _run_policy(make_jobs(), memory, policy, device, threads)
+
+
+def _run_eager(jobs: Iterable[Job], threads: int, *, other_threads: bool = False) -> _Run:
     began = time.perf_counter()
-    done: list[JobReport] = [run_eager(job) for job in jobs]
+    done = [_run_eager_job(job, threads) for job in jobs]
     peaks = [job.peak_bytes for job in done]
-    return Report(
+    report = Report(
         jobs={job.name: job for job in done},
         # One after another, so the largest counts; unknown if one of them was not measured.
         peak_bytes=max(peaks, default=0) if all(peaks) else 0,
         seconds=time.perf_counter() - began,
     )
+    plural = "" if threads == 1 else "s"
+    name = f"{EAGER}, {threads} thread{plural}"
+    return _Run(name=name, report=report, other_threads=other_threads)
 
 
-def _row(name: str, report: Report, eager: Report, *, setup_seconds: float) -> Row:
-    speed = _rate(report) / _rate(eager) if _rate(report) and _rate(eager) else None
+def _run_eager_job(job: Job, threads: int) -> JobReport:
+    from waterflow.eager import run_eager
+
+    try:
+        return run_eager(job, threads=threads)
+    except Exception as error:  # the job's own; the others are still worth comparing
+        kind = type(error).__name__
+        return JobReport(name=job.name, state="failed", error=str(error), error_type=kind)
+
+
+def _run_policy(jobs: Sequence[Job], memory: int, policy: str, device: str, threads: int) -> _Run:
+    import waterflow as wf
+
+    began = time.perf_counter()
+    report = wf.run(
+        jobs, memory, device=device, policy=policy, lanes=_LANES, threads=threads, progress=False
+    )
+    if report.interrupted:
+        raise KeyboardInterrupt
+    setup = max(0.0, time.perf_counter() - began - report.seconds)
+    return _Run(name=policy, report=report, setup_seconds=setup)
+
+
+def _rows(runs: Sequence[_Run]) -> list[Row]:
+    if not runs:
+        return []
+    eager = [run for run in runs if run.name.startswith(EAGER)]
+    fastest = max(_rate(run.report) for run in eager)
+    return [_row(run, runs[0].report, fastest) for run in runs]
+
+
+def _row(run: _Run, eager: Report, fastest: float) -> Row:
+    report, rate = run.report, _rate(run.report)
+    equal = all(equal_losses(job, eager[job.name]) for job in report)
     return Row(
-        name=name,
+        name=run.name,
         seconds=report.seconds,
-        setup_seconds=setup_seconds,
-        steps_per_second=_rate(report),
-        speed=speed,
+        setup_seconds=run.setup_seconds,
+        steps_per_second=rate,
+        speed=rate / fastest if rate and fastest else None,
         peak_bytes=report.peak_bytes or None,
-        equal=_loss_bits(report) == _loss_bits(eager),
+        equal=None if run.other_threads else equal,
         failed=[job.name for job in report if not job.ok],
     )
 
@@ -138,13 +198,8 @@ def _rate(report: Report) -> float:
     return sum(job.steps for job in report) / report.seconds if report.seconds > 0 else 0.0
 
 
-def _loss_bits(report: Report) -> dict[str, bytes]:
-    """The losses as bytes, because NaN is unequal to itself and 0.0 is equal to -0.0."""
-    return {job.name: struct.pack(f"{len(job.losses)}d", *job.losses) for job in report}
-
-
 def _cells(row: Row) -> Iterable[Any]:
-    losses = "equal" if row.equal else "DIFFER"
+    losses = {True: "equal", False: "DIFFER", None: "other threads"}[row.equal]
     return (
         row.name,
         format_seconds(row.seconds),

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.nn.utils import stateless
 
 from waterflow.batch import FlatBatch
 from waterflow.job import Job
 from waterflow.partitioner.graph import Input, tensors_of
+from waterflow.standin import standing_in
+from waterflow.statewatch import StateWatch
 from waterflow.tracing import (
     TRACE_LOCK,
-    StateWatch,
     capture_error,
     fake_mode,
     nodes_so_far,
@@ -52,6 +52,7 @@ def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, 
 def fake_twin(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
     """A fake leaf of the same layout that calls the same gradient hooks."""
     twin = mode.from_tensor(tensor, static_shapes=True)
+    twin.grad = None  # as after zero_grad; the mode brings a twin of an old gradient along
     for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
         twin.register_hook(hook)
     for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
@@ -66,15 +67,16 @@ class _Step:
         self.job = job
         self.batch = batch
         self.parameters, self.buffers = named_tensors(job.model)
+        own = [*self.parameters.values(), *self.buffers.values()]
+        self.own = [id(tensor) for tensor in own]
+        self.real = [*own, *batch.tensors]
         self.backward_start = 0
         self.has_gradient: list[bool] = []
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         n, m = len(self.parameters), len(self.buffers)
         parameters, buffers, batch = tensors[:n], tensors[n : n + m], tensors[n + m :]
-        swapped = dict(zip(self.parameters, parameters, strict=True))
-        swapped.update(zip(self.buffers, buffers, strict=True))
-        with stateless._reparametrize_module(self.job.model, swapped, tie_weights=True):
+        with standing_in(self.job.model, dict(zip(self.own, tensors, strict=False))):
             loss = self.job.loss(self.job.model, self.batch.rebuild(batch))
             self._check(loss)
             self.backward_start = nodes_so_far()
@@ -90,11 +92,12 @@ class _Step:
             raise TypeError(f"the loss must be a tensor with one element, got {what}")
         if not loss.requires_grad:
             raise TypeError(
-                "the loss does not depend on any parameter that requires a gradient, nothing to train"
+                "the loss does not depend on any parameter that requires a gradient: there is "
+                "nothing to train"
             )
 
     def _keep_reassigned_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
-        """``self.mean = new`` on a buffer becomes a copy into it: the graph's input stays the buffer."""
+        """``self.mean = new`` becomes a copy into the buffer: the graph's input stays the same."""
         for name, given in buffers.items():
             owner, _, attribute = name.rpartition(".")
             current = self.job.model.get_submodule(owner)._buffers.get(attribute)
@@ -110,26 +113,42 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
         CaptureError: the step depends on values, on Python state, or on tensors that the graph
             cannot have as inputs.
     """
-    step, mode, watch = _Step(job, batch), fake_mode(), StateWatch(job.model)
-    real = [*step.parameters.values(), *step.buffers.values(), *batch.tensors]
+    step = _Step(job, batch)
+    watch = StateWatch(job.model, loss=job.loss)
     gradients_before = {id(p): p.grad for p in _trained(job)}
-    twins: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in real]
     try:
         with TRACE_LOCK, watch.torch_generator(), torch.enable_grad():
-            module = trace(step, mode, twins)
+            mode = fake_mode()
+            module = trace(step, mode, [fake_twin(mode, tensor) for tensor in step.real])
     except Exception as error:
         watch.problem()
         reason = f"{type(error).__name__}: {_first_line(error)}"
         raise capture_error(job.name, reason, users_line(error, job.loss)) from error
     finally:
         leaked = _restore_gradients(job, gradients_before)
-    problem = watch.problem() or leaked
+    problem = watch.problem() or leaked or _untracked_gradient(module)
     if problem:
         raise capture_error(job.name, problem, users_line(None, job.loss))
     result = _result(step, module)
     _check_random(job, watch, result)
     _check_batch_unchanged(job, result)
     return result
+
+
+def _untracked_gradient(module: fx.GraphModule) -> str | None:
+    """A tensor outside model and optimizer that asks for a gradient would get none."""
+    problem = None
+    for node in module.graph.nodes:
+        tensor = getattr(module, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
+            if isinstance(tensor.grad, FakeTensor):
+                tensor.grad = None
+            problem = (
+                f"the loss uses a tensor of shape {tuple(tensor.shape)} that requires a gradient "
+                "and is not reached through the model given to it (register it in the model, or "
+                "detach it)"
+            )
+    return problem
 
 
 def _trained(job: Job) -> list[torch.Tensor]:
@@ -167,17 +186,36 @@ def seeded(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags  # type: ignore[operator]
 
 
+#: Operators that update the running statistics they are given, though their schemas do not say so.
+_UPDATES_STATISTICS = {
+    "aten::native_batch_norm",
+    "aten::cudnn_batch_norm",
+    "aten::miopen_batch_norm",
+    "aten::batch_norm_gather_stats",
+    "aten::batch_norm_gather_stats_with_counts",
+}
+
+
+def _is_written(argument: Any, updates_statistics: bool) -> bool:
+    if argument.alias_info is not None and argument.alias_info.is_write:
+        return True
+    return updates_statistics and argument.name in ("running_mean", "running_var")
+
+
 def writes(node: fx.Node) -> list[fx.Node]:
     """The argument nodes that an operator writes to."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
+    if schema is None:
+        return []
+    updates_statistics = schema.name in _UPDATES_STATISTICS
+    if not (schema.is_mutable or updates_statistics):
         return []
     written: list[fx.Node] = []
     for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        fx.map_arg(value, written.append)
+        if _is_written(argument, updates_statistics):
+            given = position < len(node.args)
+            value = node.args[position] if given else node.kwargs.get(argument.name)
+            fx.map_arg(value, written.append)
     return written
 
 

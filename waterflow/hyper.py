@@ -2,10 +2,10 @@
 
 An optimizer computes with Python numbers (``alpha=-lr``, ``1 - beta1 ** step``) and hands the
 results to operators, where a trace sees only their values. To keep such a constant up to date, the
-optimizer is traced with *marked* numbers: floats of an odd, random value that remember how they were
-computed. A constant in the trace whose value is that of a remembered expression in two traces with
-different marks is that expression; everything else must be equal in both. Comparisons are remembered
-as guards: the trace holds while they come out the same.
+optimizer is traced with *marked* numbers: floats of an odd, random value that remember how they
+were computed. A constant in the trace whose value is that of a remembered expression in two traces
+with different marks is that expression; everything else must be equal in both. Comparisons are
+remembered as guards: the trace holds while they come out the same.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ COMPARISON: Mapping[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+
+
+class UnfollowableError(TypeError):
+    """A computation with a marked number that no expression describes."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,13 @@ class MarkedFloat(float):
         return _compare("!=", self, 0.0)
 
     __hash__ = float.__hash__
+
+    def _lost(self, *_: Any) -> Any:
+        """Rounding gives equal numbers for different marks: nobody would see that it is live."""
+        raise UnfollowableError("it rounds a number that changes from step to step")
+
+    __int__ = __trunc__ = __floor__ = __ceil__ = __round__ = _lost
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _lost
 
 
 def bits(value: float) -> bytes:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from waterflow.partitioner.errors import ReportError
-
 from waterflow.fields import Fields, encode_float
+from waterflow.partitioner.errors import ReportError
 
 State = Literal["queued", "running", "finished", "stopped", "failed", "out_of_memory"]
 

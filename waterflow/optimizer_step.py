@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,51 +14,40 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
-from torch.nn.utils import stateless
+from torch.overrides import TorchFunctionMode
 
-from waterflow.forward import named_tensors
-from waterflow.hyper import (
-    Expression,
-    Guard,
-    Marks,
-    bits,
-    common_meaning,
-    holds,
-    leaves,
-    mark,
-    markable,
-)
+from waterflow.hyper import Expression, Guard, MarkedFloat, Marks, holds, leaves, mark, markable
 from waterflow.job import Job
-from waterflow.tracing import TRACE_LOCK, StateWatch, fake_mode, trace
+from waterflow.optimizer_match import Place, live_constants
+from waterflow.optimizer_state import (
+    HyperKey,
+    Layout,
+    NotCapturableError,
+    StateLayout,
+    hyperparameters,
+    layout_or_value,
+    numbers_of,
+    same_value,
+    state_layout,
+    trained_parameters,
+)
+from waterflow.standin import standing_in
+from waterflow.statewatch import StateWatch
+from waterflow.tracing import TRACE_LOCK, fake_mode, trace
 
-#: Where a hyperparameter lives: (group, key) or (group, key, position in its tuple).
-HyperKey = tuple[Any, ...]
+__all__ = [
+    "HyperKey",
+    "Layout",
+    "NotCapturableError",
+    "OptimizerTrace",
+    "StateLayout",
+    "hyperparameters",
+    "state_layout",
+    "trace_optimizer",
+    "trained_parameters",
+]
 
-
-class NotCapturableError(Exception):
-    """The optimizer's step cannot be captured exactly; it will run eagerly. Says why."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Shape, strides and type of a tensor: all that a trace needs of it."""
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Layout:
-        """The layout of a tensor, real or fake."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-
-    def make(self) -> torch.Tensor:
-        """A new tensor of this layout (fake, inside a fake mode)."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
-
-
-#: Optimizer state of each trained parameter: layouts of its tensors, plain values as they are.
-StateLayout = list[dict[Any, Any]]
+_ABSENT = object()
 
 
 @dataclass
@@ -66,12 +56,10 @@ class OptimizerTrace:
 
     Attributes:
         module: placeholders in the order of `inputs`.
-        inputs: ("parameter", i), ("gradient", i) or ("state", i, key); i counts the optimizer's
-            parameters.
+        inputs: ("parameter", i), ("gradient", i), ("state", i, key) or ("hyper", key) for a
+            hyperparameter that is a tensor; i counts the optimizer's parameters.
         outputs: state created: (i, key) -> node; empty if the state was there.
-        constants: expression of each constant that must be kept up to date: (node's name, path in
-            its arguments) -> expression.
-        items: node name -> the read of a scalar that expressions refer to.
+        constants: the expression of each constant that must be kept up to date, by its place.
         state_after: layouts of the state after the step.
         fixed: hyperparameters that are part of the graph, with their values.
         guards: comparisons of live hyperparameters.
@@ -80,7 +68,7 @@ class OptimizerTrace:
     module: fx.GraphModule
     inputs: list[tuple[Any, ...]]
     outputs: dict[tuple[int, Any], fx.Node]
-    constants: dict[tuple[str, tuple[Any, ...]], Expression]
+    constants: dict[Place, Expression]
     state_after: StateLayout
     fixed: dict[HyperKey, Any]
     guards: list[Guard] = field(default_factory=list)
@@ -88,49 +76,13 @@ class OptimizerTrace:
     def valid_for(self, values: Mapping[HyperKey, Any]) -> bool:
         """Whether the graph is right for these hyperparameters."""
         return (
-            all(_equal(values.get(key), value) for key, value in self.fixed.items())
+            all(same_value(values.get(key), value) for key, value in self.fixed.items())
             and values.keys() - self.fixed.keys() == self._live(values)
             and all(holds(guard, values) for guard in self.guards)
         )
 
     def _live(self, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
         return {key for key in values if key not in self.fixed and markable(values[key])}
-
-
-def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The optimizer's parameters in the order of its groups."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
-def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
-    """All hyperparameters of all groups; tuples of numbers taken apart."""
-    found: dict[HyperKey, Any] = {}
-    for index, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key == "params":
-                continue
-            if isinstance(value, (tuple, list)) and all(type(v) is float for v in value):
-                found.update({(index, key, place): v for place, v in enumerate(value)})
-            else:
-                found[index, key] = value
-    return found
-
-
-def state_layout(optimizer: torch.optim.Optimizer) -> StateLayout:
-    """Layouts of the optimizer's present state."""
-    state = optimizer.state
-    return [
-        {key: _layout_or_value(value) for key, value in state[p].items()} if p in state else {}
-        for p in trained_parameters(optimizer)
-    ]
-
-
-def _layout_or_value(value: Any) -> Any:
-    return Layout.of(value) if isinstance(value, torch.Tensor) else value
-
-
-def _equal(left: Any, right: Any) -> bool:
-    return left is right or (type(left) is type(right) and bool(left == right))
 
 
 def trace_optimizer(
@@ -150,11 +102,14 @@ def trace_optimizer(
     fixed = {key for key, value in values.items() if not markable(value)}
     for _ in range(len(values) + 1):
         first = _Attempt(job, gradients, state, fixed, seed=1).run()
+        if broken := _guards_broken(first, values):
+            fixed |= broken
+            continue
         second = _Attempt(job, gradients, state, fixed, seed=2).run()
-        broken = _guards_broken(first, values)
-        if not broken:
-            return _combine(first, second, {key: values[key] for key in fixed})
-        fixed |= broken
+        if broken := _guards_broken(second, values):
+            fixed |= broken
+            continue
+        return _combine(first, second, {key: values[key] for key in fixed})
     raise NotCapturableError("its control flow depends on its hyperparameters")
 
 
@@ -184,37 +139,39 @@ class _Attempt:
     def run(self) -> _Attempt:
         mode = fake_mode()
         with TRACE_LOCK:
-            twins = [mode.from_tensor(parameter, static_shapes=True) for parameter in self.real]
-            arguments = self._arguments(mode, twins)
-            watch = StateWatch(self.job.model)
+            watch = StateWatch(self.job.model, self.job.optimizer)
             try:
-                with torch.no_grad(), self._live_items():
+                arguments = self._arguments(mode)
+                with torch.no_grad(), _live_items(self._read), _TensorScalars():
                     self.module = trace(self._step, mode, arguments)
             except NotCapturableError:
+                watch.problem()
                 raise
             except Exception as error:
+                watch.problem()
                 text = str(error).strip().splitlines() or ["no message"]
                 raise NotCapturableError(f"{type(error).__name__}: {text[0]}") from error
             if problem := watch.problem():
                 raise NotCapturableError(problem)
         return self
 
-    def _arguments(self, mode: Any, twins: list[FakeTensor]) -> list[torch.Tensor]:
-        tensors: list[torch.Tensor] = []
-        for index, twin in enumerate(twins):
-            self.inputs.append(("parameter", index))
-            tensors.append(twin)
+    def _arguments(self, mode: Any) -> list[torch.Tensor]:
+        given: dict[tuple[Any, ...], torch.Tensor] = {}
+        for index, parameter in enumerate(self.real):
+            given["parameter", index] = mode.from_tensor(parameter, static_shapes=True)
+        for key, value in hyperparameters(self.job.optimizer).items():
+            if isinstance(value, torch.Tensor):
+                given["hyper", key] = mode.from_tensor(value, static_shapes=True)
         with mode:
             for index, gradient in enumerate(self.gradients):
                 if gradient is not None:
-                    self.inputs.append(("gradient", index))
-                    tensors.append(gradient.make())
+                    given["gradient", index] = gradient.make()
             for index, entries in enumerate(self.state):
                 for key, value in entries.items():
                     if isinstance(value, Layout):
-                        self.inputs.append(("state", index, key))
-                        tensors.append(value.make())
-        return tensors
+                        given["state", index, key] = value.make()
+        self.inputs = list(given)
+        return list(given.values())
 
     def _step(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = dict(zip(self.inputs, tensors, strict=True))
@@ -225,11 +182,15 @@ class _Attempt:
         optimizer = self.job.optimizer
         saved_groups, saved_state = optimizer.param_groups, optimizer.state
         state = self._state_for(parameters, given)
-        optimizer.param_groups = self._marked_groups(parameters)
+        groups = self._marked_groups(parameters, given)
+        optimizer.param_groups = [dict(group) for group in groups]
         optimizer.state = state
         try:
-            with self._swapped_model(parameters):
+            # The optimizer's hooks may go through the model (clipping does).
+            twins = {id(own): twin for own, twin in zip(self.real, parameters, strict=True)}
+            with standing_in(self.job.model, twins):
                 self._update(parameters)
+            _check_groups(groups, optimizer.param_groups)
         finally:
             optimizer.param_groups, optimizer.state = saved_groups, saved_state
         return self._new_state(parameters, state, given)
@@ -251,18 +212,23 @@ class _Attempt:
                 }
         return state
 
-    def _marked_groups(self, parameters: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
+    def _marked_groups(
+        self, parameters: Sequence[torch.Tensor], given: Mapping[Any, torch.Tensor]
+    ) -> list[dict[str, Any]]:
         groups, start = [], 0
         for number, group in enumerate(self.job.optimizer.param_groups):
             stop = start + len(group["params"])
-            marked = {key: self._marked(number, key, value) for key, value in group.items()}
+            marked = {
+                key: given.get(("hyper", (number, key)), self._marked(number, key, value))
+                for key, value in group.items()
+            }
             marked["params"] = list(parameters[start:stop])
             groups.append(marked)
             start = stop
         return groups
 
     def _marked(self, group: int, key: str, value: Any) -> Any:
-        if isinstance(value, (tuple, list)) and all(type(v) is float for v in value):
+        if numbers_of(value):
             return type(value)(self._mark((group, key, i), v) for i, v in enumerate(value))
         return self._mark((group, key), value)
 
@@ -271,35 +237,13 @@ class _Attempt:
             return value
         return self.marks.number(mark(value, self.random), ("hyper", key))
 
-    @contextlib.contextmanager
-    def _swapped_model(self, parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Hooks of the optimizer that go through the model see the traced parameters."""
-        real = {id(p): i for i, p in enumerate(self.real)}
-        named, _ = named_tensors(self.job.model)
-        swapped = {n: parameters[real[id(p)]] for n, p in named.items() if id(p) in real}
-        with stateless._reparametrize_module(self.job.model, swapped, tie_weights=True):
-            yield
-
-    @contextlib.contextmanager
-    def _live_items(self) -> Iterator[None]:
-        """``tensor.item()`` on a traced tensor becomes a read in the graph and a marked number."""
-        original = torch.Tensor.item
-        attempt = self
-
-        def item(tensor: torch.Tensor) -> Any:
-            if not isinstance(tensor, FakeTensor) or not tensor.dtype.is_floating_point:
-                return original(tensor)
-            return attempt._read(tensor)
-
-        torch.Tensor.item = item  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            torch.Tensor.item = original  # type: ignore[method-assign]
-
-    def _read(self, tensor: FakeTensor) -> float:
+    def _read(self, tensor: torch.Tensor) -> MarkedFloat:
+        """A read of a traced tensor becomes a read in the graph, and a marked number here."""
         mode = get_proxy_mode()
-        assert mode is not None
+        if mode is None or not isinstance(tensor, FakeTensor):
+            raise NotCapturableError("it reads a number from a tensor that is not in its state")
+        if not tensor.dtype.is_floating_point:
+            raise NotCapturableError("it reads a whole number from its state")
         slot = get_proxy_slot(tensor, mode.tracer)
         target = torch.ops.aten._local_scalar_dense.default
         proxy = mode.tracer.create_proxy("call_function", target, (slot.proxy,), {})
@@ -311,10 +255,14 @@ class _Attempt:
         state: Mapping[torch.Tensor, Any],
         given: Mapping[Any, torch.Tensor],
     ) -> list[torch.Tensor]:
+        if state.keys() - set(parameters):
+            raise NotCapturableError("it keeps state that belongs to no parameter")
         created: list[torch.Tensor] = []
         for index, parameter in enumerate(parameters):
             entries = state.get(parameter, {})
-            self.state_after.append({k: _layout_or_value(v) for k, v in entries.items()})
+            self.state_after.append({k: layout_or_value(v) for k, v in entries.items()})
+            for key in self.state[index].keys() - entries.keys():
+                raise NotCapturableError(f"it drops its state {key!r}")
             for key, value in entries.items():
                 before = given.get(("state", index, key))
                 if not isinstance(value, torch.Tensor):
@@ -330,17 +278,51 @@ class _Attempt:
         """A plain value that changes with the steps would be frozen by the trace."""
         before = self.state[index].get(key, _ABSENT)
         first = not self.state[index]
-        if not (first or _equal(before, value)):
+        if isinstance(value, MarkedFloat) or not (first or same_value(before, value)):
             raise NotCapturableError(f"its state {key!r} is a Python value that changes")
 
 
-_ABSENT = object()
+class _TensorScalars(TorchFunctionMode):
+    """Scalars given as tensors (``alpha=-lr``) are read where operators would read them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        names = ("alpha", "value") if "addc" in getattr(func, "__name__", "") else ("alpha",)
+        for name in names:
+            if isinstance(kwargs.get(name), torch.Tensor):
+                kwargs[name] = kwargs[name].item()
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _live_items(read: Any) -> Iterator[None]:
+    """``tensor.item()`` in this thread goes to `read`. Requires TRACE_LOCK, as it patches torch."""
+    original, owner = torch.Tensor.item, threading.get_ident()
+
+    def item(tensor: torch.Tensor) -> Any:
+        return read(tensor) if threading.get_ident() == owner else original(tensor)
+
+    torch.Tensor.item = item  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.item = original  # type: ignore[method-assign]
+
+
+def _check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:
+    """An optimizer that counts in its groups would count in the trace only."""
+    for old, new in zip(before, after, strict=True):
+        for key in old.keys() | new.keys():
+            if old.get(key, _ABSENT) is not new.get(key, _ABSENT):
+                raise NotCapturableError(f"it changes its own hyperparameter {key!r}")
 
 
 def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
     """Hyperparameters whose marks changed a decision; they must be fixed."""
     broken: set[HyperKey] = set()
-    for guard in attempt.marks.guards:
+    for guard in dict.fromkeys(attempt.marks.guards):
         found = leaves(guard.left) + leaves(guard.right)
         if any(leaf[0] == "item" for leaf in found):
             raise NotCapturableError("its control flow depends on its state, step by step")
@@ -350,14 +332,8 @@ def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[Hyp
 
 
 def _combine(first: _Attempt, second: _Attempt, fixed: dict[HyperKey, Any]) -> OptimizerTrace:
-    nodes = [list(attempt.module.graph.nodes) for attempt in (first, second)]
-    if [_shape(n) for n in nodes[0]] != [_shape(n) for n in nodes[1]]:
-        raise NotCapturableError("its operations depend on the values of its hyperparameters")
-    constants: dict[tuple[str, tuple[Any, ...]], Expression] = {}
-    for one, other in zip(*nodes, strict=True):
-        _match(first, second, one, (one.args, one.kwargs), (other.args, other.kwargs), (), constants)
-        _match_constant(first, second, one, other)
-    output = nodes[0][-1]
+    constants = live_constants((first.module, second.module), (first.marks, second.marks))
+    output = next(node for node in reversed(first.module.graph.nodes) if node.op == "output")
     return OptimizerTrace(
         module=first.module,
         inputs=first.inputs,
@@ -365,50 +341,5 @@ def _combine(first: _Attempt, second: _Attempt, fixed: dict[HyperKey, Any]) -> O
         constants=constants,
         state_after=first.state_after,
         fixed=fixed,
-        guards=first.marks.guards,
+        guards=list(dict.fromkeys([*first.marks.guards, *second.marks.guards])),
     )
-
-
-def _shape(node: fx.Node) -> tuple[Any, ...]:
-    return node.op, str(node.target) if node.op != "get_attr" else "", len(node.args)
-
-
-def _match_constant(first: _Attempt, second: _Attempt, one: fx.Node, other: fx.Node) -> None:
-    if one.op != "get_attr":
-        return
-    left, right = (getattr(a.module, str(n.target)) for a, n in ((first, one), (second, other)))
-    if left is not right and not torch.equal(left, right):
-        raise NotCapturableError("it makes a tensor of its hyperparameters")
-
-
-def _match(
-    first: _Attempt,
-    second: _Attempt,
-    node: fx.Node,
-    left: Any,
-    right: Any,
-    path: tuple[Any, ...],
-    found: dict[tuple[str, tuple[Any, ...]], Expression],
-) -> None:
-    """Walks two nodes' arguments side by side; a constant that differs must have a meaning."""
-    if isinstance(left, (tuple, list)):
-        if len(left) != len(right):
-            raise NotCapturableError("its operations depend on the values of its hyperparameters")
-        for place, pair in enumerate(zip(left, right, strict=True)):
-            _match(first, second, node, *pair, (*path, place), found)
-    elif isinstance(left, dict):
-        for key in left:
-            _match(first, second, node, left[key], right[key], (*path, key), found)
-    elif isinstance(left, float) and isinstance(right, float):
-        if bits(left) == bits(right):
-            return
-        meanings = [a.marks.meanings.get(bits(v), []) for a, v in ((first, left), (second, right))]
-        meaning = common_meaning(*meanings)
-        if meaning is None:
-            raise NotCapturableError(f"it computes a number for {node.target} outside arithmetic")
-        found[node.name, path] = meaning
-    elif isinstance(left, fx.Node):
-        if left.name != right.name:
-            raise NotCapturableError("its operations depend on the values of its hyperparameters")
-    elif not _equal(left, right):
-        raise NotCapturableError(f"an argument of {node.target} changes with its hyperparameters")

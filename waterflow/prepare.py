@@ -53,6 +53,7 @@ class PreparedStep:
     compiled: CompiledStep
     optimizer: OptimizerTrace | None
     memory: StepMemory = field(init=False)
+    valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
 
     @property
     def creates_state(self) -> bool:
@@ -195,7 +196,9 @@ class Preparer:
         if step is None or step.optimizer is None:
             return step
         values = hyperparameters(self.job.optimizer)
-        return step if step.optimizer.valid_for(values) else None
+        if step.valid_values != values and step.optimizer.valid_for(values):
+            step.valid_values = values
+        return step if step.valid_values == values else None
 
     def renew(self, shape: Shape, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""

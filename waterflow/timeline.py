@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
 from waterflow.partitioner.errors import ReportError
 
 FloatArray = NDArray[np.float64]

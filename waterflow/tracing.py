@@ -1,19 +1,16 @@
-"""What both traces (forward with backward, and the optimizer) need: one lock, one mode, clear errors."""
+"""What both traces (forward with backward, optimizer) need: one lock, one mode, clear errors."""
 
 from __future__ import annotations
 
-import contextlib
-import random
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from waterflow.partitioner.errors import CaptureError
@@ -68,123 +65,3 @@ def nodes_so_far() -> int:
     mode = get_proxy_mode()
     assert mode is not None, "only inside a trace"
     return len(mode.tracer.graph.nodes)
-
-
-class StateWatch:
-    """Notices what a trace would silently freeze: Python state and random numbers outside torch."""
-
-    def __init__(self, model: nn.Module) -> None:
-        """Remembers the model's plain attributes and the states of the random generators."""
-        self._model = model
-        self._before = {name: _attributes(module) for name, module in model.named_modules()}
-        self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)
-        self.torch_generator_touched = False
-
-    def problem(self) -> str | None:
-        """What has changed since; everything is put back as it was."""
-        return self._changed_attribute() or self._drawn_number()
-
-    def _changed_attribute(self) -> str | None:
-        problem = None
-        for name, module in self._model.named_modules():
-            before, after = self._before.get(name, {}), _attributes(module)
-            for key in before.keys() | after.keys():
-                if _same(before.get(key, _MISSING), after.get(key, _MISSING)):
-                    continue
-                place = f"{name}.{key}" if name else key
-                problem = (
-                    f"the model changes its attribute {place!r} during a step, and a captured step "
-                    "would not (a tensor that must persist belongs in a buffer)"
-                )
-                _put_back(module, key, before.get(key, _MISSING))
-        return problem
-
-    def _drawn_number(self) -> str | None:
-        if random.getstate() != self._python:
-            random.setstate(self._python)
-            return "the step draws from Python's random module, a captured step would repeat it"
-        now = np.random.get_state(legacy=False)
-        if repr(now) != repr(self._numpy):
-            np.random.set_state(self._numpy)
-            return "the step draws from numpy.random, a captured step would repeat the number"
-        return None
-
-    @contextlib.contextmanager
-    def torch_generator(self) -> Iterator[None]:
-        """Notices code that saves, sets or seeds torch's generator (checkpointing does).
-
-        Requires TRACE_LOCK, as it patches torch.
-        """
-        owner = threading.get_ident()
-        names = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
-        modules = [torch, torch.random]
-        saved = [(m, n, getattr(m, n)) for m in modules for n in names if hasattr(m, n)]
-
-        def watch(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() != owner:  # another thread has nothing to do with this
-                    return original(*args, **kwargs)
-                self.torch_generator_touched = True
-                if original.__name__ == "get_rng_state":
-                    return original(*args, **kwargs)
-                return None
-
-            return call
-
-        for module, name, original in saved:
-            setattr(module, name, watch(original))
-        try:
-            yield
-        finally:
-            for module, name, original in saved:
-                setattr(module, name, original)
-
-
-_MISSING = object()
-_SKIPPED = {"_parameters", "_buffers", "_modules", "training", "_non_persistent_buffers_set"}
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    found = {}
-    for key, value in vars(module).items():
-        if key in _SKIPPED or (key.startswith("_") and key.endswith("hooks")):
-            continue
-        found[key] = _copied(value)
-    return found
-
-
-def _copied(value: Any) -> Any:
-    if type(value) in (list, dict, set):
-        return value.copy()
-    return value
-
-
-def _same(before: Any, after: Any) -> bool:
-    if before is after:
-        return not isinstance(after, FakeTensor)
-    if type(before) is not type(after):
-        return False
-    if isinstance(before, (int, float, complex, str, bytes)):
-        return bool(before == after) or before != before
-    if isinstance(before, (list, tuple)):
-        return len(before) == len(after) and all(map(_same, before, after))
-    if isinstance(before, dict):
-        return before.keys() == after.keys() and all(_same(before[k], after[k]) for k in before)
-    if isinstance(before, set):
-        return before == after
-    return False
-
-
-def _put_back(module: nn.Module, key: str, value: Any) -> None:
-    if value is _MISSING:
-        vars(module).pop(key, None)
-    elif type(value) in (list, set) or type(value) is dict:
-        current = vars(module).get(key)
-        if type(current) is type(value):
-            current.clear()
-            (current.extend if isinstance(value, list) else current.update)(value)
-        else:
-            vars(module)[key] = value
-    else:
-        vars(module)[key] = value

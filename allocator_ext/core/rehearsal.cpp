@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "core/placement.h"
+
 namespace waterflow {
 namespace {
 
@@ -21,24 +23,34 @@ class Rehearsal {
           std::to_string(jobs.size()) + " jobs");
     }
     result_.offsets.resize(steps.size());
+    for (const Chunk& chunk : state_.chunks()) {
+      if (chunk.state == ChunkState::kLive) obstacles_.push_back(chunk);
+    }
     state_.reset_peaks();
+    live_ = state_.live();
   }
 
   RehearsalResult run(const std::vector<std::vector<Slot>>& pairs) {
-    for (std::size_t pair = 0; pair < pairs.size() && result_.fits; ++pair) {
+    for (std::size_t pair = 0; pair < pairs.size(); ++pair) {
       play_pair(pairs[pair], static_cast<int>(pair));
     }
     result_.extent = state_.extent();
+    if (!result_.fits || result_.extent > result_.peak) plan_all_at_once();
     return std::move(result_);
   }
 
  private:
+  struct Held {
+    std::size_t bytes;
+    std::size_t block;   // index into blocks_
+    std::size_t offset;  // where best fit has put it
+  };
   struct Progress {
     std::size_t group = 0;  // next to play
     std::size_t event = 0;
     int pair = -1;  // where its last group was, and on which lane
     int lane = kNoLane;
-    std::unordered_map<std::int32_t, std::size_t> live;  // id -> offset
+    std::unordered_map<std::int32_t, Held> live;  // by id
   };
   // How a lane's live bytes move within a pair, counted from the pair's start.
   struct Tide {
@@ -49,17 +61,17 @@ class Rehearsal {
   void play_pair(const std::vector<Slot>& slots, int pair) {
     state_.synchronize();
     std::vector<Tide> tides(state_.lanes());
-    const std::size_t before = state_.live();
+    const std::size_t before = live_;
     for (const Slot& slot : slots) {
       check_slot(slot, pair);
-      if (!play_group(slot, tides[slot.lane])) {
-        result_.failed_pair = pair;
-        return;
-      }
+      play_group(slot, tides[slot.lane]);
     }
     // The lanes are independent of each other, so some interleaving has all at their high at once.
     std::size_t peak = before;
-    for (const Tide& tide : tides) peak += tide.high;
+    for (const Tide& tide : tides) {
+      peak += tide.high;
+      live_ += tide.now;
+    }
     result_.pair_peaks.push_back(peak);
     result_.peak = std::max(result_.peak, peak);
   }
@@ -87,7 +99,7 @@ class Rehearsal {
     progress.lane = slot.lane;
   }
 
-  bool play_group(const Slot& slot, Tide& tide) {
+  void play_group(const Slot& slot, Tide& tide) {
     const StepEvents& step = steps_[slot.step];
     Progress& progress = progress_[slot.step];
     const std::size_t end = step.group_ends[progress.group++];
@@ -99,11 +111,10 @@ class Rehearsal {
       if (event.bytes == 0) reject(slot.step, "an event of 0 bytes");
       if (event.bytes < 0) {
         play_free(slot, event, progress, tide);
-      } else if (!play_allocation(slot, event, progress, tide)) {
-        return false;
+      } else {
+        play_allocation(slot, event, progress, tide);
       }
     }
-    return true;
   }
 
   void play_free(const Slot& slot, const StepEvent& event, Progress& progress, Tide& tide) {
@@ -111,30 +122,56 @@ class Rehearsal {
     if (found == progress.live.end()) {
       reject(slot.step, "frees id " + std::to_string(event.id) + ", which it does not hold");
     }
-    tide.now -= static_cast<std::ptrdiff_t>(state_.find(found->second)->bytes);
-    state_.free(found->second, slot.lane);
+    const Held held = found->second;
+    tide.now -= static_cast<std::ptrdiff_t>(held.bytes);
+    blocks_[held.block].end = Moment{progress.pair, slot.lane, ++position_};
+    if (result_.fits) state_.free(held.offset, slot.lane);
     progress.live.erase(found);
   }
 
-  bool play_allocation(const Slot& slot, const StepEvent& event, Progress& progress, Tide& tide) {
-    const auto bytes = static_cast<std::size_t>(event.bytes);
-    const auto offset = state_.allocate(bytes, slot.lane, jobs_[slot.step], /*may_sync=*/false);
-    if (!offset) {
-      explain(slot, bytes);
-      return false;
-    }
-    if (!progress.live.emplace(event.id, *offset).second) {
+  void play_allocation(const Slot& slot, const StepEvent& event, Progress& progress, Tide& tide) {
+    const std::size_t bytes = state_.rounded(static_cast<std::size_t>(event.bytes));
+    const std::size_t offset = best_fit(slot, bytes);
+    if (!progress.live.emplace(event.id, Held{bytes, blocks_.size(), offset}).second) {
       reject(slot.step, "allocates id " + std::to_string(event.id) + " twice");
     }
-    result_.offsets[slot.step].push_back(*offset);
-    tide.now += static_cast<std::ptrdiff_t>(state_.rounded(bytes));
+    blocks_.push_back({bytes, {progress.pair, slot.lane, ++position_}, std::nullopt});
+    block_steps_.push_back(slot.step);
+    if (result_.fits) result_.offsets[slot.step].push_back(offset);
+    tide.now += static_cast<std::ptrdiff_t>(bytes);
     tide.high = std::max(tide.high, tide.now);
-    return true;
+  }
+
+  // What the allocator would do, until a request finds no place; then the walk goes on only to
+  // learn the lifetimes.
+  std::size_t best_fit(const Slot& slot, std::size_t bytes) {
+    if (!result_.fits) return 0;
+    const auto offset = state_.allocate(bytes, slot.lane, jobs_[slot.step], /*may_sync=*/false);
+    if (!offset) explain(slot, bytes);
+    return offset.value_or(0);
+  }
+
+  // Lifetimes are known, so the plan may do better than deciding request by request.
+  void plan_all_at_once() {
+    if (blocks_.size() > kMostBlocks || !within_limits_) return;
+    const Placement placement = place(blocks_, obstacles_);
+    if (placement.extent > state_.capacity()) return;
+    if (result_.fits && placement.extent >= result_.extent) return;
+    for (auto& offsets : result_.offsets) offsets.clear();
+    for (std::size_t i = 0; i < blocks_.size(); ++i) {
+      result_.offsets[block_steps_[i]].push_back(placement.offsets[i]);
+    }
+    result_.fits = true;
+    result_.why.clear();
+    result_.failed_pair = result_.failed_step = result_.failed_group = -1;
+    result_.extent = placement.extent;
   }
 
   void explain(const Slot& slot, std::size_t bytes) {
     const JobId job = jobs_[slot.step];
     result_.fits = false;
+    within_limits_ = state_.limit(job) == kNoLimit;
+    result_.failed_pair = progress_[slot.step].pair;
     result_.failed_step = slot.step;
     result_.failed_group = slot.group;
     result_.why = "step " + std::to_string(slot.step) + " (job " + std::to_string(job) +
@@ -149,7 +186,16 @@ class Rehearsal {
     }
   }
 
+  // The placement compares every two blocks: beyond this many, best fit has to do.
+  static constexpr std::size_t kMostBlocks = 20000;
+
   Allocator state_;
+  std::vector<Chunk> obstacles_;
+  std::vector<Block> blocks_;
+  std::vector<int> block_steps_;
+  std::int64_t position_ = 0;
+  std::size_t live_ = 0;
+  bool within_limits_ = true;
   const std::vector<StepEvents>& steps_;
   const std::vector<JobId>& jobs_;
   std::vector<Progress> progress_;

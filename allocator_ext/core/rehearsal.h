@@ -8,6 +8,9 @@
 // on that lane's own earlier events alone: however the lanes interleave at run time, each
 // allocation finds its place free and no one else's. What one lane frees reaches the others at the
 // next pair.
+//
+// Where best fit leaves gaps, or finds no place, the blocks are placed once more all at once (see
+// placement.h), under the same rule of who may follow whom.
 #pragma once
 
 #include <cstddef>

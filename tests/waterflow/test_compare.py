@@ -6,55 +6,67 @@ import sys
 import types
 
 import pytest
-from waterflow.partitioner.errors import JobError
+import torch
 
 import waterflow
 from waterflow.compare import EAGER, compare
+from waterflow.partitioner.errors import JobError
 from waterflow.report import JobReport, Report
 
 
 class Engine:
     """Eager takes what it takes; a policy's report says one second for two jobs of ten steps."""
 
-    def __init__(self, losses, eager_losses, eager_peak=0):
+    def __init__(self, losses, eager_losses, eager_peak=0, error=None):
         self.losses, self.eager_losses, self.eager_peak = losses, eager_losses, eager_peak
+        self.error = error
 
-    def run(self, jobs, *, memory, device, policy, progress):
+    def run(self, jobs, memory, *, device, policy, lanes, threads, progress):
         assert progress is False
-        reports = {job: JobReport(name=job, steps=10, losses=list(self.losses)) for job in jobs}
+        assert (lanes, threads) == (2, 2)
+        reports = {
+            job.name: JobReport(name=job.name, steps=10, losses=list(self.losses)) for job in jobs
+        }
         return Report(jobs=reports, seconds=1.0, peak_bytes=memory // 2, budget_bytes=memory)
 
-    def run_eager(self, job):
-        losses = list(self.eager_losses)
-        return JobReport(name=job, steps=10, losses=losses, peak_bytes=self.eager_peak)
+    def run_eager(self, job, threads):
+        if self.error:
+            raise self.error
+        losses = [loss if threads == 2 else loss + 1 for loss in self.eager_losses]
+        return JobReport(name=job.name, steps=10, losses=losses, peak_bytes=self.eager_peak)
 
 
 @pytest.fixture
 def rows(monkeypatch):
-    def rows(*, losses, eager_losses, eager_peak=0, policies=("temporal",)):
-        engine = Engine(losses, eager_losses, eager_peak)
+    def rows(*, losses, eager_losses, eager_peak=0, error=None, policies=("temporal",)):
+        engine = Engine(losses, eager_losses, eager_peak, error)
         module = types.ModuleType("waterflow.eager")
         module.run_eager = engine.run_eager
         monkeypatch.setitem(sys.modules, "waterflow.eager", module)
         monkeypatch.setattr(waterflow, "run", engine.run, raising=False)
-        return compare(lambda: ["a", "b"], "1MiB", policies)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+        jobs = [types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b")]
+        return compare(lambda: jobs, "1MiB", policies)
 
     return rows
 
 
 def test_rows(rows):
     result = rows(losses=[1.0], eager_losses=[1.0], policies=("temporal", "waterwave"))
-    assert [row.name for row in result.rows] == [EAGER, "temporal", "waterwave"]
-    eager, temporal, _ = result.rows
-    assert eager.speed == 1.0
+    names = [f"{EAGER}, 2 threads", f"{EAGER}, 4 threads", "temporal", "waterwave"]
+    assert [row.name for row in result.rows] == names
+    eager, other, temporal, _ = result.rows
+    assert max(eager.speed, other.speed) == 1.0
+    assert (eager.equal, other.equal) == (True, None)
     assert eager.peak_bytes is None
     assert temporal.steps_per_second == 20.0
     assert temporal.peak_bytes == 2**19
-    assert temporal.speed == pytest.approx(20.0 / eager.steps_per_second)
+    fastest = max(eager.steps_per_second, other.steps_per_second)
+    assert temporal.speed == pytest.approx(20.0 / fastest)
     assert result.ok
     document = json.loads(result.to_json())
     assert document["memory_bytes"] == 2**20
-    assert document["rows"][1]["equal"] is True
+    assert document["rows"][2]["equal"] is True
 
 
 def test_the_largest_eager_job_counts_once_all_are_measured(rows):
@@ -76,8 +88,14 @@ def test_the_largest_eager_job_counts_once_all_are_measured(rows):
 )
 def test_equal_means_every_bit(rows, losses, eager_losses, equal):
     result = rows(losses=losses, eager_losses=eager_losses)
-    assert result.rows[1].equal is equal
+    assert result.rows[2].equal is equal
     assert result.ok is equal
+
+
+def test_a_job_that_raises_eagerly_is_a_failed_job(rows):
+    result = rows(losses=[1.0], eager_losses=[1.0], error=ValueError("the user's"))
+    assert result.rows[0].failed == ["a", "b"]
+    assert not result.ok
 
 
 def test_a_wrong_budget_before_anything_runs():

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
-from waterflow.partitioner.errors import ReportError
 
+from waterflow.partitioner.errors import ReportError
 from waterflow.report import JobReport, Report, Span, Spans, Timeline
 
 MIB = 2**20

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from waterflow.partitioner.errors import JobError
 
+from waterflow.partitioner.errors import JobError
 from waterflow.units import format_bytes, format_seconds, parse_bytes
 
 UNITS = {

@@ -1,0 +1,1 @@
+"""Models to train, in plain torch, without any infrastructure."""

@@ -1,0 +1,69 @@
+"""The promise: every job's numbers are those of the plain eager loop, alone or co-trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from case_compare import MEMORY, assert_same_numbers, solo
+from case_hf import HUGGING_FACE
+from case_jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
+
+import waterflow as wf
+
+JOBS = {**MODELS, **TRAINING, **SCHEDULERS, **OPTIMIZERS, **HUGGING_FACE}
+#: Their own step() runs beside the captured part; the rest is captured as a whole.
+EAGER_OPTIMIZERS = {"radam", "asgd", "rprop", "adafactor"}
+#: Forms of one optimizer differ in the trace only; one of each runs among the others.
+TOGETHER = [name for name in JOBS if not name.endswith(("_foreach", "_fused"))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def eager():
+    """Each job trained by the plain loop, once, with its report."""
+    done = {}
+
+    def trained(name):
+        if name not in done:
+            job = JOBS[name]()
+            done[name] = job, wf.run_eager(job, threads=1)
+        return done[name]
+
+    return trained
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", JOBS)
+def test_solo(name, eager):
+    job = JOBS[name]()
+    report = solo(job)
+    assert_same_numbers(*eager(name), job, report)
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s"])
+def test_together(policy, eager):
+    names = TOGETHER if policy == "waterwave" else TOGETHER[::3]
+    jobs = {name: JOBS[name]() for name in names}
+    report = wf.run(list(jobs.values()), memory="1GiB", policy=policy, threads=1)
+    for name, job in jobs.items():
+        assert_same_numbers(*eager(name), job, report.jobs[name])
+
+
+@pytest.mark.cpu
+def test_other_jobs_change_nothing_for_one_that_draws(eager):
+    """Random numbers, data loaders and eager steps beside each other, in two orders."""
+    names = ["noisy_shuffled", "eager", "cnn_shuffled", "radam_plain"]
+    for order in (names, names[::-1]):
+        jobs = {name: JOBS[name]() for name in order}
+        report = wf.run(list(jobs.values()), memory=MEMORY, threads=1)
+        for name, job in jobs.items():
+            assert_same_numbers(*eager(name), job, report.jobs[name])

@@ -1,0 +1,85 @@
+"""What an optimizer holds, as a trace sees it: layouts of its state, and its hyperparameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+#: Where a hyperparameter lives: (group, key) or (group, key, position in its tuple).
+HyperKey = tuple[Any, ...]
+
+#: Optimizer state of each trained parameter: layouts of its tensors, plain values as they are.
+StateLayout = list[dict[Any, Any]]
+
+
+class NotCapturableError(Exception):
+    """The optimizer's step cannot be captured exactly; it will run eagerly. Says why."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Shape, strides and type of a tensor: all that a trace needs of it."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Layout:
+        """The layout of a tensor, real or fake."""
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+    def make(self) -> torch.Tensor:
+        """A new tensor of this layout (fake, inside a fake mode)."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+
+
+def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The optimizer's parameters in the order of its groups."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def numbers_of(value: Any) -> bool:
+    """Whether a hyperparameter is a tuple of numbers that live apart (``betas``)."""
+    return isinstance(value, (tuple, list)) and all(type(v) is float for v in value)
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
+    """All hyperparameters of all groups; tuples of numbers taken apart."""
+    found: dict[HyperKey, Any] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key == "params":
+                continue
+            if numbers_of(value):
+                found.update({(index, key, place): v for place, v in enumerate(value)})
+            else:
+                found[index, key] = value
+    return found
+
+
+def state_layout(optimizer: torch.optim.Optimizer) -> StateLayout:
+    """Layouts of the optimizer's present state."""
+    state = optimizer.state
+    return [
+        {key: layout_or_value(value) for key, value in state[p].items()} if p in state else {}
+        for p in trained_parameters(optimizer)
+    ]
+
+
+def layout_or_value(value: Any) -> Any:
+    """A tensor's layout; any other value itself."""
+    return Layout.of(value) if isinstance(value, torch.Tensor) else value
+
+
+def same_value(left: Any, right: Any) -> bool:
+    """Whether two plain values are equal; tensors are only if they are the same object."""
+    if left is right:
+        return True
+    if type(left) is not type(right) or isinstance(left, torch.Tensor):
+        return False
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(map(same_value, left, right))
+    return bool(left == right)
