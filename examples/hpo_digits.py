@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
 
-#: Side by side the trials need 51.8 MiB, the sum of what each of them needs alone.
+#: Side by side the trials need 50.5 MiB, the sum of what each of them needs alone.
 MEMORY = "32MiB"
 
 TRIALS = [(0.3, 32), (0.1, 48), (0.05, 64), (0.01, 64)]

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.stream import JobStream
 
 Item = TypeVar("Item")
 
@@ -139,14 +140,13 @@ class Feeder(Generic[Item]):
         while self._epochs is None or epoch < self._epochs:
             if not self._wait_for_turn():
                 return
-            with _C.DefaultGeneratorSwap(self._generator):
-                iterator = iter(self._data)
+            iterator = self._start_epoch()
             fetched_before = self._fetched
             while self._steps is None or self._fetched < self._steps:
                 if not self._wait_for_turn():
                     return
                 try:
-                    batch = self._next(iterator, self._fetched == fetched_before)
+                    batch = self._next(iterator)
                 except StopIteration:
                     break
                 self._fetched += 1
@@ -161,10 +161,15 @@ class Feeder(Generic[Item]):
         hint = " (a generator can be iterated once only: pass a list or a DataLoader)"
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
-    def _next(self, iterator: Iterator[Any], first: bool) -> Any:
-        # Workers of a DataLoader draw from streams of their own; only the start of an epoch draws
-        # here. Waiting for them must not keep the process's generator from other jobs.
-        if isinstance(self._data, DataLoader) and self._data.num_workers > 0 and not first:
-            return next(iterator)
-        with _C.DefaultGeneratorSwap(self._generator):
+    def _start_epoch(self) -> Iterator[Any]:
+        if isinstance(self._data, DataLoader) and self._data.num_workers > 0:
+            # Worker processes are forked here and must not inherit a redirected stream; what the
+            # epoch draws in this process, it draws now.
+            with _C.DefaultGeneratorSwap(self._generator):
+                return iter(self._data)
+        with JobStream(self._generator):
+            return iter(self._data)
+
+    def _next(self, iterator: Iterator[Any]) -> Any:
+        with JobStream(self._generator):
             return next(iterator)

@@ -28,8 +28,12 @@ from waterflow.units import format_bytes, format_seconds, parse_bytes
 if TYPE_CHECKING:
     from waterflow import Job
 
-EAGER = "eager, one after another"
+EAGER = "eager"
 _LANES = 2
+_CAPTION = (
+    "eager: the plain loop, one job after another. Time is training alone, setup is capture and "
+    "planning; speed is against the faster eager run."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ class Comparison:
     def table(self) -> Table:
         """Return the rows for a terminal."""
         table = Table(title=f"budget {format_bytes(self.memory_bytes)}", box=SIMPLE_HEAD)
+        table.caption, table.caption_justify = _CAPTION, "left"
         table.add_column("run", overflow="fold")
         for heading in ("time", "setup", "steps/s", "speed", "peak", "losses"):
             table.add_column(heading, justify="right", no_wrap=True)

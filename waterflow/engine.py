@@ -129,6 +129,7 @@ class Engine:
         self._state = threading.Condition()
         self._hold_admission = False
         self._closing = False
+        self._over = threading.Event()
         self._interrupted = False
         self._broken: BaseException | None = None
         self._plans: dict[Any, RoundPlan] = {}
@@ -181,9 +182,10 @@ class Engine:
             raise self._broken
 
     def _join(self) -> None:
-        while self._thread.is_alive():
+        # Thread.join forgets a running thread when Ctrl-C interrupts it (CPython before 3.13).
+        while not self._over.is_set():
             try:
-                self._thread.join(0.2)
+                self._over.wait(0.2)
             except KeyboardInterrupt:
                 if self._interrupted:
                     raise
@@ -272,7 +274,7 @@ class Engine:
     def _wait_for(self, member: Member, timeout: float | None) -> bool:
         with self._state:
             return self._state.wait_for(
-                lambda: member.ended and not member.admitted or not self._thread.is_alive(), timeout
+                lambda: (member.ended and not member.admitted) or self._over.is_set(), timeout
             )
 
     def _wake(self) -> None:
@@ -302,6 +304,7 @@ class Engine:
         self._progress.stop()
         for member in self._members:
             member.feeder.join(1.0)
+        self._over.set()
         self._wake()
 
     def _wait_for_work(self) -> bool:

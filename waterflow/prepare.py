@@ -220,7 +220,7 @@ class Preparer:
         self._profile(steps, flat)
         shape.first = steps[0] if len(steps) == 2 else None
         shape.steady = steps[-1]
-        self._note_final_size(first)
+        self._note_final_size(first, steps)
 
     def _optimizer_traces(
         self, forward: ForwardTrace
@@ -241,8 +241,9 @@ class Preparer:
             self.notes.append(f"the optimizer runs as eager Python, because {self.opaque_optimizer}")
             return None, None
 
-    def _note_final_size(self, first: OptimizerTrace | None) -> None:
-        size = self.persistent_bytes
+    def _note_final_size(self, first: OptimizerTrace | None, steps: list[PreparedStep]) -> None:
+        constants = [tensor for step in steps for tensor in step.graph.constants]
+        size = storage_bytes([*self.all_persistent(), *constants])
         if first is not None:
             new = [node.meta["val"] for node in first.outputs.values()]
             size += storage_bytes(new)

@@ -1,0 +1,84 @@
+# Everything sets itself up: `make demo` and `make test` first make the virtual environment and build
+# the extension where that has not been done yet, and only then.
+#
+#   make PYTHON=python3.12 test       another Python (3.11 or newer)
+#   make TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu' test
+#                                     the CPU build of torch, much smaller where the default has CUDA
+#   make test ARGS='-k allocator'     arguments for pytest
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed.stamp
+BUILT := $(VENV)/built.stamp
+SOURCES := $(wildcard allocator_ext/*.cpp allocator_ext/core/*.cpp)
+HEADERS := $(wildcard allocator_ext/*.h allocator_ext/core/*.h)
+TIDY := $(SOURCES) $(HEADERS) $(wildcard tests/allocator_ext/*.cpp)
+# Ninja would start more compilers than there are cores, and each of them takes a gigabyte.
+export MAX_JOBS ?= $(shell nproc)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test lint types bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo    train four jobs together and check them against the eager loop'
+	@echo 'make test    run the tests'
+	@echo 'make lint    ruff, mypy, clang-format'
+	@echo 'make bench   run the benchmarks'
+	@echo 'make clean   remove what was built and the virtual environment'
+
+setup: $(BUILT)
+
+demo: $(BUILT)
+	$(BIN)/waterflow demo
+
+test: $(BUILT)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(BUILT) types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(TIDY)
+
+# mypy does not follow the mapping of folders to packages: it gets a copy that lies as installed.
+types: $(BUILT)
+	rm -rf build/types
+	$(BIN)/python setup.py --quiet build_py --build-lib build/types
+	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
+	  --cache-dir $(CURDIR)/.mypy_cache -p waterflow
+
+bench: $(BUILT)
+	$(BIN)/python -m benchmarks.dispatch
+	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.allocator
+
+clean:
+	rm -rf $(VENV) build waterflow.egg-info waterflow-report allocator_ext/*.so
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .sanitizers
+
+# torch first and pinned, then no build isolation: otherwise pip would fetch a torch of its own
+# choice, gigabytes of it, a second time for the build.
+$(INSTALLED): pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "waterflow needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@command -v $${CXX:-c++} >/dev/null || \
+	  { echo 'waterflow needs a C++ compiler: install g++ or clang++' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo '--- installing torch and the build tools'
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet 'setuptools>=77' wheel ninja
+	@echo '--- installing waterflow: building its extension takes a few minutes'
+	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev]'
+	@touch $(INSTALLED)
+
+# The installation has built the extension; from then on only what changes is compiled again.
+$(BUILT): $(INSTALLED) $(SOURCES) $(HEADERS)
+	@if [ -n "$$(find $(SOURCES) $(HEADERS) -newer $(INSTALLED))" ]; then \
+	  echo '--- the sources of the extension have changed: building it'; \
+	  $(BIN)/python setup.py --quiet build_ext --inplace || exit 1; \
+	fi
+	@touch $(BUILT)

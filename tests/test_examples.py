@@ -1,0 +1,69 @@
+"""The examples run as they are, and what their texts say about memory is so."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+import waterflow as wf
+from waterflow.units import parse_bytes
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+pytestmark = pytest.mark.cpu
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_example_is_tested():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"hpo_digits", "early_stopping"}
+
+
+def test_the_trials_need_more_side_by_side_than_their_budget():
+    example = load("hpo_digits")
+    jobs = example.jobs()
+    for job in jobs:
+        job.steps = 2
+    budget = parse_bytes(example.MEMORY)
+    report = wf.run(jobs, memory=example.MEMORY, threads=1)
+    assert report.ok, [job.error for job in report]
+    assert 0 < report.peak_bytes <= budget < report.side_by_side_bytes
+    assert "50.5 MiB" in (EXAMPLES / "hpo_digits.py").read_text()
+    assert report.side_by_side_bytes / 2**20 == pytest.approx(50.5, rel=0.1)
+    assert all(0 <= example.accuracy(job.model) <= 1 for job in jobs)
+
+
+def test_the_trials_are_the_same_at_every_call():
+    first, second = (load("hpo_digits").jobs() for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert one.name == other.name
+        pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+        assert all(a.equal(b) for a, b in pairs)
+
+
+def test_halving_gives_most_trials_up(monkeypatch, capsys):
+    example = load("early_stopping")
+    monkeypatch.setattr(example, "TRIALS", 5)
+    monkeypatch.setattr(example, "STEPS", 24)
+    ranking = example.main()
+    printed = capsys.readouterr().out
+    assert 1 <= len(ranking) < 5
+    assert list(ranking.values()) == sorted(ranking.values(), reverse=True)
+    assert "failed" not in printed
+    assert "stopped after 11 steps" in printed
+
+
+def test_the_rule_keeps_the_better_half_of_those_that_came():
+    example = load("early_stopping")
+    rule = example.Halving()
+    losses = [2.0, 3.0, 1.0, 2.5, 0.5]
+    results = [wf.StepResult("a", example.RUNGS[0], 0, loss, (0.1,)) for loss in losses]
+    assert [rule(result) is wf.STOP for result in results] == [False, True, False, True, False]
+    assert rule(wf.StepResult("a", 1, 0, 9.9, (0.1,))) is None
