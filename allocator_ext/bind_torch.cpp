@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lane.h"
+#include "replay.h"
 #include "rounds.h"
 #include "storage.h"
 #include "tape.h"
@@ -348,6 +349,8 @@ void bind_torch(py::module_& m) {
       .def("__enter__", &GeneratorManager::enter)
       .def("__exit__", &GeneratorManager::exit);
   m.def("layout", &layout);
+  m.def("replay", &replay, py::arg("bytes"), py::arg("ids"), py::arg("allocator"),
+        py::arg("repeats"), py::call_guard<py::gil_scoped_release>());
   bind_storage(m);
   bind_tape(m);
   bind_rounds(m);

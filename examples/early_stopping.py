@@ -29,6 +29,7 @@ class Halving:
         self.losses: dict[int, list[float]] = {rung: [] for rung in RUNGS}
 
     def __call__(self, step: wf.StepResult) -> object:
+        """Return wf.STOP for a trial to give up."""
         if step.step not in RUNGS:
             return None
         seen = self.losses[step.step]

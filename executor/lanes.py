@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.threads import set_threads_here
+from waterflow.executor.threads import available_cpus, pin_here, set_threads_here, split_cpus
 
 
 class Lanes:
@@ -30,6 +30,8 @@ class Lanes:
         self.lanes = lanes
         self.threads = threads
         self.default_threads = default_threads
+        self._cpus = available_cpus()
+        self._lane_cpus = split_cpus(self._cpus, lanes, threads)
         self.arena: Any = _C.Arena.host(budget, lanes)
         _C.register_arena(self.arena)
         self._pool = _C.LanePool(self.arena, lanes)
@@ -42,12 +44,19 @@ class Lanes:
             worker.start()
 
     def _serve(self, lane: int) -> None:
-        self.adopt_thread()
+        self.adopt_lane(lane)
         self._pool.serve(lane)
 
-    def adopt_thread(self) -> None:
-        """Gives the calling thread a lane's intra-op threads."""
+    def adopt_lane(self, lane: int) -> None:
+        """Makes the calling thread a lane: its intra-op threads, its cores."""
         set_threads_here(self.threads, self.default_threads)
+        if self._lane_cpus is not None:
+            pin_here(self._lane_cpus[lane])
+
+    def adopt_helper(self) -> None:
+        """Gives the calling thread, whoever started it, a lane's intra-op threads on any core."""
+        set_threads_here(self.threads, self.default_threads)
+        pin_here(self._cpus)
 
     def run(self, round_: Any) -> tuple[list[BaseException | None], list[tuple[Any, ...]]]:
         """Runs a round; returns each job's error, and the spans of the groups executed."""

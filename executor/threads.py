@@ -1,8 +1,10 @@
-"""Intra-op threads of one thread, without changing what other threads get."""
+"""Intra-op threads and cores of one thread, without changing what other threads get."""
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Collection
 
 import torch
 
@@ -21,3 +23,26 @@ def set_threads_here(count: int, default: int) -> None:
         restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
         restorer.start()
         restorer.join()
+
+
+def available_cpus() -> list[int]:
+    """The cores that this process may use, in order; empty where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def split_cpus(cpus: list[int], lanes: int, threads: int) -> list[list[int]] | None:
+    """Disjoint cores for each lane, None where there are fewer than the lanes' threads.
+
+    Lanes wake each other at every pair; left alone, the system tends to wake a lane on the core of
+    the one that woke it, and then the two take turns there.
+    """
+    share = len(cpus) // lanes
+    if share < threads:
+        return None
+    return [cpus[lane * share : (lane + 1) * share] for lane in range(lanes)]
+
+
+def pin_here(cpus: Collection[int]) -> None:
+    """Keeps the calling thread, and threads that it starts, on these cores."""
+    if cpus:
+        os.sched_setaffinity(0, cpus)

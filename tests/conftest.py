@@ -1,4 +1,4 @@
-"""Shared by all tests: profiles go to a folder of this session; the case modules can be imported."""
+"""Shared by all tests: profiles go to a folder of the session; case modules can be imported."""
 
 import os
 import sys

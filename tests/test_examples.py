@@ -1,6 +1,7 @@
 """The examples run as they are, and what their texts say about memory is so."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -67,3 +68,23 @@ def test_the_rule_keeps_the_better_half_of_those_that_came():
     results = [wf.StepResult("a", example.RUNGS[0], 0, loss, (0.1,)) for loss in losses]
     assert [rule(result) is wf.STOP for result in results] == [False, True, False, True, False]
     assert rule(wf.StepResult("a", 1, 0, 9.9, (0.1,))) is None
+
+
+def test_the_programs_in_the_readme(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert len(programs) == 2
+    names: dict[str, object] = {}
+    for program in programs:
+        exec(compile(program, "README.md", "exec"), names)
+    report = names["report"]
+    assert [job.state for job in report] == ["finished"] * 3, [job.error for job in report]
+    assert report.peak_bytes <= report.budget_bytes < report.side_by_side_bytes
+    assert {path.name for path in (tmp_path / "waterflow-report").iterdir()} == {
+        "report.json",
+        "memory.png",
+        "trace.json",
+    }
+    assert names["handle"].result().state == "stopped"
+    assert "lr-0.1: finished after 45 steps" in capsys.readouterr().out

@@ -51,7 +51,7 @@ def _flatten(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild
     if isinstance(value, torch.Tensor):
         return _flatten_tensor(value, tensors)
     if isinstance(value, _PLAIN):
-        return (type(value), value), lambda _: value
+        return (type(value), _identity(value)), lambda _: value
     if isinstance(value, Mapping):
         return _flatten_mapping(value, tensors)
     if isinstance(value, (list, tuple)):
@@ -59,6 +59,11 @@ def _flatten(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _flatten_dataclass(value, tensors)
     raise UnknownLeafError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _identity(value: Any) -> Hashable:
+    """Floats by their digits: 0.0 is not -0.0, and every NaN serves as another."""
+    return repr(value) if isinstance(value, (float, complex)) else value  # type: ignore[no-any-return]
 
 
 def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.forward import (
     ForwardTrace,
-    mutated_placeholders,
+    mutated_sources,
     named_tensors,
     seeded,
     writes,
@@ -121,12 +121,12 @@ class _Join:
         mapping: dict[fx.Node, fx.Node] = {}
         for node, meaning in zip(placeholders, self.forward.inputs, strict=True):
             mapping[node] = self._input(meaning, node.meta["val"])
-        self._note_mutated(module, self.forward.inputs)
         backward: list[fx.Node] = []
         for position, node in enumerate(module.graph.nodes):
             copied = self._copy(module, node, mapping)
             if copied is not None and position >= self.forward.backward_start:
                 backward.append(copied)
+        self._note_mutated(module, mapping)
         return mapping, backward
 
     def _copy_optimizer(
@@ -137,32 +137,30 @@ class _Join:
         module = optimizer.module
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         mapping: dict[fx.Node, fx.Node] = {}
-        meanings: list[Input] = []
         scalars: dict[str, fx.Node] = {}
         for node, key in zip(placeholders, optimizer.inputs, strict=True):
             if key[0] == "gradient":
                 mapping[node] = gradients[key[1]]
-                meanings.append(Input("gradient", key[1]))
                 continue
             if key[0] == "hyper":  # a learning rate that is a tensor: read where it lives
-                mapping[node] = self._constant(hyperparameters(self.job.optimizer)[key[1]], node)
-                meanings.append(mapping[node].meta["input"])
+                mapping[node] = self._constant(hyperparameters(self.job.optimizer)[key[1]])
                 continue
             meaning = Input("state", key[1:])
             if key[0] == "parameter":
                 meaning = Input("parameter", names.get(id(parameters[key[1]]), key[1]))
-            meanings.append(meaning)
             mapping[node] = self._input(meaning, node.meta["val"])
-        self._note_mutated(module, meanings)
         for node in module.graph.nodes:
             copied = self._copy(module, node, mapping, (optimizer, scalars))
             if copied is not None and node.target is _READ_SCALAR:
                 scalars[node.name] = copied
+        self._note_mutated(module, mapping)
         return mapping
 
-    def _note_mutated(self, module: fx.GraphModule, meanings: Sequence[Input]) -> None:
-        found = {meanings[index] for index in mutated_placeholders(module)}
-        self.mutated |= {meaning for meaning in found if meaning.is_persistent}
+    def _note_mutated(self, module: fx.GraphModule, mapping: Mapping[fx.Node, fx.Node]) -> None:
+        for node in mutated_sources(module):
+            meaning = mapping[node].meta.get("input")
+            if meaning is not None and meaning.is_persistent:
+                self.mutated.add(meaning)
 
     def _copy(
         self,
@@ -174,7 +172,7 @@ class _Join:
         if node.op in ("placeholder", "output"):
             return None
         if node.op == "get_attr":
-            mapping[node] = self._constant(getattr(module, str(node.target)), node)
+            mapping[node] = self._constant(getattr(module, str(node.target)))
             return None
         if node.target in _SAME_TENSOR:
             mapping[node] = mapping[node.args[0]]  # type: ignore[index]
@@ -248,7 +246,7 @@ class _Join:
                 return node
         return self.graph._root
 
-    def _constant(self, tensor: torch.Tensor, node: fx.Node) -> fx.Node:
+    def _constant(self, tensor: torch.Tensor) -> fx.Node:
         if isinstance(tensor, FakeTensor):
             raise capture_error(
                 self.job.name,
@@ -263,11 +261,7 @@ class _Join:
             self.constant_inputs[id(tensor)] = Input("constant", len(self.constants))
             self.constants.append(tensor)
         meaning = self.constant_inputs[id(tensor)]
-        copied = self._input(meaning, tensor)
-        for user in node.users:
-            if node in writes(user):
-                self.mutated.add(meaning)
-        return copied
+        return self._input(meaning, tensor)
 
     def _drop_unused_inputs(self) -> None:
         for meaning, node in list(self.inputs.items()):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from json import dumps
@@ -26,6 +27,7 @@ from waterflow.compare import equal_losses
 from waterflow.demo_jobs import Size, Task, make_tasks
 from waterflow.eager import run_eager
 from waterflow.engine import run
+from waterflow.fields import encode_float
 from waterflow.report import JobReport, Report
 from waterflow.units import format_bytes, format_seconds, parse_bytes
 
@@ -155,8 +157,6 @@ def _run_eager(size: Size, threads: int) -> Eager:
 
 
 def _timed(action: Callable[[], Report]) -> tuple[float, Report]:
-    import time
-
     began = time.perf_counter()
     result = action()
     return time.perf_counter() - began, result
@@ -179,8 +179,8 @@ def _document(outcome: Outcome) -> dict[str, Any]:
                 "state": job.state,
                 "error": job.error,
                 "steps": job.steps,
-                "first_loss": job.losses[0] if job.losses else None,
-                "loss": job.losses[-1] if job.losses else None,
+                "first_loss": encode_float(job.losses[0]) if job.losses else None,
+                "loss": encode_float(job.losses[-1]) if job.losses else None,
                 "accuracy": outcome.accuracies[job.name],
                 "solo_peak_bytes": job.solo_peak_bytes,
                 "equal_to_eager": outcome.is_equal(job.name),

@@ -29,9 +29,9 @@ class Size:
 
     trials: tuple[tuple[float, int], ...] = ((0.3, 32), (0.1, 48), (0.03, 64))
     digits_batch: int = 128
-    digits_epochs: int = 6
+    digits_epochs: int = 5
     text_batch: int = 24
-    text_steps: int = 100
+    text_steps: int = 80
     text_letters: int = 2_000_000
     text_width: int = 96
 

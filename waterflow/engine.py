@@ -284,7 +284,7 @@ class Engine:
     # The engine's thread: lane 0
 
     def _run(self) -> None:
-        self._lanes.adopt_thread()
+        self._lanes.adopt_lane(0)
         try:
             while self._wait_for_work():
                 self._turn()

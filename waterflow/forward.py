@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from waterflow.batch import FlatBatch
 from waterflow.job import Job
 from waterflow.partitioner.graph import Input, tensors_of
-from waterflow.standin import standing_in
+from waterflow.standin import UnkeptChangeError, standing_in
 from waterflow.statewatch import StateWatch
 from waterflow.tracing import (
     TRACE_LOCK,
     capture_error,
     fake_mode,
+    fake_twin,
     nodes_so_far,
+    reason_of,
     trace,
     users_line,
 )
@@ -47,17 +48,6 @@ class ForwardTrace:
 def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
     """A model's parameters and buffers by name, each tensor once."""
     return dict(model.named_parameters()), dict(model.named_buffers())
-
-
-def fake_twin(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
-    """A fake leaf of the same layout that calls the same gradient hooks."""
-    twin = mode.from_tensor(tensor, static_shapes=True)
-    twin.grad = None  # as after zero_grad; the mode brings a twin of an old gradient along
-    for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
-        twin.register_hook(hook)
-    for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
-        twin.register_post_accumulate_grad_hook(hook)
-    return twin
 
 
 class _Step:
@@ -115,18 +105,17 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     """
     step = _Step(job, batch)
     watch = StateWatch(job.model, loss=job.loss)
-    gradients_before = {id(p): p.grad for p in _trained(job)}
     try:
         with TRACE_LOCK, watch.torch_generator(), torch.enable_grad():
             mode = fake_mode()
             module = trace(step, mode, [fake_twin(mode, tensor) for tensor in step.real])
+    except UnkeptChangeError as error:
+        watch.problem()
+        raise capture_error(job.name, str(error), users_line(None, job.loss)) from error
     except Exception as error:
         watch.problem()
-        reason = f"{type(error).__name__}: {_first_line(error)}"
-        raise capture_error(job.name, reason, users_line(error, job.loss)) from error
-    finally:
-        leaked = _restore_gradients(job, gradients_before)
-    problem = watch.problem() or leaked or _untracked_gradient(module)
+        raise capture_error(job.name, reason_of(error), users_line(error, job.loss)) from error
+    problem = watch.problem() or _foreign_gradient(job, module)
     if problem:
         raise capture_error(job.name, problem, users_line(None, job.loss))
     result = _result(step, module)
@@ -135,38 +124,23 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     return result
 
 
-def _untracked_gradient(module: fx.GraphModule) -> str | None:
-    """A tensor outside model and optimizer that asks for a gradient would get none."""
-    problem = None
+def _foreign_gradient(job: Job, module: fx.GraphModule) -> str | None:
+    """A tensor that asks for a gradient, but not as a parameter of the model, would get none."""
+    trained = {id(parameter) for parameter in _trained(job)}
     for node in module.graph.nodes:
         tensor = getattr(module, str(node.target)) if node.op == "get_attr" else None
         if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
-            if isinstance(tensor.grad, FakeTensor):
-                tensor.grad = None
-            problem = (
-                f"the loss uses a tensor of shape {tuple(tensor.shape)} that requires a gradient "
-                "and is not reached through the model given to it (register it in the model, or "
-                "detach it)"
+            what = "trained parameter" if id(tensor) in trained else "tensor that needs a gradient"
+            return (
+                f"the loss uses a {what} of shape {tuple(tensor.shape)} that is not reached "
+                "through the model given to it (use the `model` argument, and register the "
+                "parameter in the model; or detach it)"
             )
-    return problem
+    return None
 
 
 def _trained(job: Job) -> list[torch.Tensor]:
     return [p for group in job.optimizer.param_groups for p in group["params"]]
-
-
-def _restore_gradients(job: Job, before: dict[int, torch.Tensor | None]) -> str | None:
-    """A gradient that arrived at a real parameter went around the captured model."""
-    problem = None
-    for parameter in _trained(job):
-        if parameter.grad is not before[id(parameter)]:
-            parameter.grad = before[id(parameter)]
-            problem = (
-                f"the loss uses a trained parameter of shape {tuple(parameter.shape)} that is not "
-                "reached through the model given to it (use the `model` argument, and register the "
-                "parameter in the model)"
-            )
-    return problem
 
 
 def _result(step: _Step, module: fx.GraphModule) -> ForwardTrace:
@@ -182,8 +156,8 @@ def _result(step: _Step, module: fx.GraphModule) -> ForwardTrace:
 
 def seeded(node: fx.Node) -> bool:
     """Whether a node draws random numbers."""
-    tags: Callable[..., Any] = getattr(node.target, "tags", ())  # type: ignore[assignment]
-    return torch.Tag.nondeterministic_seeded in tags  # type: ignore[operator]
+    tags: Any = getattr(node.target, "tags", [])
+    return torch.Tag.nondeterministic_seeded in tags
 
 
 #: Operators that update the running statistics they are given, though their schemas do not say so.
@@ -224,15 +198,14 @@ def storage_ids(node: fx.Node) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors_of(node)}
 
 
-def mutated_placeholders(module: fx.GraphModule) -> set[int]:
-    """Numbers of the placeholders whose storage some node writes to."""
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    owner = {sid: i for i, node in enumerate(placeholders) for sid in storage_ids(node)}
-    found: set[int] = set()
+def mutated_sources(module: fx.GraphModule) -> set[fx.Node]:
+    """The placeholders and constants whose storage some node writes to."""
+    written: set[int] = set()
     for node in module.graph.nodes:
         for target in writes(node):
-            found |= {owner[sid] for sid in storage_ids(target) if sid in owner}
-    return found
+            written |= storage_ids(target)
+    sources = [node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")]
+    return {node for node in sources if storage_ids(node) & written}
 
 
 def _check_random(job: Job, watch: StateWatch, result: ForwardTrace) -> None:
@@ -246,12 +219,9 @@ def _check_random(job: Job, watch: StateWatch, result: ForwardTrace) -> None:
 
 
 def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
-    for index in mutated_placeholders(result.module):
-        if result.inputs[index].kind == "batch":
+    placeholders = [node for node in result.module.graph.nodes if node.op == "placeholder"]
+    mutated = mutated_sources(result.module)
+    for meaning, node in zip(result.inputs, placeholders, strict=True):
+        if meaning.kind == "batch" and node in mutated:
             reason = "the step changes its batch in place (clone the tensor before changing it)"
             raise capture_error(job.name, reason, users_line(None, job.loss))
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else "no message"

@@ -44,7 +44,7 @@ class Member:
             epochs=job.epochs,
             steps=job.steps,
             may_run_ahead=lambda: not self.draws,
-            adopt_thread=lanes.adopt_thread,
+            adopt_thread=lanes.adopt_helper,
             on_ready=on_ready,
             name=job.name,
         )

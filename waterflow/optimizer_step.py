@@ -33,7 +33,7 @@ from waterflow.optimizer_state import (
 )
 from waterflow.standin import standing_in
 from waterflow.statewatch import StateWatch
-from waterflow.tracing import TRACE_LOCK, fake_mode, trace
+from waterflow.tracing import TRACE_LOCK, fake_mode, reason_of, trace
 
 __all__ = [
     "HyperKey",
@@ -149,8 +149,7 @@ class _Attempt:
                 raise
             except Exception as error:
                 watch.problem()
-                text = str(error).strip().splitlines() or ["no message"]
-                raise NotCapturableError(f"{type(error).__name__}: {text[0]}") from error
+                raise NotCapturableError(reason_of(error)) from error
             if problem := watch.problem():
                 raise NotCapturableError(problem)
         return self
@@ -258,6 +257,7 @@ class _Attempt:
         if state.keys() - set(parameters):
             raise NotCapturableError("it keeps state that belongs to no parameter")
         created: list[torch.Tensor] = []
+        new_plain = False
         for index, parameter in enumerate(parameters):
             entries = state.get(parameter, {})
             self.state_after.append({k: layout_or_value(v) for k, v in entries.items()})
@@ -267,11 +267,14 @@ class _Attempt:
                 before = given.get(("state", index, key))
                 if not isinstance(value, torch.Tensor):
                     self._check_plain(index, key, value)
+                    new_plain |= key not in self.state[index]
                 elif before is None:
                     self.outputs.append((index, key))
                     created.append(value)
                 elif value is not before:
                     before.copy_(value)
+        if new_plain and not created:  # nothing would tell the first step from the later ones
+            raise NotCapturableError("its state consists of Python values")
         return created
 
     def _check_plain(self, index: int, key: Any, value: Any) -> None:
@@ -304,7 +307,7 @@ def _live_items(read: Any) -> Iterator[None]:
     def item(tensor: torch.Tensor) -> Any:
         return read(tensor) if threading.get_ident() == owner else original(tensor)
 
-    torch.Tensor.item = item  # type: ignore[method-assign]
+    torch.Tensor.item = item  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from waterflow.units import format_bytes
 
 _MIB = 1024**2
 _COLUMNS = 1500  # more points than the picture has pixels cost time and show nothing
+_CLOSE = 400  # samples in the close-up; a few steps of a few jobs
 _FORMATS = ("png", "svg", "pdf")
 
 
@@ -34,6 +35,9 @@ def memory_png(
 ) -> bytes:
     """Return the picture of `timeline` as the bytes of a file, by default a PNG, 1200 x 600.
 
+    Above the whole run; below, where that is too dense to see one job's memory fall while another's
+    rises, the moments around the peak.
+
     `budget_bytes` draws the budget, 0 leaves it out; `peak_bytes` is the exact peak for the title,
     which may lie between two samples, 0 takes the samples' own. `picture_format` is "png", "svg" or
     "pdf"; raises ValueError for another.
@@ -42,7 +46,12 @@ def memory_png(
         raise ValueError(f"the picture is one of {', '.join(_FORMATS)}, not {picture_format!r}")
     figure = Figure(figsize=(12, 6), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
-    draw(figure.add_subplot(), timeline, budget_bytes, peak_bytes)
+    if len(timeline) <= 2 * _CLOSE:
+        draw(figure.add_subplot(), timeline, budget_bytes, peak_bytes)
+    else:
+        above, below = figure.subplots(2, 1)
+        draw(above, timeline, budget_bytes, peak_bytes)
+        draw_close_up(below, timeline, budget_bytes)
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # A job named in letters that the font lacks is no reason to disturb a training script.
@@ -72,26 +81,48 @@ def thin(timeline: Timeline, columns: int = _COLUMNS) -> tuple[FloatArray, Bytes
 def draw(axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int = 0) -> None:
     """Draw the picture of `timeline` into matplotlib's `axes`, to be part of a larger figure."""
     seconds, bands = thin(timeline)
-    colours = [colormaps["tab20"](index % 20) for index in range(len(timeline.names))]
+    _stack(axes, seconds, bands, budget_bytes)
     handles: list[Any] = []
     if len(seconds):
+        handles += [Patch(color=colour) for colour in _colours(len(timeline.names))]
+    labels = [_label(name) for name in timeline.names] if handles else []
+    if budget_bytes:
+        handles.append(Line2D([], [], color="black", linestyle="--"))
+        labels.append(f"budget {format_bytes(budget_bytes)}")
+    peak = format_bytes(peak_bytes or int(bands.sum(axis=0).max(initial=0)))
+    axes.set_title(f"memory of {len(timeline.names)} jobs, together at most {peak}")
+    _add_legend(axes, handles, labels)
+
+
+def draw_close_up(axes: Any, timeline: Timeline, budget_bytes: int = 0) -> None:
+    """Draw the moments around the peak of `timeline` into matplotlib's `axes`."""
+    seconds, bands = timeline.bands()
+    peak = int(bands.sum(axis=0).argmax()) if len(seconds) else 0
+    first = max(0, min(peak - _CLOSE // 2, len(seconds) - _CLOSE))
+    window = slice(first, first + _CLOSE)
+    _stack(axes, seconds[window], bands[:, window], budget_bytes)
+    axes.set_title("the moments around the peak", fontsize="medium")
+
+
+def _stack(axes: Any, seconds: FloatArray, bands: BytesArray, budget_bytes: int) -> None:
+    if len(seconds):
+        colours = _colours(len(bands))
         axes.stackplot(seconds, bands / _MIB, colors=colours, step="post", linewidth=0)
-        handles += [Patch(color=colour) for colour in colours]
         axes.set_xlim(seconds[0], max(seconds[-1], seconds[0] + 1e-6))
     else:
         axes.text(0.5, 0.5, "no memory samples", ha="center", transform=axes.transAxes)
-    labels = [_label(name) for name in timeline.names] if handles else []
-    sampled = int(bands.sum(axis=0).max(initial=0))
     if budget_bytes:
         axes.axhline(budget_bytes / _MIB, color="black", linestyle="--", linewidth=1.2)
-        handles.append(Line2D([], [], color="black", linestyle="--"))
-        labels.append(f"budget {format_bytes(budget_bytes)}")
-    axes.set_ylim(0, max(sampled, budget_bytes, 1) * 1.06 / _MIB)
+    highest = int(bands.sum(axis=0).max(initial=0))
+    axes.set_ylim(0, max(highest, budget_bytes, 1) * 1.06 / _MIB)
     axes.set_xlabel("seconds since the start")
     axes.set_ylabel("memory in MiB")
-    peak = format_bytes(peak_bytes or sampled)
-    axes.set_title(f"memory of {len(timeline.names)} jobs, together at most {peak}")
-    _add_legend(axes, handles, labels)
+
+
+def _colours(count: int) -> list[Any]:
+    # tab20 has pairs of a dark and a light tone: the dark ones first.
+    tones = [*range(0, 20, 2), *range(1, 20, 2)]
+    return [colormaps["tab20"](tones[index % 20]) for index in range(count)]
 
 
 def _add_legend(axes: Any, handles: list[Any], labels: list[str]) -> None:

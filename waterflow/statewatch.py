@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+
+from waterflow.tracing import functions_of
 
 _MISSING = object()
 #: Registered tensors are looked after elsewhere; an optimizer's groups and state are swapped.
@@ -145,7 +146,7 @@ def _places(
                 yield from _module_places(value, f"an attribute of {name!r},")
         elif hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType)):
             yield f"changes the attribute '{{}}' of {name!r}", vars(value)
-    for function in _functions(loss):
+    for function in functions_of(loss):
         used = {key: function.__globals__.get(key) for key in function.__code__.co_names}
         if any(_is_plain(value) for value in used.values()):
             names = [key for key, value in used.items() if _is_plain(value)]
@@ -175,17 +176,9 @@ def _module_places(model: nn.Module, what: str) -> Iterator[_Place]:
         yield f"changes {what} '{place}'", vars(module)
 
 
-def _functions(loss: Callable[..., Any] | None) -> list[FunctionType]:
-    """The Python functions behind a callable."""
-    while isinstance(loss, functools.partial):
-        loss = loss.func
-    candidates = [loss, getattr(loss, "__func__", None), vars(type(loss)).get("__call__")]
-    return [item for item in candidates if isinstance(item, FunctionType)]
-
-
 def _cells(loss: Callable[..., Any] | None) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    for function in _functions(loss):
+    for function in functions_of(loss):
         cells = function.__closure__ or ()
         found += list(zip(function.__code__.co_freevars, cells, strict=True))
     return [(name, cell) for name, cell in found if _content(cell) is not _MISSING]
@@ -207,7 +200,7 @@ def _reached(loss: Callable[..., Any] | None) -> Iterator[tuple[str, Any]]:
         owner = loss
     if owner is not None:
         yield type(owner).__name__, owner
-    for function in _functions(loss):
+    for function in functions_of(loss):
         for name in function.__code__.co_names:
             value = function.__globals__.get(name)
             if isinstance(value, nn.Module):
@@ -250,11 +243,13 @@ def _same(before: Any, after: Any) -> bool:
 
 
 def _put_back(holder: dict[str, Any], key: str, value: Any) -> None:
-    current = holder.get(key)
+    current: Any = holder.get(key)
     if value is _MISSING:
         holder.pop(key, None)
-    elif type(value) in (list, set, dict) and type(current) is type(value):
+    elif isinstance(value, list) and type(current) is list:
+        current[:] = value
+    elif isinstance(value, (set, dict)) and type(current) is type(value):
         current.clear()
-        (current.extend if isinstance(value, list) else current.update)(value)
+        current.update(value)
     else:
         holder[key] = value

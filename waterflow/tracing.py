@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from waterflow.partitioner.errors import CaptureError
 
@@ -24,18 +34,45 @@ WAYS_OUT = (
 )
 
 _LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename:
+        return False
+    return not filename.startswith(_LIBRARY_FOLDERS)
+
+
+def functions_of(callable_: Callable[..., Any] | None) -> list[FunctionType]:
+    """The Python functions behind a callable: a method's, an object's, a partial's."""
+    while isinstance(callable_, functools.partial):
+        callable_ = callable_.func
+    called = vars(type(callable_)).get("__call__")
+    candidates = [callable_, getattr(callable_, "__func__", None), called]
+    return [item for item in candidates if isinstance(item, FunctionType)]
 
 
 def users_line(error: BaseException | None, fallback: Callable[..., Any] | None = None) -> str:
     """Where in the user's code an error arose, as ``file:line in function``."""
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
+    own = [frame for frame in frames if _is_users(frame.filename)]
     if own:
         return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}"
-    code = getattr(fallback, "__code__", None)
-    if code is not None:
+    for function in functions_of(fallback):
+        code = function.__code__
         return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
     return "the model's code"
+
+
+def reason_of(error: Exception) -> str:
+    """What an error during a trace means, in one line."""
+    if isinstance(error, DataDependentOutputException):
+        return (
+            f"the step needs the value of a tensor ({error.func}: .item(), if, float() and the "
+            "like), and a captured step runs without asking"
+        )
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
 def capture_error(job: str, reason: str, where: str) -> CaptureError:
@@ -48,16 +85,72 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def fake_twin(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
+    """A fake leaf of the same layout that calls the same gradient hooks."""
+    twin = mode.from_tensor(tensor, static_shapes=True)
+    twin.grad = None  # as after zero_grad; the mode brings a twin of an old gradient along
+    for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
+        twin.register_hook(hook)
+    for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
+        twin.register_post_accumulate_grad_hook(hook)
+    return twin
+
+
 def trace(
     function: Callable[[Any], Any], mode: FakeTensorMode, tensors: list[torch.Tensor]
 ) -> fx.GraphModule:
     """Records every operator below autograd that ``function(tensors)`` calls on fake tensors."""
 
     def plain(tensors: Any) -> Any:  # make_fx looks at the signature; bound methods mislead it
-        return function(tensors)
+        with _RealTensors(mode):
+            return function(tensors)
 
     with TRACE_LOCK, mode, torch.autograd.set_multithreading_enabled(False):
         return make_fx(plain, tracing_mode="real", _allow_non_fake_inputs=True)(tensors)
+
+
+#: Leaves no operator behind that a trace could record.
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class _RealTensors(TorchFunctionMode):
+    """Real tensors that the traced code meets become constants of the graph, by reference.
+
+    Left to themselves the modes below would compute with some of them for real: the batch counter
+    of a network that the loss function knows would count the trace as a step.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+        self._twins: dict[int, torch.Tensor] = {}
+        self._reals: dict[int, torch.Tensor] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func == _SET_DATA:
+            raise RuntimeError("it assigns to .data (use torch.no_grad() and copy_() instead)")
+        args, kwargs = tree_map_only(torch.Tensor, self._twin, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        return self._reals.get(id(result), result)  # x += 1 leaves the same object in x
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            return tensor
+        if id(tensor) not in self._twins:
+            mode = get_proxy_mode()
+            if mode is None or tensor.layout != torch.strided:
+                return tensor
+            node = mode.tracer.create_arg(tensor)
+            assert isinstance(node, fx.Node)
+            proxy = fx.Proxy(node, mode.tracer)
+            with disable_proxy_modes_tracing():
+                twin = fake_twin(self._mode, tensor)
+            track_tensor_tree(twin, proxy, constant=None, tracer=mode.tracer)
+            self._twins[id(tensor)] = twin
+            self._reals[id(twin)] = tensor
+        return self._twins[id(tensor)]
 
 
 def nodes_so_far() -> int:

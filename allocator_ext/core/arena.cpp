@@ -6,7 +6,7 @@
 namespace waterflow {
 namespace {
 
-using Lock = std::lock_guard<std::mutex>;
+using Lock = std::lock_guard<PatientMutex>;
 
 // Virtual addresses start where no mapping can be, so that one used by mistake faults at once, and
 // offset 0 differs from nullptr.

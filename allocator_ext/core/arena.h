@@ -7,12 +7,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "core/allocator.h"
 #include "core/backend.h"
+#include "core/patient_mutex.h"
 #include "core/timeline.h"
 #include "core/types.h"
 
@@ -75,7 +75,7 @@ class Arena {
  private:
   void* granted(std::size_t offset, JobId job);
 
-  mutable std::mutex mutex_;
+  mutable PatientMutex mutex_;
   std::unique_ptr<Backend> backend_;
   std::uintptr_t base_;
   Allocator allocator_;

@@ -59,6 +59,15 @@ def record_loss(model, batch):
     return batch.weight * F.cross_entropy(model(batch.x), batch.y)
 
 
+def penalty_loss(model, batch):
+    """A gradient penalty: backward through a backward."""
+    x, y = batch
+    x = x.clone().requires_grad_()
+    loss = F.cross_entropy(model(x), y)
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + 0.1 * gradient.square().sum()
+
+
 def hf_loss(model, batch):
     return model(**batch).loss
 

@@ -1,3 +1,4 @@
+# ruff: noqa: C408  (a table of keyword arguments reads best as calls)
 """Hugging Face models with tiny random weights: nothing is downloaded."""
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import torch
 from case_data import hf_loss
 from case_jobs import adamw, sgd, table
 
-transformers_options = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2}
+transformers_options = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2}
 
 
 def bert(attention="sdpa"):
@@ -29,7 +30,7 @@ def gpt2(attention="sdpa"):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, attn_implementation=attention
+        vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, attn_implementation=attention
     )
     return GPT2LMHeadModel(config).train()
 

@@ -1,3 +1,4 @@
+# ruff: noqa: C408  (a table of keyword arguments reads best as calls)
 """The table of jobs whose numbers must be those of the plain loop, bit for bit."""
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from case_data import (
     loader,
     named,
     pairs,
+    penalty_loss,
     record_loss,
     records,
 )
@@ -21,6 +23,7 @@ from case_models import (
     Attention,
     Autocast,
     Bagged,
+    Clamped,
     Cnn,
     Custom,
     Ema,
@@ -30,6 +33,7 @@ from case_models import (
     Noisy,
     Normed,
     Partly,
+    Plain,
     Recurrent,
     Routed,
     Tied,
@@ -104,6 +108,9 @@ MODELS = table(
     normed=dict(model=Normed),
     routed=dict(model=Routed, optimizer=adamw),
     bagged=dict(model=Bagged, data=tokens),
+    plain=dict(model=Plain),
+    clamped=dict(model=Clamped),
+    penalty=dict(model=Mlp, loss=penalty_loss),
 )
 
 
@@ -229,7 +236,9 @@ OPTIMIZERS = table(
     **variants("rmsprop_all", optim.RMSprop, lr=0.01, centered=True, momentum=0.9),
     **variants("adagrad", optim.Adagrad, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.1),
     **variants("nadam", optim.NAdam, lr=0.02),
-    **variants("nadam_decoupled", optim.NAdam, lr=0.02, weight_decay=0.1, decoupled_weight_decay=True),
+    **variants(
+        "nadam_decoupled", optim.NAdam, lr=0.02, weight_decay=0.1, decoupled_weight_decay=True
+    ),
     **variants("adamax", optim.Adamax, lr=0.02, weight_decay=0.1),
     **variants("adadelta", optim.Adadelta, lr=1.0, weight_decay=0.1),
     **variants("radam", optim.RAdam, lr=0.02),

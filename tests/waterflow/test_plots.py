@@ -13,7 +13,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from waterflow.plots import draw, memory_png, thin
+from waterflow.plots import draw, draw_close_up, memory_png, thin
 from waterflow.report import Spans, Timeline
 from waterflow.trace import trace_json
 
@@ -32,7 +32,7 @@ def test_each_job_has_its_band():
     names = ["first", "second", "third"]
     timeline = Timeline([0.0, 0.1, 0.2, 1.0], [0, 1, 2, 0], [MIB, 2 * MIB, 4 * MIB, 0], names)
     image = picture(timeline)
-    areas = [pixels_of(image, colormaps["tab20"](index)) for index in range(3)]
+    areas = [pixels_of(image, colormaps["tab20"](2 * index)) for index in range(3)]
     assert min(areas) > 1000
     assert areas == sorted(areas)  # more bytes, more area
 
@@ -102,6 +102,18 @@ def test_many_samples_are_drawn():
     _, bands = thin(timeline)
     assert bands.max() == 64 * MIB
     assert picture(timeline).std() > 0
+
+
+def test_the_close_up_holds_the_peak():
+    count = 5000
+    for place in (0, 2345, count - 1):
+        sizes = np.full(count, MIB)
+        sizes[place] = 64 * MIB
+        axes = Figure().add_subplot()
+        draw_close_up(axes, Timeline(np.arange(count) / 10, np.zeros(count, int), sizes, ["a"]))
+        left, right = axes.get_xlim()
+        assert left <= place / 10 <= right
+        assert right - left == pytest.approx(39.9)
 
 
 def test_other_formats():

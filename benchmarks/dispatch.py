@@ -1,0 +1,94 @@
+"""Cost of launching: a step of about 1,200 small operators, alone and on two lanes.
+
+    python -m benchmarks.dispatch --json
+
+The same plain SGD with momentum everywhere, one intra-op thread each. Ratios of time per step;
+above 1 means faster.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+import torch.nn.functional as F
+import waterflow as wf
+from benchmarks.common import arguments, interleaved, median_ratio, show
+from torch import nn
+
+STEPS = 150
+DEPTH = 67
+WIDTH = 16
+
+
+class Residual(nn.Module):
+    """x + tanh(Wx): without the shortcut so deep a net's gradients become denormal, and slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+def make_job(name: str) -> wf.Job:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Residual() for _ in range(DEPTH)), nn.Linear(WIDTH, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)
+    batch = (torch.randn(32, WIDTH), torch.randint(4, (32,)))
+    return wf.Job(
+        name,
+        model=model,
+        optimizer=optimizer,
+        loss=lambda m, b: F.cross_entropy(m(b[0]), b[1]),
+        data=[batch] * STEPS,
+        seed=0,
+    )
+
+
+def eager_seconds() -> float:
+    return sum(wf.run_eager(make_job(name), threads=1).wall_seconds for name in "ab")
+
+
+def engine_seconds(names: str, policy: str) -> float:
+    jobs = [make_job(name) for name in names]
+    report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
+    assert report.ok, [job.error for job in report]
+    return report.seconds
+
+
+def count_operators() -> int:
+    from waterflow.prepare import Preparer
+
+    job = make_job("a")
+    ready = Preparer(job, torch.Generator(), 1)(next(iter(job.data)))
+    assert ready.shape is not None
+    assert ready.shape.steady is not None
+    return len(ready.shape.steady.compiled.tape)
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", repeats=7)
+    measures = {
+        "eager": eager_seconds,
+        "solo": lambda: engine_seconds("a", "temporal"),
+        "sequential": lambda: engine_seconds("ab", "temporal"),
+        "two_lanes": lambda: engine_seconds("ab", "waterwave"),
+    }
+    interleaved(measures, 1)  # profiles are cached from here on
+    found = interleaved(measures, options.repeats)
+    eager_each = [seconds / 2 for seconds in found["eager"]]
+    result: dict[str, object] = {
+        "operators": count_operators(),
+        "eager_ms": 1e3 * statistics.median(eager_each) / STEPS,
+        "tape_ms": 1e3 * statistics.median(found["solo"]) / STEPS,
+        "solo_vs_eager": median_ratio(eager_each, found["solo"]),
+        "two_lanes_vs_sequential": median_ratio(found["sequential"], found["two_lanes"]),
+        "two_lanes_vs_eager": median_ratio(found["eager"], found["two_lanes"]),
+    }
+    show(result, options.json)
+
+
+if __name__ == "__main__":
+    main()

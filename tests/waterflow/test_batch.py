@@ -1,0 +1,131 @@
+"""Batches come apart into tensors and together again."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections import OrderedDict, UserDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waterflow.batch import UnknownLeafError, flatten
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass
+class Open:
+    x: Any
+    y: Any = None
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+PLAIN = st.one_of(
+    st.integers(), st.booleans(), st.none(), st.text(max_size=3), st.just(Color.RED), st.binary()
+)
+TENSORS = st.builds(
+    lambda shape, dtype: torch.zeros(shape, dtype=dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from([torch.float32, torch.int64, torch.bool]),
+)
+
+
+def containers(inner):
+    pairs = st.tuples(inner, inner)
+    return st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        pairs.map(lambda p: Point(*p)),
+        pairs.map(lambda p: Frozen(*p)),
+        pairs.map(lambda p: Open(*p)),
+        pairs.map(lambda p: OrderedDict(a=p[0], b=p[1])),
+        pairs.map(lambda p: UserDict({"a": p[0], 3: p[1]})),
+    )
+
+
+BATCHES = st.recursive(st.one_of(PLAIN, TENSORS), containers, max_leaves=8)
+
+
+def same(left, right, tensors_equal):
+    if isinstance(left, torch.Tensor):
+        return tensors_equal(left, right)
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (dict, UserDict)):
+        return list(left) == list(right) and all(
+            same(left[k], right[k], tensors_equal) for k in left
+        )
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(
+            same(one, other, tensors_equal) for one, other in zip(left, right, strict=True)
+        )
+    if dataclasses.is_dataclass(left):
+        return all(same(getattr(left, n), getattr(right, n), tensors_equal) for n in ("x", "y"))
+    return left == right
+
+
+@given(BATCHES)
+def test_round_trip(batch):
+    flat = flatten(batch)
+    assert same(batch, flat.rebuild(flat.tensors), lambda one, other: one is other)
+    assert hash(flat.signature) == hash(flatten(batch).signature)
+    assert flat.signature == flatten(batch).signature
+
+
+@given(BATCHES)
+def test_rebuilding_around_other_tensors_leaves_the_batch_alone(batch):
+    flat = flatten(batch)
+    others = [tensor.clone() for tensor in flat.tensors]
+    rebuilt = flatten(flat.rebuild(others))
+    assert all(one is other for one, other in zip(rebuilt.tensors, others, strict=True))
+    assert rebuilt.signature == flat.signature
+    assert all(one is t for one, t in zip(flatten(batch).tensors, flat.tensors, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.zeros(2), torch.zeros(3)),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (torch.zeros(2, 3), torch.zeros(3, 2).t()),
+        (torch.zeros(2), torch.zeros(2, requires_grad=True)),
+        ([torch.zeros(2)], (torch.zeros(2),)),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": 2}),
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        (Point(1, 2), (1, 2)),
+        (Open(1, 2), Frozen(1, 2)),
+    ],
+)
+def test_what_makes_another_graph(one, other):
+    assert flatten(one).signature != flatten(other).signature
+
+
+def test_a_number_that_is_not_equal_to_itself():
+    assert flatten([float("nan")]).signature == flatten([float("nan")]).signature
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [object(), {1}, iter([]), torch.zeros(2).to_sparse(), [{"a": [object()]}], int],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_objects_that_may_hide_tensors(thing):
+    with pytest.raises(UnknownLeafError):
+        flatten(thing)
