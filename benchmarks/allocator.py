@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
 from waterflow.allocator_ext import _C

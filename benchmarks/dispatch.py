@@ -12,9 +12,10 @@ import statistics
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
-from torch import nn
 
 STEPS = 150
 DEPTH = 67

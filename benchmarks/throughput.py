@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
-from torch import nn
 
 STEPS = 12
 
@@ -56,9 +57,7 @@ def job(
         logits = m(b[0])
         return F.cross_entropy(logits.flatten(0, -2), b[1].flatten())
 
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=loss, data=[batch] * STEPS, seed=0
-    )
+    return wf.Job(name, model=model, optimizer=optimizer, loss=loss, data=[batch] * STEPS, seed=0)
 
 
 def engine_seconds(jobs: list[wf.Job], lanes: int) -> float:
@@ -79,9 +78,7 @@ def main() -> None:
     }
     interleaved(measures, 1)
     found = interleaved(measures, options.repeats)
-    both = [
-        a + b for a, b in zip(found["eager_cnn"], found["eager_transformer"], strict=True)
-    ]
+    both = [a + b for a, b in zip(found["eager_cnn"], found["eager_transformer"], strict=True)]
     result: dict[str, object] = {
         "cnn_solo_vs_eager": median_ratio(found["eager_cnn"], found["solo_cnn"]),
         "transformer_solo_vs_eager": median_ratio(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,16 +117,14 @@ def make_round(
     scripts: Sequence[Any],
 ) -> Any:
     """The extension's form of a schedule."""
-    tasks = []
+    tasks: list[list[tuple[int, int, int, int, int]]] = []
     for pair in schedule.pairs:
         tasks.append([])
         for lane, ref in enumerate(pair):
             if ref is not None:
                 group = schedule.groups[ref.job][ref.group]
                 tasks[-1].append((lane, ref.job, ref.group, group.start, group.stop))
-    jobs = [
-        (step.tape, script, job) for (job, step, _), script in zip(steps, scripts, strict=True)
-    ]
+    jobs = [(step.tape, script, job) for (job, step, _), script in zip(steps, scripts, strict=True)]
     return _C.Round(jobs, tasks)
 
 
@@ -142,11 +140,6 @@ def _live_end(arena: Any) -> int:
 def layout_key(arena: Any) -> int:
     """Equal while the same live chunks lie at the same addresses."""
     return int(_C.layout(arena)[0])
-
-
-def held_by_others(arena: Any, jobs: Mapping[int, Any]) -> int:
-    """Bytes in the arena on the account of jobs that are not among `jobs`."""
-    return int(arena.statistics().live) - sum(int(arena.held(job)) for job in jobs)
 
 
 def copy_generator(generator: torch.Generator) -> torch.Generator:

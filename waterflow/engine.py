@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import collections
-import platform
 import threading
 import time
-import warnings
-from collections.abc import Sequence
-from importlib import metadata
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
+from waterflow.allocator_ext import _C
 from waterflow.eager import draw_seed
 from waterflow.executor.feeder import Fed
 from waterflow.executor.lanes import Lanes
-from waterflow.executor.plan import RoundPlan, layout_key, plan_round
 from waterflow.executor.residence import Residence, storage_key
 from waterflow.job import Job
 from waterflow.jobreport import JobReport
 from waterflow.member import Member
-from waterflow.partitioner import PlanJob, Policy, get_policy
+from waterflow.partitioner import Policy, get_policy
 from waterflow.partitioner.errors import BudgetError, JobError
-from waterflow.partitioner.schedule import Schedule
+from waterflow.planning import RoundPlanner, Turn
 from waterflow.prepare import PreparedStep, Ready
 from waterflow.progress import NullProgress, Progress, ProgressDisplay
-from waterflow.report import Report, Spans, Timeline
+from waterflow.recorder import Recorder, versions
+from waterflow.report import Report
 from waterflow.units import format_bytes, parse_bytes
 
 #: A round waits this share of the last round for jobs whose next batch is about to be ready.
 _GRACE = 0.25
 _LEAST_GRACE_SECONDS = 0.002
-#: Spans of the first and the last groups are kept, this many of each.
-_KEPT_SPANS = 10_000
-#: A schedule that the rehearsal refuses is sought again under a smaller budget.
-_TIGHTER = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65)
 
 
 class JobHandle:
@@ -53,7 +46,7 @@ class JobHandle:
 
     @property
     def status(self) -> str:
-        """"queued", "running", "finished", "stopped", "failed" or "out_of_memory"."""
+        """ "queued", "running", "finished", "stopped", "failed" or "out_of_memory"."""
         return self._member.report.state
 
     @property
@@ -122,7 +115,9 @@ class Engine:
         try:
             self._lanes = Lanes(self.budget, lanes, threads, default)
         except RuntimeError as error:
-            raise JobError(f"a budget of {format_bytes(self.budget)} cannot be had: {error}") from error
+            raise JobError(
+                f"a budget of {format_bytes(self.budget)} cannot be had: {error}"
+            ) from error
         self._arena = self._lanes.arena
         self._residence = Residence(self._arena)
         self._members: list[Member] = []
@@ -132,17 +127,9 @@ class Engine:
         self._over = threading.Event()
         self._interrupted = False
         self._broken: BaseException | None = None
-        self._plans: dict[Any, RoundPlan] = {}
-        self._schedules: dict[Any, list[Schedule]] = {}
-        self._layout: int | None = None
+        self._planner = RoundPlanner(self.policy, self._lanes, self._residence)
+        self._recorder = Recorder()
         self._round_seconds = 0.0
-        self._started = time.perf_counter()
-        self._origin = time.perf_counter()
-        self._training_started: float | None = None
-        self._training_stopped: float | None = None
-        self._first_spans: list[tuple[Any, ...]] = []
-        self._last_spans: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=_KEPT_SPANS)
-        self._texts: dict[str, None] = {}
         self._check = check
         self._arena.record(check)
         self._progress: ProgressDisplay = Progress() if progress else NullProgress()
@@ -198,7 +185,6 @@ class Engine:
         names = [member.name for member in self._members]
         for member in self._members:
             member.report.peak_bytes = int(self._arena.peak(member.number))
-        end = self._training_stopped or time.perf_counter()
         return Report(
             jobs={member.name: member.report for member in self._members},
             peak_bytes=int(statistics.peak),
@@ -207,18 +193,16 @@ class Engine:
             policy=self.policy.name,
             device=self.device,
             lanes=self._lanes.lanes,
-            seconds=end - (self._training_started or end),
+            seconds=self._recorder.seconds,
             interrupted=self._interrupted,
-            timeline=self._timeline(names),
-            spans=self._spans(names),
-            versions=_versions(),
-            schedules=list(self._texts),
+            timeline=self._recorder.timeline(self._arena, names),
+            spans=self._recorder.spans(names),
+            versions=versions(),
+            schedules=list(self._planner.texts),
         )
 
     def check_races(self) -> list[Any]:
         """Violations of happens-before in all that has been recorded (``check=True``)."""
-        from waterflow.allocator_ext import _C
-
         if not self._check:
             raise JobError("the engine was made without check=True, it has no record of its memory")
         return list(_C.check_happens_before(self._arena.take_log(), self._lanes.lanes))
@@ -233,7 +217,7 @@ class Engine:
                 raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
             seed = draw_seed() if job.seed is None else job.seed
             member = Member(len(self._members), job, seed, self._lanes, self._wake)
-            _register_name(self._arena, member)
+            _C.set_job_name(self._arena, member.number, member.name)
             self._members.append(member)
             self._progress.start([(m.name, m.job.total_steps) for m in self._members])
             self._state.notify_all()
@@ -299,7 +283,7 @@ class Engine:
         for member in self._members:
             if member.admitted:
                 self._dismiss(member)
-        self._training_stopped = time.perf_counter()
+        self._recorder.stop()
         self._lanes.close()
         self._progress.stop()
         for member in self._members:
@@ -377,9 +361,8 @@ class Engine:
         member.note_solo_peak()
         member.admitted = True
         member.start_clock()
-        if self._training_started is None:
-            self._training_started = time.perf_counter()
-        self._layout = None
+        self._recorder.start()
+        self._planner.moved()
         try:
             member.enter(self._residence)
         except torch.OutOfMemoryError as error:
@@ -421,7 +404,7 @@ class Engine:
     def _dismiss(self, member: Member) -> None:
         member.leave(self._residence)
         member.admitted = False
-        self._layout = None
+        self._planner.moved()
         for other in self._members:
             other.waiting = False
         self._show(member)
@@ -460,7 +443,7 @@ class Engine:
     def _all_ready(self) -> bool:
         return all(m.next_turn() is not None for m in self._members if m.admitted and not m.ended)
 
-    def _guard(self, member: Member, action: Any) -> bool:
+    def _guard(self, member: Member, action: Callable[[], Any]) -> bool:
         """Runs something of the user's; an error ends this job alone."""
         try:
             action()
@@ -472,7 +455,7 @@ class Engine:
 
     def _run_turns(self, turns: Sequence[tuple[Member, Ready]]) -> None:
         started = time.perf_counter()
-        flowing: list[tuple[Member, PreparedStep]] = []
+        flowing: list[Turn] = []
         apart: list[tuple[Member, Ready]] = []
         for member, ready in turns:
             if member.exclusive:
@@ -499,7 +482,7 @@ class Engine:
             known = member.bound_steps
             chosen.append(member.choose_step(ready, self._residence))
             if member.bound_steps != known:
-                self._layout = None
+                self._planner.moved()
             member.load(chosen[0], ready)
 
         return chosen[0] if self._guard(member, choose) else None
@@ -507,34 +490,30 @@ class Engine:
     def _run_first(self, member: Member, step: PreparedStep) -> None:
         """The step that creates the optimizer's state runs alone; then the state moves to its place."""
         rates = member.rates()
-        self._layout = None
-        error: BaseException | None
+        self._planner.moved()
+        failure: BaseException | None
         try:
-            plan = self._plan([(member, step)])
-            error = self._execute(plan, [(member, step)])[0]
+            failure = self._execute([(member, step)])[0]
         except BudgetError as misfit:
-            error = misfit
-        if error is None:
+            failure = misfit
+        if failure is None:
             member.take_state(step)
             self._guard(member, lambda: member.enter(self._residence))
-        self._finish(member, step, error, rates)
+        self._finish(member, step, failure, rates)
         self._residence.repack()
-        self._layout = None
+        self._planner.moved()
 
-    def _run_flowing(self, members: Sequence[tuple[Member, PreparedStep]]) -> None:
+    def _run_flowing(self, members: Sequence[Turn]) -> None:
         rates = [member.rates() for member, _ in members]
         try:
-            plan = self._plan(members)
+            errors = self._execute(members)
         except BudgetError as error:
             self._run_one_by_one(members, error)
             return
-        errors = self._execute(plan, members)
         for (member, step), error, rate in zip(members, errors, rates, strict=True):
             self._finish(member, step, error, rate)
 
-    def _run_one_by_one(
-        self, members: Sequence[tuple[Member, PreparedStep]], error: BudgetError
-    ) -> None:
+    def _run_one_by_one(self, members: Sequence[Turn], error: BudgetError) -> None:
         if len(members) > 1:
             for one in members:
                 self._run_flowing([one])
@@ -544,7 +523,7 @@ class Engine:
 
     def _run_apart(self, member: Member, ready: Ready) -> None:
         rates = member.rates()
-        self._layout = None
+        self._planner.moved()
         started = time.perf_counter()
 
         def step() -> None:
@@ -552,7 +531,7 @@ class Engine:
             member.finish_step(loss, rates)
 
         fine = self._guard(member, step)
-        self._keep_spans([(0, 0, 0, started, time.perf_counter())], [member])
+        self._recorder.keep([(0, 0, 0, started, time.perf_counter())], [member])
         self._arena.synchronize()
         if fine:
             self._after_exclusive(member)
@@ -578,7 +557,7 @@ class Engine:
         if error is not None:
             step.compiled.tape.clear(step.compiled.transient)
             self._arena.synchronize()
-            self._layout = None
+            self._planner.moved()
             member.fail(error)
         else:
             loss = float(step.compiled.tape.loss)
@@ -593,86 +572,13 @@ class Engine:
         if member.ended:
             self._wake()
 
-    # Plans
-
-    def _plan(self, members: Sequence[tuple[Member, PreparedStep]]) -> RoundPlan:
-        if self._layout is None:
-            self._plans.clear()
-            self._layout = layout_key(self._arena)
-        key = tuple((member.number, id(step)) for member, step in members)
-        if key not in self._plans:
-            self._plans[key] = self._make_plan(key, members)
-        return self._plans[key]
-
-    def _make_plan(
-        self, key: Any, members: Sequence[tuple[Member, PreparedStep]]
-    ) -> RoundPlan:
-        steps = [(m.number, step.compiled, step.memory) for m, step in members]
-        for attempt in range(2):
-            for schedule in self._candidates(key, members):
-                plan = plan_round(self._arena, schedule, steps)
-                if plan is not None:
-                    text = schedule.describe([m.name for m, _ in members])
-                    self._texts.setdefault(text)
-                    return plan
-            if attempt == 0:  # gaps between persistent tensors may be what is in the way
-                self._residence.repack()
-                self._schedules.pop(key, None)
-        names = ", ".join(repr(m.name) for m, _ in members)
-        raise BudgetError(
-            f"jobs {names} were admitted but find no place; tensors that user code keeps in the "
-            "arena may be in the way"
-        )
-
-    def _candidates(
-        self, key: Any, members: Sequence[tuple[Member, PreparedStep]]
-    ) -> list[Schedule]:
-        """Schedules from the boldest to one after another."""
-        if key not in self._schedules:
-            jobs = [
-                PlanJob(
-                    m.name,
-                    _with_persistent(step, int(self._arena.held(m.number))),
-                    step.compiled.boundary or None,
-                )
-                for m, step in members
-            ]
-            held = sum(job.profile.persistent_bytes for job in jobs)
-            budget = self._capacity - (int(self._arena.statistics().live) - held)
-            self._schedules[key] = _schedules(self.policy, jobs, budget, self._lanes.lanes)
-        return self._schedules[key]
-
-    def _execute(
-        self, plan: RoundPlan, members: Sequence[tuple[Member, PreparedStep]]
-    ) -> list[BaseException | None]:
+    def _execute(self, turns: Sequence[Turn]) -> list[BaseException | None]:
+        """Runs a planned round; returns each job's error."""
+        plan = self._planner.plan(turns)
         plan.begin()
-        before = plan.deviations
         errors, spans = self._lanes.run(plan.round)
-        self._keep_spans(spans, [member for member, _ in members])
-        if plan.deviations != before:
-            self._arena.synchronize()
+        self._recorder.keep(spans, [member for member, _ in turns])
         return errors
-
-    # Records
-
-    def _keep_spans(self, spans: Sequence[tuple[Any, ...]], members: Sequence[Member]) -> None:
-        for lane, job, group, start, stop in spans:
-            member = members[job]
-            span = (lane, member.number, member.report.steps + 1, group, start, stop)
-            if len(self._first_spans) < _KEPT_SPANS:
-                self._first_spans.append(span)
-            else:
-                self._last_spans.append(span)
-
-    def _spans(self, names: list[str]) -> Spans:
-        rows = [*self._first_spans, *self._last_spans]
-        columns = list(zip(*rows, strict=True)) if rows else [()] * 6
-        start, stop = (np.array(column, dtype=float) - self._origin for column in columns[4:6])
-        return Spans(*columns[:4], start, stop, names=names)
-
-    def _timeline(self, names: list[str]) -> Timeline:
-        seconds, job, held = self._arena.timeline()
-        return Timeline(np.asarray(seconds), np.asarray(job), np.asarray(held), names=names)
 
 
 def run(
@@ -729,7 +635,9 @@ def _check_jobs(jobs: Sequence[Job]) -> None:
     counts = collections.Counter(job.name for job in jobs)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        raise JobError(f"job {twice[0]!r}: the name is used {counts[twice[0]]} times; names must differ")
+        raise JobError(
+            f"job {twice[0]!r}: the name is used {counts[twice[0]]} times; names must differ"
+        )
 
 
 def _check_device(device: str) -> None:
@@ -739,41 +647,3 @@ def _check_device(device: str) -> None:
         f"device {device!r} cannot be used: this version runs on 'cpu' (the host backend); "
         "`waterflow doctor` tells what works here"
     )
-
-
-def _register_name(arena: Any, member: Member) -> None:
-    from waterflow.allocator_ext import _C
-
-    _C.set_job_name(arena, member.number, member.name)
-
-
-def _with_persistent(step: PreparedStep, held: int) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(step.memory.profile, persistent_bytes=held)
-
-
-def _schedules(
-    policy: Policy, jobs: Sequence[PlanJob], budget: int, lanes: int
-) -> list[Schedule]:
-    found: list[Schedule] = []
-    for share in _TIGHTER:
-        try:
-            schedule = policy.schedule(jobs, int(budget * share), lanes)
-        except BudgetError:
-            break
-        if all(schedule.pairs != other.pairs for other in found):
-            found.append(schedule)
-    try:
-        found.append(get_policy("temporal").schedule(jobs, budget, lanes))
-    except BudgetError:
-        pass
-    return found
-
-
-def _versions() -> dict[str, str]:
-    try:
-        own = metadata.version("waterflow")
-    except metadata.PackageNotFoundError:
-        own = "source"
-    return {"waterflow": own, "torch": str(torch.__version__), "python": platform.python_version()}

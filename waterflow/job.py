@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
+
 from waterflow.partitioner.errors import JobError
 
 

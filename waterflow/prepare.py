@@ -1,4 +1,4 @@
-"""Turns a job's batches into steps that are ready to run: capture, compile, profile, once per shape."""
+"""Turns a job's batches into steps that are ready to run: capture, compile, profile, per shape."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ class Preparer:
         if len(self._shapes) >= MAX_SHAPES:
             raise CaptureError(
                 f"job {self.job.name!r}: its batches have had {MAX_SHAPES} different shapes (or "
-                "plain values) and each needs a capture of its own. Pad or bucket the batches, pass "
-                "changing numbers as tensors, or give the job capture=False."
+                "plain values) and each needs a capture of its own. Pad or bucket the batches, "
+                "pass changing numbers as tensors, or give the job capture=False."
             )
 
     def step_for(self, shape: Shape) -> PreparedStep | None:
@@ -214,7 +214,7 @@ class Preparer:
     def _add_steps(self, shape: Shape, flat: FlatBatch) -> None:
         first, steady = self._optimizer_traces(shape.forward)
         steps: list[PreparedStep] = []
-        for trace in ((first, steady) if first is not None else (steady,)):
+        for trace in (first, steady) if first is not None else (steady,):
             graph = join(self.job, shape.forward, trace)
             steps.append(PreparedStep(graph, compile_step(graph), trace))
         self._profile(steps, flat)
@@ -238,7 +238,9 @@ class Preparer:
         except NotCapturableError as error:
             name = type(self.job.optimizer).__name__
             self.opaque_optimizer = f"{name} cannot be captured exactly: {error}"
-            self.notes.append(f"the optimizer runs as eager Python, because {self.opaque_optimizer}")
+            self.notes.append(
+                f"the optimizer runs as eager Python, because {self.opaque_optimizer}"
+            )
             return None, None
 
     def _note_final_size(self, first: OptimizerTrace | None, steps: list[PreparedStep]) -> None:

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import waterflow as wf
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+import waterflow as wf
 
 pytestmark = pytest.mark.cpu
 

@@ -1,0 +1,1 @@
+"""Executes schedules: tapes on lanes over one arena."""

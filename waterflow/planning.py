@@ -1,0 +1,100 @@
+"""Plans rounds: asks the policy for schedules and rehearses them until one has addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+from waterflow.executor.lanes import Lanes
+from waterflow.executor.plan import RoundPlan, layout_key, plan_round
+from waterflow.executor.residence import Residence
+from waterflow.member import Member
+from waterflow.partitioner import PlanJob, Policy, get_policy
+from waterflow.partitioner.errors import BudgetError
+from waterflow.partitioner.schedule import Schedule
+from waterflow.prepare import PreparedStep
+
+#: A schedule that the rehearsal refuses is sought again under a smaller budget.
+_TIGHTER = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65)
+#: Plans kept; more layouts than this mean that something moves in every round.
+_KEPT_PLANS = 64
+
+Turn = tuple[Member, PreparedStep]
+
+
+class RoundPlanner:
+    """Makes the plan of a round, and keeps it while the arena's persistent part stays as it is."""
+
+    def __init__(self, policy: Policy, lanes: Lanes, residence: Residence) -> None:
+        self._policy = policy
+        self._lanes = lanes
+        self._arena = lanes.arena
+        self._residence = residence
+        self._layout: int | None = None
+        self._plans: dict[Hashable, RoundPlan] = {}
+        self._schedules: dict[Hashable, list[Schedule]] = {}
+        self.texts: dict[str, None] = {}  # the schedules used, for the report
+
+    def moved(self) -> None:
+        """Something persistent has come, gone or moved."""
+        self._layout = None
+
+    def plan(self, turns: Sequence[Turn]) -> RoundPlan:
+        """The plan for one step of each job.
+
+        Raises:
+            BudgetError: not even one after another fits; what user code keeps is in the way.
+        """
+        if self._layout is None:
+            self._layout = layout_key(self._arena)
+        steps = tuple((member.number, id(step)) for member, step in turns)
+        if (self._layout, steps) not in self._plans:
+            plan = self._make(steps, turns)  # it may move things, and so change the layout
+            if len(self._plans) >= _KEPT_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[self._layout, steps] = plan
+        return self._plans[self._layout, steps]
+
+    def _make(self, steps: Hashable, turns: Sequence[Turn]) -> RoundPlan:
+        executed = [(m.number, step.compiled, step.memory) for m, step in turns]
+        for may_repack in (True, False):
+            for schedule in self._candidates(steps, turns):
+                plan = plan_round(self._arena, schedule, executed)
+                if plan is not None:
+                    self.texts.setdefault(schedule.describe([m.name for m, _ in turns]))
+                    return plan
+            if may_repack:  # gaps between persistent tensors may be what is in the way
+                self._residence.repack()
+                self._layout = layout_key(self._arena)
+        names = ", ".join(repr(m.name) for m, _ in turns)
+        raise BudgetError(
+            f"jobs {names} were admitted but find no place; tensors that user code keeps in the "
+            "arena may be in the way"
+        )
+
+    def _candidates(self, steps: Hashable, turns: Sequence[Turn]) -> list[Schedule]:
+        """Schedules from the boldest to one after another."""
+        jobs = [self._plan_job(member, step) for member, step in turns]
+        held = sum(job.profile.persistent_bytes for job in jobs)
+        statistics = self._arena.statistics()
+        budget = int(statistics.capacity) - (int(statistics.live) - held)
+        if (steps, budget) not in self._schedules:
+            self._schedules[steps, budget] = self._seek(jobs, budget)
+        return self._schedules[steps, budget]
+
+    def _plan_job(self, member: Member, step: PreparedStep) -> PlanJob:
+        held = int(self._arena.held(member.number))
+        profile = dataclasses.replace(step.memory.profile, persistent_bytes=held)
+        return PlanJob(member.name, profile, step.compiled.boundary or None)
+
+    def _seek(self, jobs: Sequence[PlanJob], budget: int) -> list[Schedule]:
+        found: list[Schedule] = []
+        with contextlib.suppress(BudgetError):
+            for share in _TIGHTER:
+                schedule = self._policy.schedule(jobs, int(budget * share), self._lanes.lanes)
+                if all(schedule.pairs != other.pairs for other in found):
+                    found.append(schedule)
+        with contextlib.suppress(BudgetError):
+            found.append(get_policy("temporal").schedule(jobs, budget, self._lanes.lanes))
+        return found
