@@ -2,7 +2,7 @@
 # the extension where that has not been done yet, and only then.
 #
 #   make PYTHON=python3.12 test       another Python (3.11 or newer)
-#   make TORCH='torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu' test
+#   make TORCH='torch==2.13.0 --index-url URL' test
 #                                     the CPU build of torch, much smaller where the default has CUDA
 #   make test ARGS='-k allocator'     arguments for pytest
 

@@ -158,9 +158,7 @@ class RehearsalResult:
 
 def rehearse(
     state: Allocator,
-    steps: Sequence[
-        tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]
-    ],
+    steps: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]]],
     jobs: Sequence[int],
     pairs: Sequence[Sequence[tuple[int, int, int]]],
 ) -> RehearsalResult: ...
@@ -168,7 +166,6 @@ def check_happens_before(log: npt.NDArray[np.void], lanes: int) -> list[Violatio
 def drive(
     seed: int, operations: int, lanes: int = 2, keying: Keying = ..., checked: bool = True
 ) -> dict[str, Any]: ...
-
 
 # Lanes, storages and tapes (bind_torch.cpp)
 

@@ -18,8 +18,8 @@ namespace py = pybind11;
 namespace waterflow {
 namespace {
 
-// A context manager over a scope object: `__enter__` makes it, `__exit__` destroys it. The lock that
-// a scope may wait for is taken without the interpreter lock.
+// A context manager over a scope object: `__enter__` makes it, `__exit__` destroys it. The lock
+// that a scope may wait for is taken without the interpreter lock.
 template <typename Scope, typename... Parts>
 class Manager {
  public:
@@ -236,9 +236,8 @@ void bind_tape(py::module_& m) {
       .def("set_script_starts", &Tape::set_script_starts)
       .def("clear", &Tape::clear)
       .def_property_readonly("loss", &Tape::loss)
-      .def("run", [](Tape& tape, int start, int stop) {
-        run_unlocked([&] { tape.run(start, stop); });
-      });
+      .def("run",
+           [](Tape& tape, int start, int stop) { run_unlocked([&] { tape.run(start, stop); }); });
 }
 
 // Job, script and tape travel as plain tuples: a round is made once per step.

@@ -94,8 +94,8 @@ std::string name_of(const Arena& arena, JobId job) {
   const Statistics now = arena.statistics();
   TORCH_CHECK_WITH(OutOfMemoryError, false, "waterflow: out of memory: job '",
                    name_of(arena, lane.job), "' asked for ", bytes, " bytes; the budget is ",
-                   now.capacity, " bytes, ", now.free, " are free, ",
-                   now.largest_free, " of them in one piece", holdings(arena, lane.job),
+                   now.capacity, " bytes, ", now.free, " are free, ", now.largest_free,
+                   " of them in one piece", holdings(arena, lane.job),
                    ". Use a smaller batch for this job, a larger budget, or fewer jobs at once.");
   std::abort();  // unreachable: the check above throws
 }

@@ -100,8 +100,7 @@ double replay(const std::vector<std::int64_t>& bytes, const std::vector<std::int
   if (allocator != "torch") throw std::invalid_argument("no allocator named " + allocator);
   auto* standard = c10::GetDefaultCPUAllocator();
   return timed(
-      log, repeats,
-      [&](std::size_t size, std::size_t) { return standard->raw_allocate(size); },
+      log, repeats, [&](std::size_t size, std::size_t) { return standard->raw_allocate(size); },
       [&](void* block) { standard->raw_deallocate(block); });
 }
 

@@ -73,9 +73,9 @@ class LanePool {
   std::shared_ptr<Arena> arena_;
   int lanes_;
   const Round* round_ = nullptr;
-  std::vector<std::atomic<int>> remaining_;   // groups of each pair not yet done
+  std::vector<std::atomic<int>> remaining_;  // groups of each pair not yet done
   std::vector<std::exception_ptr> errors_;
-  std::vector<std::vector<Span>> spans_;      // per lane
+  std::vector<std::vector<Span>> spans_;  // per lane
   CounterBarrier pairs_done_, lanes_done_;
   std::mutex mutex_;
   std::condition_variable wake_;

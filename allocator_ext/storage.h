@@ -10,8 +10,8 @@
 
 namespace waterflow {
 
-// Memory that a storage had before it moved and that something else may share (a numpy array, shared
-// memory, a file mapping): kept, and restored when the storage moves back.
+// Memory that a storage had before it moved and that something else may share (a numpy array,
+// shared memory, a file mapping): kept, and restored when the storage moves back.
 struct FormerMemory {
   c10::DataPtr pointer;
 };
@@ -25,7 +25,8 @@ std::shared_ptr<FormerMemory> move_into_arena(const at::Tensor& tensor,
 void move_out_of_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& arena,
                        const std::shared_ptr<FormerMemory>& former);
 
-// Gives the storage a private copy of its bytes in `arena` and returns what it had before, untouched.
+// Gives the storage a private copy of its bytes in `arena` and returns what it had before,
+// untouched.
 std::shared_ptr<FormerMemory> swap_for_copy(const at::Tensor& tensor,
                                             const std::shared_ptr<Arena>& arena, JobId job);
 // Undoes swap_for_copy: the copy and all that was written to it are dropped.

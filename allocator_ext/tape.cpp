@@ -47,7 +47,8 @@ bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_d
 at::Tensor twin(const at::Tensor& source) {
   if (is_dense(source)) {
     auto copy = at::empty_strided(source.sizes(), source.strides(), source.options());
-    if (source.nbytes() > 0) std::memcpy(copy.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+    if (source.nbytes() > 0)
+      std::memcpy(copy.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
     return copy;
   }
   // Overlapping or gappy strides (expanded or sliced tensors): copy the span that they cover.
@@ -95,7 +96,8 @@ c10::IValue scalar_list(const Argument& argument, const std::vector<double>& reg
     return list;
   }
   c10::impl::GenericList list(c10::NumberType::get());
-  for (std::size_t i = 0; i < argument.indices.size(); ++i) list.push_back(c10::IValue(at_place(i)));
+  for (std::size_t i = 0; i < argument.indices.size(); ++i)
+    list.push_back(c10::IValue(at_place(i)));
   return list;
 }
 

@@ -20,13 +20,13 @@ namespace waterflow {
 // Where an operator's argument comes from.
 struct Argument {
   enum class Kind {
-    kConstant,    // `value`, converted once
-    kSlot,        // the tensor in slot `index`
-    kSlots,       // a list of the tensors in `indices` (-1: none)
-    kScalar,      // scalar register `index`, as the schema's number type
-    kScalars,     // a list of registers `indices` (-1: the constant at the same place in `scalars`)
-    kWrapped,     // scalar register `index`, as the 0-dim tensor that PyTorch makes of a number
-    kGenerator,   // the job's random generator
+    kConstant,   // `value`, converted once
+    kSlot,       // the tensor in slot `index`
+    kSlots,      // a list of the tensors in `indices` (-1: none)
+    kScalar,     // scalar register `index`, as the schema's number type
+    kScalars,    // a list of registers `indices` (-1: the constant at the same place in `scalars`)
+    kWrapped,    // scalar register `index`, as the 0-dim tensor that PyTorch makes of a number
+    kGenerator,  // the job's random generator
   };
   Kind kind = Kind::kConstant;
   c10::IValue value;
@@ -53,7 +53,7 @@ struct Instruction {
   std::vector<Result> results;
   std::vector<int> release;
   bool draws_from_default_generator = false;
-  int input = -1, slot = -1;              // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
+  int input = -1, slot = -1;  // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
   int target = -1, left = -1, right = -1;  // kArithmetic and kReadScalar: registers
   char operation = 0;                      // kArithmetic: n (negate) + - * / ^
 };

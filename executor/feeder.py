@@ -39,6 +39,7 @@ class Feeder(Generic[Item]):
         self,
         data: Iterable[Any],
         prepare: Callable[[Any], Item],
+        disturbs: Callable[[Any], bool],
         generator: torch.Generator,
         *,
         epochs: int | None,
@@ -52,12 +53,15 @@ class Feeder(Generic[Item]):
         """Args beyond the obvious.
 
         prepare: makes the item of a batch, on the feeder's thread.
+        disturbs: whether preparing this batch touches the job's tensors (a new shape is captured
+            and profiled), so that no step of the job may be under way meanwhile.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
         """
         self._data = data
         self._prepare = prepare
+        self._disturbs = disturbs
         self._generator = generator
         self._epochs = epochs
         self._steps = steps
@@ -114,6 +118,8 @@ class Feeder(Generic[Item]):
         try:
             self._adopt_thread()
             for epoch, batch in self._batches():
+                if self._disturbs(batch):
+                    self._wait_for_former_steps()
                 self._put(Fed(self._prepare(batch), epoch))
             fed: Fed[Item] = Fed(end=True)
         except BaseException as error:
@@ -124,6 +130,10 @@ class Feeder(Generic[Item]):
         with self._changed:
             self._queue.append(fed)
         self._on_ready()
+
+    def _wait_for_former_steps(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._fetched - 1 == self._done)
 
     def _wait_for_turn(self) -> bool:
         with self._changed:

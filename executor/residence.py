@@ -72,7 +72,7 @@ class Residence:
         self._arena.synchronize()
 
     def leave(self, job: int, also: Iterable[torch.Tensor] = ()) -> None:
-        """Moves the job's storages back to ordinary memory, and whatever of `also` is in the arena."""
+        """Moves the job's storages back to ordinary memory, and what of `also` is in the arena."""
         for key, resident in list(self._residents.items()):
             resident.users.discard(job)
             if not resident.users:

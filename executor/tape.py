@@ -262,7 +262,7 @@ class _Compiler:
                 inner = {n.args[1]: n for n in reader.users} if reader else {}
                 results.append(self._elements(inner, len(value)))
             else:
-                results.append(self.slots[reader] if reader in self.slots else -1)
+                results.append(self.slots.get(reader, -1) if reader else -1)
         return results
 
     def _elements(self, readers: Mapping[Any, fx.Node], count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al., Deep Residual Learning for Image Recognition, 2015), bottleneck form v1.5."""
+"""ResNet-50 (He et al., Deep Residual Learning, 2015), in the form with strided 3x3 kernels."""
 
 from __future__ import annotations
 

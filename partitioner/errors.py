@@ -16,7 +16,7 @@ class JobError(WaterflowError, ValueError):
 
 
 class CaptureError(WaterflowError, RuntimeError):
-    """A training step cannot be captured exactly; names the user's line, the reason, the ways out."""
+    """A training step cannot be captured exactly; names the line, the reason, the ways out."""
 
 
 class BudgetError(WaterflowError, MemoryError):

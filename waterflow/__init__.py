@@ -10,8 +10,9 @@ if (_ROOT / "allocator_ext").is_dir() and (_ROOT / "setup.py").is_file():
     # lie beside this folder there, and are installed under it everywhere else.
     __path__.append(str(_ROOT))
 
+# After the path is set, hence not at the top.
 from waterflow.eager import run_eager
-from waterflow.engine import Engine, JobHandle, run
+from waterflow.engine import Engine, JobHandle
 from waterflow.job import STOP, Job, StepResult
 from waterflow.partitioner.errors import (
     BudgetError,
@@ -23,6 +24,7 @@ from waterflow.partitioner.errors import (
     WaterflowError,
 )
 from waterflow.report import JobReport, Report
+from waterflow.running import run
 
 __all__ = [
     "STOP",

@@ -34,6 +34,7 @@ _aten = torch.ops.aten
 #: Below autograd these return their argument; the tensor itself serves.
 _SAME_TENSOR = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _READ_SCALAR = _aten._local_scalar_dense.default
+_LIFT_COPY = _aten.lift_fresh_copy.default
 #: The optimizer's trace with its live numbers, and the copied reads of scalars by name.
 _Live = tuple[OptimizerTrace, Mapping[str, fx.Node]]
 
@@ -75,7 +76,7 @@ class _Join:
         self.graph = fx.Graph()
         self.inputs: dict[Input, fx.Node] = {}
         self.constants: list[torch.Tensor] = []
-        self.constant_inputs: dict[int, Input] = {}
+        self.constant_inputs: dict[Hashable, Input] = {}
         self.expressions: dict[Expression, fx.Node] = {}
         self.elements: dict[Any, fx.Node] = {}  # each element of a result is taken out once
         self.mutated: set[Input] = set()
@@ -172,7 +173,7 @@ class _Join:
         if node.op in ("placeholder", "output"):
             return None
         if node.op == "get_attr":
-            mapping[node] = self._constant(getattr(module, str(node.target)))
+            mapping[node] = self._constant(getattr(module, str(node.target)), node)
             return None
         if node.target in _SAME_TENSOR:
             mapping[node] = mapping[node.args[0]]  # type: ignore[index]
@@ -246,7 +247,7 @@ class _Join:
                 return node
         return self.graph._root
 
-    def _constant(self, tensor: torch.Tensor) -> fx.Node:
+    def _constant(self, tensor: torch.Tensor, node: fx.Node | None = None) -> fx.Node:
         if isinstance(tensor, FakeTensor):
             raise capture_error(
                 self.job.name,
@@ -257,17 +258,25 @@ class _Join:
             name = self.own_tensors[id(tensor)]
             kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
             return self._input(Input(kind, name), tensor)
-        if id(tensor) not in self.constant_inputs:
-            self.constant_inputs[id(tensor)] = Input("constant", len(self.constants))
+        key = _identity(tensor, node)
+        if key not in self.constant_inputs:
+            self.constant_inputs[key] = Input("constant", len(self.constants))
             self.constants.append(tensor)
-        meaning = self.constant_inputs[id(tensor)]
-        return self._input(meaning, tensor)
+        return self._input(self.constant_inputs[key], tensor)
 
     def _drop_unused_inputs(self) -> None:
         for meaning, node in list(self.inputs.items()):
             if not node.users:
                 self.graph.erase_node(node)
                 self.mutated.discard(meaning)
+
+
+def _identity(tensor: torch.Tensor, node: fx.Node | None) -> Hashable:
+    """Constants are told apart by identity; numbers that the step only copies, by their value."""
+    copied = node is not None and all(u.target is _LIFT_COPY for u in node.users)
+    if copied and tensor.numel() == 1:
+        return tensor.dtype, tuple(tensor.shape), repr(tensor.item())
+    return id(tensor)
 
 
 def _plain_state(optimizer: OptimizerTrace) -> dict[tuple[int, Any], Any]:

@@ -26,9 +26,9 @@ from rich.text import Text
 from waterflow.compare import equal_losses
 from waterflow.demo_jobs import Size, Task, make_tasks
 from waterflow.eager import run_eager
-from waterflow.engine import run
 from waterflow.fields import encode_float
 from waterflow.report import JobReport, Report
+from waterflow.running import run
 from waterflow.units import format_bytes, format_seconds, parse_bytes
 
 #: The budget, as a share of what the jobs would need side by side.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,11 +9,12 @@ from typing import Any
 
 import torch
 
+from waterflow.admission import Admission
 from waterflow.allocator_ext import _C
 from waterflow.eager import draw_seed
 from waterflow.executor.feeder import Fed
 from waterflow.executor.lanes import Lanes
-from waterflow.executor.residence import Residence, storage_key
+from waterflow.executor.residence import Residence
 from waterflow.job import Job
 from waterflow.jobreport import JobReport
 from waterflow.member import Member
@@ -120,6 +120,8 @@ class Engine:
             ) from error
         self._arena = self._lanes.arena
         self._residence = Residence(self._arena)
+        capacity = int(self._arena.statistics().capacity)
+        self._admission = Admission(self.budget, capacity, self._residence)
         self._members: list[Member] = []
         self._state = threading.Condition()
         self._hold_admission = False
@@ -160,7 +162,7 @@ class Engine:
             self._request_stop(member)
 
     def close(self) -> None:
-        """Waits for all jobs, ends the threads, and raises what broke the engine, if anything did."""
+        """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke."""
         with self._state:
             self._closing = True
             self._state.notify_all()
@@ -227,28 +229,15 @@ class Engine:
         """Lets jobs in once all are captured and profiled and each is known to fit alone."""
         with self._state:
             self._state.wait_for(lambda: all(self._is_prepared(m) for m in self._members))
-        misfits = [m for m in self._members if not m.ended and m.needed_bytes > self._capacity]
-        if misfits:
-            raise BudgetError(self._misfit_text())
+        prepared = [member for member in self._members if not member.ended]
+        if not all(map(self._admission.fits_alone, prepared)):
+            raise BudgetError(self._admission.too_small(prepared))
         with self._state:
             self._hold_admission = False
             self._state.notify_all()
 
     def _is_prepared(self, member: Member) -> bool:
         return member.ended or self._broken is not None or member.feeder.peek() is not None
-
-    def _misfit_text(self) -> str:
-        needs = "; ".join(
-            f"{m.name!r} needs {m.needed_bytes} bytes ({format_bytes(m.needed_bytes)})"
-            for m in self._members
-        )
-        fitting = [repr(m.name) for m in self._members if m.needed_bytes <= self._capacity]
-        largest = max(m.needed_bytes for m in self._members)
-        return (
-            f"the budget of {self.budget} bytes ({format_bytes(self.budget)}) is too small even for "
-            f"one job after another: {needs}. What would fit: jobs {', '.join(fitting) or 'none'} "
-            f"under this budget, all of them under {largest} bytes ({format_bytes(largest)})."
-        )
 
     def _request_stop(self, member: Member) -> None:
         with self._state:
@@ -345,16 +334,18 @@ class Engine:
                 self._end_of_data(member, fed)
                 continue
             try:
-                self._check_alone(member)
-                self._check_sharing(member)
+                self._admission.check(member, self._admitted())
             except (BudgetError, JobError) as error:
                 member.fail(error)
                 self._show(member)
                 continue
-            if not self._fits_beside_others(member):
+            if not self._admission.fits_beside(member, self._admitted()):
                 member.waiting = True
                 return
             self._let_in(member)
+
+    def _admitted(self) -> list[Member]:
+        return [member for member in self._members if member.admitted]
 
     def _let_in(self, member: Member) -> None:
         member.waiting = False
@@ -368,38 +359,6 @@ class Engine:
         except torch.OutOfMemoryError as error:
             member.fail(error)
         self._show(member)
-
-    def _check_alone(self, member: Member) -> None:
-        if member.needed_bytes > self._capacity:
-            raise BudgetError(
-                f"job {member.name!r} needs {member.needed_bytes} bytes "
-                f"({format_bytes(member.needed_bytes)}) to run alone, the budget is {self.budget} "
-                f"bytes ({format_bytes(self.budget)}). Raise the budget or use a smaller batch."
-            )
-
-    @property
-    def _capacity(self) -> int:
-        return int(self._arena.statistics().capacity)
-
-    def _check_sharing(self, member: Member) -> None:
-        """Jobs may read the same tensor, but nobody may read or write what another one trains."""
-        numbers = {m.number: m for m in self._members if m.admitted}
-        trained = {storage_key(t) for m in numbers.values() for t in m.preparer.mutated()}
-        own = {storage_key(t) for t in member.preparer.mutated()}
-        for tensor in member.preparer.all_persistent():
-            others = self._residence.users(tensor) - {member.number}
-            if others and storage_key(tensor) in trained | own:
-                other = numbers[min(others)].name
-                raise JobError(
-                    f"jobs {other!r} and {member.name!r} share a tensor of shape "
-                    f"{tuple(tensor.shape)} that one of them changes: give each its own copy of the "
-                    "model (copy.deepcopy) and an optimizer made from that copy's parameters"
-                )
-
-    def _fits_beside_others(self, member: Member) -> bool:
-        together = [m for m in self._members if m.admitted] + [member]
-        persistent = sum(m.preparer.final_persistent_bytes for m in together)
-        return persistent + max(m.solo_extent for m in together) <= self._capacity
 
     def _dismiss(self, member: Member) -> None:
         member.leave(self._residence)
@@ -488,7 +447,7 @@ class Engine:
         return chosen[0] if self._guard(member, choose) else None
 
     def _run_first(self, member: Member, step: PreparedStep) -> None:
-        """The step that creates the optimizer's state runs alone; then the state moves to its place."""
+        """The step that creates the optimizer's state runs alone; then the state is put away."""
         rates = member.rates()
         self._planner.moved()
         failure: BaseException | None
@@ -507,8 +466,8 @@ class Engine:
         rates = [member.rates() for member, _ in members]
         try:
             errors = self._execute(members)
-        except BudgetError as error:
-            self._run_one_by_one(members, error)
+        except BudgetError as misfit:
+            self._run_one_by_one(members, misfit)
             return
         for (member, step), error, rate in zip(members, errors, rates, strict=True):
             self._finish(member, step, error, rate)
@@ -579,65 +538,6 @@ class Engine:
         errors, spans = self._lanes.run(plan.round)
         self._recorder.keep(spans, [member for member, _ in turns])
         return errors
-
-
-def run(
-    jobs: Sequence[Job],
-    memory: int | str,
-    *,
-    device: str = "cpu",
-    policy: str | Policy = "waterwave",
-    lanes: int = 2,
-    threads: int | None = None,
-    progress: bool = False,
-) -> Report:
-    """Co-trains jobs under one memory budget until all have ended.
-
-    Every job trains exactly as it would alone. One that fails ends alone, with its error in the
-    report. Ctrl-C ends all after the present step; the report says so.
-
-    Args:
-        jobs: the jobs, with unique names.
-        memory: bytes that all jobs together may hold, or a text such as "512MiB".
-        device: "cpu".
-        policy: "waterwave", "waterwave-s", "temporal", or a policy of one's own.
-        lanes: node groups that may run at once.
-        threads: intra-op threads of each lane; torch's count divided by the lanes if None.
-        progress: show progress on stderr.
-
-    Raises:
-        JobError: an argument cannot be used.
-        BudgetError: a job cannot fit even alone; raised before anything runs.
-    """
-    jobs = list(jobs)
-    _check_jobs(jobs)
-    engine = Engine(
-        memory, device=device, policy=policy, lanes=lanes, threads=threads, progress=progress
-    )
-    engine._hold_admission = True
-    try:
-        with engine:
-            for job in jobs:
-                engine.submit(job)
-            engine._release_when_prepared()
-    except KeyboardInterrupt:
-        engine._interrupted = True
-        engine.close()
-    return engine.report()
-
-
-def _check_jobs(jobs: Sequence[Job]) -> None:
-    if not jobs:
-        raise JobError("run needs at least one job, got none")
-    for job in jobs:
-        if not isinstance(job, Job):
-            raise JobError(f"run takes waterflow.Job objects, got {job!r}")
-    counts = collections.Counter(job.name for job in jobs)
-    twice = [name for name, count in counts.items() if count > 1]
-    if twice:
-        raise JobError(
-            f"job {twice[0]!r}: the name is used {counts[twice[0]]} times; names must differ"
-        )
 
 
 def _check_device(device: str) -> None:

@@ -106,7 +106,7 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     step = _Step(job, batch)
     watch = StateWatch(job.model, loss=job.loss)
     try:
-        with TRACE_LOCK, watch.torch_generator(), torch.enable_grad():
+        with TRACE_LOCK, watch.generators(), torch.enable_grad():
             mode = fake_mode()
             module = trace(step, mode, [fake_twin(mode, tensor) for tensor in step.real])
     except UnkeptChangeError as error:

@@ -40,6 +40,7 @@ class Member:
         self.feeder: Feeder[Ready] = Feeder(
             job.data,
             self.preparer,
+            self.preparer.is_new,
             self.generator,
             epochs=job.epochs,
             steps=job.steps,
@@ -99,7 +100,16 @@ class Member:
             base = now if step.creates_state else final
             peaks.append(base + step.memory.profile.transient_peak_bytes)
         self.report.solo_peak_bytes = max(peaks)
+        self.note_capture()
         self.report.persistent_bytes = final
+
+    def note_capture(self) -> None:
+        """Reports how much of the job's step is captured, and why not all of it."""
+        self.report.notes = list(self.preparer.notes)
+        if not self.job.capture:
+            self.report.captured = "opaque step"
+        elif self.preparer.opaque_optimizer is not None:
+            self.report.captured = "opaque optimizer"
 
     # Turns
 
@@ -109,6 +119,7 @@ class Member:
 
     def choose_step(self, ready: Ready, residence: Residence) -> PreparedStep:
         """The step to run on this batch, made anew where hyperparameters have outgrown it."""
+        ready = self.preparer.refresh(ready)
         assert ready.shape is not None
         step = self.preparer.step_for(ready.shape)
         if step is None:
@@ -249,6 +260,7 @@ class Member:
         if self.ended:
             return
         self.report.state = state
+        self.note_capture()
         if self.admitted:
             self.report.wall_seconds = time.perf_counter() - self._started
         if error is not None:

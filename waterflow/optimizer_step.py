@@ -142,7 +142,7 @@ class _Attempt:
             watch = StateWatch(self.job.model, self.job.optimizer)
             try:
                 arguments = self._arguments(mode)
-                with torch.no_grad(), _live_items(self._read), _TensorScalars():
+                with watch.generators(), torch.no_grad(), _live_items(self._read), _TensorScalars():
                     self.module = trace(self._step, mode, arguments)
             except NotCapturableError:
                 watch.problem()

@@ -69,9 +69,11 @@ class Shape:
         forward: the traced forward and backward pass.
         first: the step that creates the optimizer's state, None where it is there already.
         steady: the step of every later turn.
+        modes: the model's flags and plain attributes that the trace has taken for granted.
     """
 
     forward: ForwardTrace
+    modes: Hashable
     first: PreparedStep | None = None
     steady: PreparedStep | None = None
 
@@ -175,11 +177,30 @@ class Preparer:
                 self._shapes[key] = self._prepare(flat)
         return Ready(batch, flat, self._shapes[key])
 
+    def is_new(self, batch: Any) -> bool:
+        """Whether preparing this batch captures and profiles, which touches the job's tensors."""
+        if not self.job.capture:
+            return False
+        try:
+            return (flatten(batch).signature, self._modes()) not in self._shapes
+        except UnknownLeafError:
+            return False
+
+    def refresh(self, ready: Ready) -> Ready:
+        """The same batch, captured again where a callback has changed the model's modes since."""
+        assert ready.shape is not None
+        return ready if ready.shape.modes == self._modes() else self(ready.batch)
+
     def _modes(self) -> Hashable:
-        """What a callback may change between steps: training flags and frozen parameters."""
+        """What a callback may change between steps: flags, plain attributes, frozen parameters."""
         if self.job.on_step is None:
             return None
-        modules = tuple(module.training for module in self.job.model.modules())
+        modules = tuple(
+            (name, key, value)
+            for name, module in self.job.model.named_modules()
+            for key, value in vars(module).items()
+            if isinstance(value, (bool, int, float, str))
+        )
         return modules, tuple(p.requires_grad for p in self.job.model.parameters())
 
     def _check_count(self) -> None:
@@ -206,8 +227,7 @@ class Preparer:
             self._add_steps(shape, flat)
 
     def _prepare(self, flat: FlatBatch) -> Shape:
-        shape = Shape(trace_forward(self.job, flat))
-        self.draws = self.draws or any(seeded(n) for n in shape.forward.module.graph.nodes)
+        shape = Shape(trace_forward(self.job, flat), self._modes())
         self._add_steps(shape, flat)
         return shape
 
@@ -217,6 +237,7 @@ class Preparer:
         for trace in (first, steady) if first is not None else (steady,):
             graph = join(self.job, shape.forward, trace)
             steps.append(PreparedStep(graph, compile_step(graph), trace))
+            self.draws = self.draws or any(map(seeded, graph.nodes))
         self._profile(steps, flat)
         shape.first = steps[0] if len(steps) == 2 else None
         shape.steady = steps[-1]

@@ -6,7 +6,7 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ class StateWatch:
         self._contents = [_copied(_content(cell)) for _, cell in self._cells]
         self._python = random.getstate()
         self._numpy = np.random.get_state(legacy=False)
+        self._drawn: str | None = None
         self.torch_generator_touched = False
 
     def problem(self) -> str | None:
@@ -85,45 +86,66 @@ class StateWatch:
         return problem
 
     def _drawn_number(self) -> str | None:
-        problem = None
-        if random.getstate() != self._python:
-            random.setstate(self._python)
-            problem = "the step draws from Python's random module, a captured step would repeat it"
-        now = np.random.get_state(legacy=False)
-        if repr(now) != repr(self._numpy):
-            np.random.set_state(self._numpy)
-            problem = "the step draws from numpy.random, a captured step would repeat the number"
-        return problem
+        if self._drawn is None:
+            return None
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        return f"the step draws from {self._drawn}, a captured step would repeat the number"
 
     @contextlib.contextmanager
-    def torch_generator(self) -> Iterator[None]:
-        """Notices code that saves, sets or seeds torch's generator (checkpointing does).
+    def generators(self) -> Iterator[None]:
+        """Notices draws from Python's and numpy's generators, and whoever sets torch's.
 
-        Requires TRACE_LOCK, as it patches torch.
+        Data loaders of other jobs draw meanwhile, so only this thread's calls count. Requires
+        TRACE_LOCK, as it patches modules.
         """
+        patched = [
+            *((torch, name, self._torch_call) for name in _TORCH_GENERATOR),
+            *((torch.random, name, self._torch_call) for name in _TORCH_GENERATOR),
+            *((random, name, self._python_call) for name in _methods_of(random, random.Random)),
+            *((np.random, n, self._numpy_call) for n in _methods_of(np.random, _NumpyState)),
+        ]
+        saved = [(m, n, getattr(m, n), call) for m, n, call in patched if hasattr(m, n)]
         owner = threading.get_ident()
-        names = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
-        modules = [torch, torch.random]
-        saved = [(m, n, getattr(m, n)) for m in modules for n in names if hasattr(m, n)]
-
-        def watch(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() != owner:  # another thread has nothing to do with this
-                    return original(*args, **kwargs)
-                self.torch_generator_touched = True
-                if original.__name__ == "get_rng_state":
-                    return original(*args, **kwargs)
-                return None
-
-            return call
-
-        for module, name, original in saved:
-            setattr(module, name, watch(original))
+        for module, name, original, call in saved:
+            setattr(module, name, _in_thread(owner, original, call))
         try:
             yield
         finally:
-            for module, name, original in saved:
+            for module, name, original, _ in saved:
                 setattr(module, name, original)
+
+    def _torch_call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.torch_generator_touched = True
+        return original(*args, **kwargs) if original.__name__ == "get_rng_state" else None
+
+    def _python_call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._drawn = "Python's random module"
+        return original(*args, **kwargs)
+
+    def _numpy_call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._drawn = "numpy.random"
+        return original(*args, **kwargs)
+
+
+_TORCH_GENERATOR = ("get_rng_state", "set_rng_state", "manual_seed", "seed")
+_NumpyState = np.random.RandomState
+
+
+def _methods_of(module: ModuleType, kind: type) -> list[str]:
+    """Functions of a module that are methods of its hidden generator."""
+    return [n for n, v in vars(module).items() if isinstance(getattr(v, "__self__", None), kind)]
+
+
+def _in_thread(
+    owner: int, original: Callable[..., Any], call: Callable[..., Any]
+) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != owner:  # another thread has nothing to do with this
+            return original(*args, **kwargs)
+        return call(original, *args, **kwargs)
+
+    return watched
 
 
 def _frozen(change: str) -> str:
@@ -144,7 +166,7 @@ def _places(
         if isinstance(value, nn.Module):
             if id(value) not in seen:
                 yield from _module_places(value, f"an attribute of {name!r},")
-        elif hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType)):
+        elif hasattr(value, "__dict__") and not isinstance(value, (type, FunctionType, ModuleType)):
             yield f"changes the attribute '{{}}' of {name!r}", vars(value)
     for function in functions_of(loss):
         used = {key: function.__globals__.get(key) for key in function.__code__.co_names}

@@ -246,7 +246,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "kernel": ({"data": Loop(bad_labels)}, "failed", "out of bounds"),
     "callback": ({"on_step": raise_at_second}, "failed", "callback"),
     "capture": (
-        {"loss": lambda m, b: cross_entropy(m, b) if b[0].sum() > 0 else cross_entropy(m, b)},
+        {"loss": lambda m, b: cross_entropy(m, b) * (2 if b[0].sum() > 0 else 1)},
         "failed",
         "cannot be captured",
     ),
@@ -382,10 +382,16 @@ def test_result_times_out() -> None:
 
 
 def test_engine_ends_the_jobs_of_a_block_that_raises() -> None:
-    with pytest.raises(ZeroDivisionError), wf.Engine(memory="32MiB", threads=1) as engine:
-        handle = engine.submit(make_job("a", 1, steps=10**9))
-        raise ZeroDivisionError
-    assert handle.status == "stopped"
+    handles = []
+
+    def fail() -> None:
+        with wf.Engine(memory="32MiB", threads=1) as engine:
+            handles.append(engine.submit(make_job("a", 1, steps=10**9)))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert handles[0].status == "stopped"
 
 
 def test_engine_takes_a_job_that_does_not_fit_as_failed() -> None:
@@ -446,6 +452,8 @@ def test_a_slow_loader_does_not_stop_the_others() -> None:
 
     with wf.Engine(memory="32MiB", threads=1) as engine:
         waiting = engine.submit(make_job("slow", 1, data=Loop(slow), epochs=1))
+        while not waiting.losses:
+            time.sleep(0.01)
         quick = engine.submit(make_job("quick", 2))
         assert quick.result(timeout=60).state == "finished"
         assert waiting.status == "running"
