@@ -9,6 +9,8 @@ above 1 means faster.
 from __future__ import annotations
 
 import statistics
+import threading
+import time
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,8 @@ from torch import nn
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
+from waterflow.allocator_ext import _C
+from waterflow.executor.lanes import Lanes
 
 STEPS = 150
 DEPTH = 67
@@ -69,6 +73,27 @@ def count_operators() -> int:
     return len(ready.shape.steady.compiled.tape)
 
 
+def pair_boundary_seconds(pairs: int = 2000) -> float:
+    """Barrier and sync between pairs: rounds of empty groups on two lanes, per pair."""
+    lanes = Lanes(1 << 20, 2, 1, torch.get_num_threads())
+    tapes = [_C.Tape(0, 0), _C.Tape(0, 0)]
+    jobs: list[tuple[_C.Tape, _C.Script | None, int]] = [(t, None, i) for i, t in enumerate(tapes)]
+    tasks = [[(0, 0, pair, 0, 0), (1, 1, pair, 0, 0)] for pair in range(pairs)]
+    round_ = _C.Round(jobs, tasks)
+    thread = threading.Thread(target=lambda: (lanes.adopt_lane(0), timed.append(run())))
+    timed: list[float] = []
+
+    def run() -> float:
+        started = time.perf_counter()
+        lanes.run(round_)
+        return (time.perf_counter() - started) / pairs
+
+    thread.start()
+    thread.join()
+    lanes.close()
+    return timed[0]
+
+
 def main() -> None:
     options = arguments(__doc__ or "", repeats=7)
     measures = {
@@ -76,6 +101,7 @@ def main() -> None:
         "solo": lambda: engine_seconds("a", "temporal"),
         "sequential": lambda: engine_seconds("ab", "temporal"),
         "two_lanes": lambda: engine_seconds("ab", "waterwave"),
+        "pair_boundary": pair_boundary_seconds,
     }
     interleaved(measures, 1)  # profiles are cached from here on
     found = interleaved(measures, options.repeats)
@@ -86,6 +112,7 @@ def main() -> None:
         "tape_ms": 1e3 * statistics.median(found["solo"]) / STEPS,
         "solo_vs_eager": median_ratio(eager_each, found["solo"]),
         "two_lanes_vs_sequential": median_ratio(found["sequential"], found["two_lanes"]),
+        "pair_boundary_us": 1e6 * statistics.median(found["pair_boundary"]),
         "two_lanes_vs_eager": median_ratio(found["eager"], found["two_lanes"]),
     }
     show(result, options.json)

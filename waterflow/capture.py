@@ -19,13 +19,12 @@ from waterflow.forward import (
     ForwardTrace,
     mutated_sources,
     named_tensors,
-    seeded,
-    writes,
 )
 from waterflow.hyper import ARITHMETIC, Expression
 from waterflow.job import Job
 from waterflow.optimizer_state import Layout, hyperparameters, trained_parameters
 from waterflow.optimizer_step import OptimizerTrace
+from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.tracing import capture_error, users_line

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from waterflow.batch import FlatBatch
 from waterflow.job import Job
+from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.graph import Input, tensors_of
 from waterflow.standin import UnkeptChangeError, standing_in
 from waterflow.statewatch import StateWatch
@@ -152,45 +153,6 @@ def _result(step: _Step, module: fx.GraphModule) -> ForwardTrace:
     remaining = iter(nodes)
     gradients = [next(remaining) if has else None for has in step.has_gradient]
     return ForwardTrace(module, inputs, loss, gradients, step.backward_start)
-
-
-def seeded(node: fx.Node) -> bool:
-    """Whether a node draws random numbers."""
-    tags: Any = getattr(node.target, "tags", [])
-    return torch.Tag.nondeterministic_seeded in tags
-
-
-#: Operators that update the running statistics they are given, though their schemas do not say so.
-_UPDATES_STATISTICS = {
-    "aten::native_batch_norm",
-    "aten::cudnn_batch_norm",
-    "aten::miopen_batch_norm",
-    "aten::batch_norm_gather_stats",
-    "aten::batch_norm_gather_stats_with_counts",
-}
-
-
-def _is_written(argument: Any, updates_statistics: bool) -> bool:
-    if argument.alias_info is not None and argument.alias_info.is_write:
-        return True
-    return updates_statistics and argument.name in ("running_mean", "running_var")
-
-
-def writes(node: fx.Node) -> list[fx.Node]:
-    """The argument nodes that an operator writes to."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return []
-    updates_statistics = schema.name in _UPDATES_STATISTICS
-    if not (schema.is_mutable or updates_statistics):
-        return []
-    written: list[fx.Node] = []
-    for position, argument in enumerate(schema.arguments):
-        if _is_written(argument, updates_statistics):
-            given = position < len(node.args)
-            value = node.args[position] if given else node.kwargs.get(argument.name)
-            fx.map_arg(value, written.append)
-    return written
 
 
 def storage_ids(node: fx.Node) -> set[int]:

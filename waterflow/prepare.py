@@ -18,7 +18,7 @@ from waterflow.executor.measure import Scratch
 from waterflow.executor.plan import StepMemory, copy_generator
 from waterflow.executor.residence import storage_bytes
 from waterflow.executor.tape import CompiledStep, compile_step
-from waterflow.forward import ForwardTrace, seeded, trace_forward
+from waterflow.forward import ForwardTrace, trace_forward
 from waterflow.job import Job
 from waterflow.optimizer_step import (
     HyperKey,
@@ -30,6 +30,7 @@ from waterflow.optimizer_step import (
     trace_optimizer,
     trained_parameters,
 )
+from waterflow.partitioner.effects import seeded
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.partitioner.profile import Profile

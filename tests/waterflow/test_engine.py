@@ -461,6 +461,16 @@ def test_a_slow_loader_does_not_stop_the_others() -> None:
         assert waiting.result(timeout=60).steps == 2
 
 
+def test_a_loader_with_worker_processes_keeps_the_numbers() -> None:
+    def job(name: str) -> wf.Job:
+        loader = DataLoader(TensorDataset(IMAGES, LABELS), 32, shuffle=True, num_workers=2)
+        return make_job(name, 3, data=loader, epochs=2)
+
+    one = job("a")
+    report = run([one, make_job("b", 2)])
+    assert_equal_to_eager(one, report["a"], job("a"))
+
+
 # Bad input
 
 
