@@ -135,6 +135,7 @@ class Engine:
         self._check = check
         self._arena.record(check)
         self._progress: ProgressDisplay = Progress() if progress else NullProgress()
+        self._progress.start([])
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
         self._thread.start()
 
@@ -221,7 +222,7 @@ class Engine:
             member = Member(len(self._members), job, seed, self._lanes, self._wake)
             _C.set_job_name(self._arena, member.number, member.name)
             self._members.append(member)
-            self._progress.start([(m.name, m.job.total_steps) for m in self._members])
+            self._progress.join(member.name, job.total_steps)
             self._state.notify_all()
         return JobHandle(self, member)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -270,7 +271,8 @@ class Member:
         self.feeder.stop()
 
     def fail(self, error: BaseException) -> None:
-        """The job ends with an error."""
+        """The job ends with an error; its traceback keeps no tensors alive."""
+        _let_go_of_frames(error)
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         self.end("out_of_memory" if out_of_memory else "failed", error)
 
@@ -293,6 +295,13 @@ class Member:
         yield from _tensors_in(dict(self.job.optimizer.state))
         for module in self.job.model.modules():
             yield from _tensors_in(vars(module))
+
+
+def _let_go_of_frames(error: BaseException | None) -> None:
+    """Clears the variables of the frames that an error and its causes refer to."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:

@@ -29,6 +29,9 @@ class ProgressDisplay(Protocol):
     def start(self, jobs: Sequence[tuple[str, int | None]]) -> None:
         """Begin, with the jobs' names and total steps (None if not known)."""
 
+    def join(self, name: str, total: int | None) -> None:
+        """Add a job, with its total steps (None if not known)."""
+
     def update(
         self, name: str, step: int, loss: float | None = None, state: str = "running"
     ) -> None:
@@ -42,6 +45,9 @@ class NullProgress:
     """Shows nothing."""
 
     def start(self, jobs: Sequence[tuple[str, int | None]]) -> None:
+        """Do nothing."""
+
+    def join(self, name: str, total: int | None) -> None:
         """Do nothing."""
 
     def update(
@@ -108,6 +114,14 @@ class Progress:
             for name, job in self._jobs.items():
                 job.bar = _add_bar(self._bars, name, job)
             self._bars.start()
+
+    def join(self, name: str, total: int | None) -> None:
+        """Add a job, with its total steps (None if not known)."""
+        with self._lock:
+            if self._running:
+                job = self._jobs.setdefault(name, _Shown(total))
+                if self._bars is not None and job.bar is None:
+                    job.bar = _add_bar(self._bars, name, job)
 
     def update(
         self, name: str, step: int, loss: float | None = None, state: str = "running"

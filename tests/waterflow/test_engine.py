@@ -442,6 +442,18 @@ def test_memory_is_empty_when_all_have_left() -> None:
     assert engine._arena.statistics().live == 0
 
 
+def test_an_error_that_is_kept_holds_no_memory() -> None:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        activations = model(batch[0])
+        raise ValueError(f"shape {tuple(activations.shape)}")
+
+    engine = wf.Engine(memory="8MiB", threads=1)
+    handle = engine.submit(make_job("a", 1, loss=loss, capture=False))
+    engine.close()
+    assert "shape (32, 10)" in str(handle.result().exception)
+    assert engine._arena.statistics().live == 0
+
+
 def test_a_slow_loader_does_not_stop_the_others() -> None:
     gate = threading.Event()
 

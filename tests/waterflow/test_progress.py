@@ -118,3 +118,15 @@ def test_writes_to_stderr_by_default(capsys):
 @pytest.mark.parametrize("display", [NullProgress(), Progress(io.StringIO())])
 def test_stop_without_start(display):
     display.stop()
+
+
+def test_jobs_may_join_later(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for stream in (io.StringIO(), Terminal()):
+        progress = Progress(stream, Clock())
+        progress.start([])
+        progress.join("late", 4)
+        progress.update("late", 4, 0.5, "finished")
+        progress.stop()
+        assert "4/4" in stream.getvalue()
+        assert "finished" in stream.getvalue()
