@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.plan import RoundPlan, layout_key, plan_round
@@ -33,7 +33,7 @@ class RoundPlanner:
         self._residence = residence
         self._layout: int | None = None
         self._plans: dict[Hashable, RoundPlan] = {}
-        self._schedules: dict[Hashable, list[Schedule]] = {}
+        self._schedules: dict[Hashable, Schedule] = {}
         self.texts: dict[str, None] = {}  # the schedules used, for the report
 
     def moved(self) -> None:
@@ -59,9 +59,11 @@ class RoundPlanner:
     def _make(self, steps: Hashable, turns: Sequence[Turn]) -> RoundPlan:
         executed = [(m.number, step.compiled, step.memory) for m, step in turns]
         for may_repack in (True, False):
-            for schedule in self._candidates(steps, turns):
+            budget = self._budget_for([member for member, _ in turns])
+            for schedule in self._candidates((steps, budget), turns, budget):
                 plan = plan_round(self._arena, schedule, executed)
                 if plan is not None:
+                    self._schedules[steps, budget] = schedule
                     self.texts.setdefault(schedule.describe([m.name for m, _ in turns]))
                     return plan
             if may_repack:  # gaps between persistent tensors may be what is in the way
@@ -73,28 +75,26 @@ class RoundPlanner:
             "arena may be in the way"
         )
 
-    def _candidates(self, steps: Hashable, turns: Sequence[Turn]) -> list[Schedule]:
-        """Schedules from the boldest to one after another."""
-        jobs = [self._plan_job(member, step) for member, step in turns]
-        held = sum(job.profile.persistent_bytes for job in jobs)
+    def _budget_for(self, members: Sequence[Member]) -> int:
+        """The arena's bytes less what others than these jobs hold."""
         statistics = self._arena.statistics()
-        budget = int(statistics.capacity) - (int(statistics.live) - held)
-        if (steps, budget) not in self._schedules:
-            self._schedules[steps, budget] = self._seek(jobs, budget)
-        return self._schedules[steps, budget]
+        held = sum(int(self._arena.held(member.number)) for member in members)
+        return int(statistics.capacity) - (int(statistics.live) - held)
+
+    def _candidates(
+        self, key: Hashable, turns: Sequence[Turn], budget: int
+    ) -> Iterator[Schedule]:
+        """The schedule that worked last, then new ones from the boldest to one after another."""
+        if key in self._schedules:
+            yield self._schedules[key]
+        jobs = [self._plan_job(member, step) for member, step in turns]
+        with contextlib.suppress(BudgetError):
+            for share in _TIGHTER:
+                yield self._policy.schedule(jobs, int(budget * share), self._lanes.lanes)
+        with contextlib.suppress(BudgetError):
+            yield get_policy("temporal").schedule(jobs, budget, self._lanes.lanes)
 
     def _plan_job(self, member: Member, step: PreparedStep) -> PlanJob:
         held = int(self._arena.held(member.number))
         profile = dataclasses.replace(step.memory.profile, persistent_bytes=held)
         return PlanJob(member.name, profile, step.compiled.boundary or None)
-
-    def _seek(self, jobs: Sequence[PlanJob], budget: int) -> list[Schedule]:
-        found: list[Schedule] = []
-        with contextlib.suppress(BudgetError):
-            for share in _TIGHTER:
-                schedule = self._policy.schedule(jobs, int(budget * share), self._lanes.lanes)
-                if all(schedule.pairs != other.pairs for other in found):
-                    found.append(schedule)
-        with contextlib.suppress(BudgetError):
-            found.append(get_policy("temporal").schedule(jobs, budget, self._lanes.lanes))
-        return found
