@@ -259,10 +259,12 @@ Round make_round(const py::list& jobs, const py::list& pairs) {
 }
 
 // Plans of scripts for one round share the region above the plan for deviating requests.
-void begin_scripts(const std::vector<std::shared_ptr<Script>>& scripts, std::size_t above) {
+void begin_scripts(const Arena& arena,
+                   const std::vector<std::pair<std::shared_ptr<Script>, JobId>>& scripts,
+                   std::size_t above, bool own_blocks) {
   auto overflow = std::make_shared<std::atomic<std::size_t>>(above);
-  for (const auto& script : scripts) {
-    script->cursor = 0;
+  for (const auto& [script, job] : scripts) {
+    script->begin(arena, job, own_blocks);
     script->overflow = overflow;
   }
 }
@@ -288,7 +290,8 @@ void bind_rounds(py::module_& m) {
       }))
       .def_readonly("deviations", &Script::deviations);
   py::class_<Round>(m, "Round").def(py::init(&make_round), py::arg("jobs"), py::arg("pairs"));
-  m.def("begin_scripts", &begin_scripts, py::arg("scripts"), py::arg("above"));
+  m.def("begin_scripts", &begin_scripts, py::arg("arena"), py::arg("scripts"), py::arg("above"),
+        py::arg("own_blocks"));
   py::class_<LanePool>(m, "LanePool")
       .def(py::init<std::shared_ptr<Arena>, int>(), py::arg("arena"), py::arg("lanes"))
       .def("serve", &LanePool::serve, py::call_guard<py::gil_scoped_release>())

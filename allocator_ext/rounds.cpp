@@ -82,6 +82,10 @@ RoundResult LanePool::run(const Round& round) {
   if (lanes_ > 1) wake_.notify_all();
   run_lane(0);
   lanes_done_.wait_until(lanes_ - 1);
+  arena_->synchronize();
+  for (const RoundJob& job : round.jobs) {
+    if (job.script) job.script->close(*arena_, job.id);
+  }
   RoundResult result{std::move(errors_), {}};
   for (auto& spans : spans_) result.spans.insert(result.spans.end(), spans.begin(), spans.end());
   return result;

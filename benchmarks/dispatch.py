@@ -21,7 +21,7 @@ from benchmarks.common import arguments, interleaved, median_ratio, show
 from waterflow.allocator_ext import _C
 from waterflow.executor.lanes import Lanes
 
-STEPS = 150
+STEPS = 300
 DEPTH = 67
 WIDTH = 16
 

@@ -16,7 +16,7 @@ from torch import nn
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
 
-STEPS = 12
+STEPS = 40
 
 
 def cnn_job(name: str = "cnn") -> wf.Job:

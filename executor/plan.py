@@ -58,7 +58,7 @@ class RoundPlan:
     Attributes:
         schedule: what runs beside what.
         round: the extension's round.
-        scripts: one per job.
+        scripts: one per job, with the job's number.
         extent: highest address that the plan uses.
         peak: the most bytes that any interleaving of the lanes can hold at once.
     """
@@ -69,14 +69,20 @@ class RoundPlan:
     extent: int
     peak: int
 
-    def begin(self) -> None:
-        """Puts the scripts at their start."""
-        _C.begin_scripts(self.scripts, self.extent)
+    def begin(self, arena: Any, own_blocks: bool) -> None:
+        """Puts the scripts at their start.
+
+        Args:
+            arena: the arena of the plan.
+            own_blocks: steps keep their blocks themselves, without the allocator's lock; not where
+                the arena records every event or blocks survive the step.
+        """
+        _C.begin_scripts(arena, self.scripts, self.extent, own_blocks)
 
     @property
     def deviations(self) -> int:
         """Requests, since the plan was made, that were not as profiled."""
-        return sum(script.deviations for script in self.scripts)
+        return sum(script.deviations for script, _ in self.scripts)
 
 
 def plan_round(
@@ -108,7 +114,9 @@ def plan_round(
     ]
     round_ = make_round(schedule, steps, scripts)
     extent = max(int(result.extent), _live_end(arena))
-    return RoundPlan(schedule, round_, scripts, extent, int(result.peak))
+    return RoundPlan(
+        schedule, round_, list(zip(scripts, jobs, strict=True)), extent, int(result.peak)
+    )
 
 
 def make_round(

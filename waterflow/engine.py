@@ -535,7 +535,8 @@ class Engine:
     def _execute(self, turns: Sequence[Turn]) -> list[BaseException | None]:
         """Runs a planned round; returns each job's error."""
         plan = self._planner.plan(turns)
-        plan.begin()
+        creates = any(step.creates_state for _, step in turns)
+        plan.begin(self._arena, own_blocks=not (creates or self._check))
         errors, spans = self._lanes.run(plan.round)
         self._recorder.keep(spans, [member for member, _ in turns])
         return errors

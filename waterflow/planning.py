@@ -81,9 +81,7 @@ class RoundPlanner:
         held = sum(int(self._arena.held(member.number)) for member in members)
         return int(statistics.capacity) - (int(statistics.live) - held)
 
-    def _candidates(
-        self, key: Hashable, turns: Sequence[Turn], budget: int
-    ) -> Iterator[Schedule]:
+    def _candidates(self, key: Hashable, turns: Sequence[Turn], budget: int) -> Iterator[Schedule]:
         """The schedule that worked last, then new ones from the boldest to one after another."""
         if key in self._schedules:
             yield self._schedules[key]

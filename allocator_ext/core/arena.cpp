@@ -1,5 +1,6 @@
 #include "core/arena.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -46,7 +47,29 @@ std::shared_ptr<Arena> Arena::virtual_only(std::size_t capacity, int lanes) {
 
 void* Arena::granted(std::size_t offset, JobId job) {
   timeline_.add(job, allocator_.held(job));
+  fixed_changed();
   return pointer_to(offset);
+}
+
+void Arena::count_planned(std::ptrdiff_t bytes) {
+  const auto delta = static_cast<std::size_t>(bytes);  // wraps around for a free, as it should
+  const std::size_t planned = planned_live_.fetch_add(delta, std::memory_order_relaxed) + delta;
+  if (bytes < 0) return;
+  const std::size_t live = planned + fixed_live_.load(std::memory_order_relaxed);
+  std::size_t peak = planned_peak_.load(std::memory_order_relaxed);
+  while (live > peak && !planned_peak_.compare_exchange_weak(peak, live)) {
+  }
+}
+
+void Arena::close_plan(JobId job, std::size_t peak, std::size_t extent,
+                       const std::vector<std::pair<double, std::size_t>>& samples) {
+  Lock lock(mutex_);
+  if (static_cast<std::size_t>(job) >= planned_job_peaks_.size()) {
+    planned_job_peaks_.resize(job + 1);
+  }
+  planned_job_peaks_[job] = std::max(planned_job_peaks_[job], peak);
+  planned_extent_ = std::max(planned_extent_, extent);
+  for (const auto& [seconds, held] : samples) timeline_.add_at(seconds, job, held);
 }
 
 void* Arena::allocate(std::size_t bytes, Lane lane, JobId job, bool may_sync) {
@@ -71,6 +94,7 @@ void Arena::free(void* pointer, Lane lane) {
   Lock lock(mutex_);
   const JobId job = allocator_.free(offset, lane);
   timeline_.add(job, allocator_.held(job));
+  fixed_changed();
 }
 
 void Arena::synchronize() {
@@ -127,19 +151,31 @@ std::size_t Arena::held(JobId job) const {
 
 std::size_t Arena::peak(JobId job) const {
   Lock lock(mutex_);
-  return allocator_.peak(job);
+  const bool planned = static_cast<std::size_t>(job) < planned_job_peaks_.size();
+  return std::max(allocator_.peak(job), planned ? planned_job_peaks_[job] : 0);
 }
 
 Statistics Arena::statistics() const {
   Lock lock(mutex_);
-  return {allocator_.capacity(),    allocator_.live(),         allocator_.peak(),
-          allocator_.extent(),      allocator_.free_bytes(),   allocator_.largest_free(),
-          allocator_.allocations(), allocator_.forced_syncs(), allocator_.explicit_syncs()};
+  const std::size_t planned = planned_live_.load(std::memory_order_relaxed);
+  const std::size_t peak = planned_peak_.load(std::memory_order_relaxed);
+  return {allocator_.capacity(),
+          allocator_.live() + planned,
+          std::max(allocator_.peak(), peak),
+          std::max(allocator_.extent(), planned_extent_),
+          allocator_.free_bytes() - planned,
+          allocator_.largest_free(),
+          allocator_.allocations(),
+          allocator_.forced_syncs(),
+          allocator_.explicit_syncs()};
 }
 
 void Arena::reset_peaks() {
   Lock lock(mutex_);
   allocator_.reset_peaks();
+  planned_peak_.store(0);
+  planned_extent_ = 0;
+  planned_job_peaks_.clear();
 }
 
 Allocator Arena::snapshot() const {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/allocator.h"
@@ -47,6 +48,14 @@ class Arena {
   void free(void* pointer, Lane lane);
   void synchronize();
 
+  // Blocks of a rehearsed plan need no search, and nobody else takes their places: a lane keeps
+  // them itself, and only their bytes are counted here, without the lock.
+  void count_planned(std::ptrdiff_t bytes);
+  // What one job's plan has come to, when the round is over: its own peak, the plan's end, and
+  // samples (seconds of the steady clock, bytes held) for the timeline.
+  void close_plan(JobId job, std::size_t peak, std::size_t extent,
+                  const std::vector<std::pair<double, std::size_t>>& samples);
+
   // Without the lock: any thread may ask about any pointer at any time.
   bool owns(const void* pointer) const {
     return reinterpret_cast<std::uintptr_t>(pointer) - base_ <
@@ -74,12 +83,18 @@ class Arena {
 
  private:
   void* granted(std::size_t offset, JobId job);
+  void fixed_changed() { fixed_live_.store(allocator_.live(), std::memory_order_relaxed); }
 
   mutable PatientMutex mutex_;
   std::unique_ptr<Backend> backend_;
   std::uintptr_t base_;
   Allocator allocator_;
   std::atomic<std::size_t> capacity_;
+  std::atomic<std::size_t> fixed_live_{0};  // what the allocator holds, for lanes without the lock
+  std::atomic<std::size_t> planned_live_{0};
+  std::atomic<std::size_t> planned_peak_{0};  // of both together
+  std::size_t planned_extent_ = 0;
+  std::vector<std::size_t> planned_job_peaks_;
   Timeline timeline_;
 };
 

@@ -7,15 +7,27 @@ namespace waterflow {
 Timeline::Timeline(std::size_t max_samples) : max_samples_(std::max<std::size_t>(max_samples, 2)) {}
 
 void Timeline::add(JobId job, std::size_t held) {
-  if (!enabled_) return;
+  if (!enabled_ || skip(job, held)) return;
+  append(std::chrono::duration<double>(Clock::now() - start_).count(), job, held);
+}
+
+void Timeline::add_at(double clock_seconds, JobId job, std::size_t held) {
+  if (!enabled_ || skip(job, held)) return;
+  const auto start = std::chrono::duration<double>(start_.time_since_epoch()).count();
+  append(clock_seconds - start, job, held);
+}
+
+bool Timeline::skip(JobId job, std::size_t held) {
   if (static_cast<std::size_t>(job) >= skips_.size()) skips_.resize(job + 1);
-  if (skips_[job] > 0 && held > 0) {
-    --skips_[job];
-    return;
-  }
+  if (skips_[job] == 0 || held == 0) return false;
+  --skips_[job];
+  return true;
+}
+
+void Timeline::append(double seconds, JobId job, std::size_t held) {
   if (size() >= max_samples_) thin();
   skips_[job] = stride_ - 1;
-  seconds_.push_back(std::chrono::duration<double>(Clock::now() - start_).count());
+  seconds_.push_back(seconds);
   jobs_.push_back(job);
   held_.push_back(held);
 }

@@ -18,7 +18,8 @@ class Timeline {
  public:
   explicit Timeline(std::size_t max_samples = 20'000);
 
-  void add(JobId job, std::size_t held);  // what the job holds now
+  void add(JobId job, std::size_t held);                           // what the job holds now
+  void add_at(double clock_seconds, JobId job, std::size_t held);  // what it held, steady clock
 
   bool enabled() const { return enabled_; }
   void enable(bool on) { enabled_ = on; }
@@ -32,6 +33,8 @@ class Timeline {
  private:
   using Clock = std::chrono::steady_clock;
 
+  bool skip(JobId job, std::size_t held);
+  void append(double seconds, JobId job, std::size_t held);
   void thin();
 
   bool enabled_ = true;
