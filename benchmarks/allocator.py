@@ -59,7 +59,7 @@ def extent_ratio(prepared: Iterable[tuple[Preparer, PreparedStep]]) -> dict[str,
 
 
 def main() -> None:
-    from waterflow.demo import make_jobs
+    from waterflow.demo_jobs import Size, make_tasks
 
     options = arguments(__doc__ or "", repeats=9)
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def main() -> None:
     names = ("arena", "planned", "malloc", "torch")
     found = interleaved({n: lambda n=n: measure(n) for n in names}, options.repeats)  # type: ignore[misc]
     medians = {name: statistics.median(values) for name, values in found.items()}
-    ratios = extent_ratio([resnet, *(prepare(job) for job in make_jobs())])
+    ratios = extent_ratio([resnet, *(prepare(task.job) for task in make_tasks(Size()))])
     result: dict[str, object] = {
         "ns_per_pair": medians["arena"],
         "planned_ns_per_pair": medians["planned"],
