@@ -38,8 +38,7 @@ class Feeder(Generic[Item]):
     def __init__(
         self,
         data: Iterable[Any],
-        prepare: Callable[[Any], Item],
-        disturbs: Callable[[Any], bool],
+        prepare: Callable[[Any, Callable[[], None]], Item],
         generator: torch.Generator,
         *,
         epochs: int | None,
@@ -52,16 +51,14 @@ class Feeder(Generic[Item]):
     ) -> None:
         """Args beyond the obvious.
 
-        prepare: makes the item of a batch, on the feeder's thread.
-        disturbs: whether preparing this batch touches the job's tensors (a new shape is captured
-            and profiled), so that no step of the job may be under way meanwhile.
+        prepare: makes the item of a batch, on the feeder's thread; before it touches the job's
+            tensors it calls its second argument, which waits for the steps under way.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
         """
         self._data = data
         self._prepare = prepare
-        self._disturbs = disturbs
         self._generator = generator
         self._epochs = epochs
         self._steps = steps
@@ -118,9 +115,7 @@ class Feeder(Generic[Item]):
         try:
             self._adopt_thread()
             for epoch, batch in self._batches():
-                if self._disturbs(batch):
-                    self._wait_for_former_steps()
-                self._put(Fed(self._prepare(batch), epoch))
+                self._put(Fed(self._prepare(batch, self._wait_for_former_steps), epoch))
             fed: Fed[Item] = Fed(end=True)
         except BaseException as error:
             fed = Fed(error=error)

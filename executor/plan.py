@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.residence import ALIGNMENT
 from waterflow.executor.tape import CompiledStep
 from waterflow.partitioner.groups import NodeGroup
 from waterflow.partitioner.profile import Profile
@@ -45,7 +45,7 @@ class StepMemory:
         """Bytes of arena that the step needs above the persistent tensors, gaps included."""
         if self._extent is None:
             whole = [NodeGroup(0, self.profile.num_nodes, 0, 0, 0.0)]
-            state = _C.Allocator(1 << 60, 64, 1)
+            state = _C.Allocator(1 << 60, ALIGNMENT, 1)
             result = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
             self._extent = int(result.extent)
         return self._extent
@@ -148,10 +148,3 @@ def _live_end(arena: Any) -> int:
 def layout_key(arena: Any) -> int:
     """Equal while the same live chunks lie at the same addresses."""
     return int(_C.layout(arena)[0])
-
-
-def copy_generator(generator: torch.Generator) -> torch.Generator:
-    """A generator that will draw the same numbers, independently."""
-    twin = torch.Generator(device=generator.device)
-    twin.set_state(generator.get_state())
-    return twin

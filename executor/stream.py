@@ -44,3 +44,10 @@ class JobStream(TorchDispatchMode):
 
 def _has_own_generator(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
+
+
+def copy_generator(generator: torch.Generator) -> torch.Generator:
+    """A generator that will draw the same numbers, independently."""
+    twin = torch.Generator(device=generator.device)
+    twin.set_state(generator.get_state())
+    return twin

@@ -45,7 +45,7 @@ class StepGraph:
         forward_end: the first node of the backward pass, None if there is none.
         constants: the tensors of the "constant" inputs.
         mutated: persistent inputs that the step writes to.
-        initial_state: state entries created by this step that are not tensors.
+        plain_state: state entries created by this step that are not tensors.
     """
 
     graph: fx.Graph

@@ -10,6 +10,7 @@ import torch
 
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
+from waterflow.optimizer_state import trained_parameters
 from waterflow.partitioner.errors import NonFiniteLossError
 
 
@@ -27,15 +28,19 @@ def check_finite(job: Job, step: int, loss: float) -> None:
         )
 
 
+def update_parameters(job: Job) -> None:
+    """The optimizer's step on the gradients that are there, clipped where the job asks for it."""
+    if job.clip_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(trained_parameters(job.optimizer), job.clip_grad_norm)
+    job.optimizer.step()
+
+
 def eager_step(job: Job, batch: Any) -> float:
     """One step of the plain loop, without the scheduler; returns the loss."""
     job.optimizer.zero_grad(set_to_none=True)
     loss = job.loss(job.model, batch)
     loss.backward()
-    if job.clip_grad_norm is not None:
-        parameters = [p for group in job.optimizer.param_groups for p in group["params"]]
-        torch.nn.utils.clip_grad_norm_(parameters, job.clip_grad_norm)
-    job.optimizer.step()
+    update_parameters(job)
     return float(loss.item())
 
 

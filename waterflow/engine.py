@@ -147,7 +147,18 @@ class Engine:
         Raises:
             JobError: its name is taken, or the engine is closed.
         """
-        return self._submit(job)
+        with self._state:
+            if self._closing or self._broken is not None:
+                raise JobError(f"job {job.name!r}: the engine is closed; make a new one")
+            if any(member.name == job.name for member in self._members):
+                raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
+            seed = draw_seed() if job.seed is None else job.seed
+            member = Member(len(self._members), job, seed, self._lanes, self._wake)
+            _C.set_job_name(self._arena, member.number, member.name)
+            self._members.append(member)
+            self._progress.join(member.name, job.total_steps)
+            self._state.notify_all()
+        return JobHandle(self, member)
 
     def __enter__(self) -> Engine:
         return self
@@ -212,20 +223,6 @@ class Engine:
 
     # For handles and run()
 
-    def _submit(self, job: Job) -> JobHandle:
-        with self._state:
-            if self._closing or self._broken is not None:
-                raise JobError(f"job {job.name!r}: the engine is closed; make a new one")
-            if any(member.name == job.name for member in self._members):
-                raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
-            seed = draw_seed() if job.seed is None else job.seed
-            member = Member(len(self._members), job, seed, self._lanes, self._wake)
-            _C.set_job_name(self._arena, member.number, member.name)
-            self._members.append(member)
-            self._progress.join(member.name, job.total_steps)
-            self._state.notify_all()
-        return JobHandle(self, member)
-
     def _release_when_prepared(self) -> None:
         """Lets jobs in once all are captured and profiled and each is known to fit alone."""
         with self._state:
@@ -238,7 +235,7 @@ class Engine:
             self._state.notify_all()
 
     def _is_prepared(self, member: Member) -> bool:
-        return member.ended or self._broken is not None or member.feeder.peek() is not None
+        return member.ended or self._broken is not None or member.next_turn() is not None
 
     def _request_stop(self, member: Member) -> None:
         with self._state:
@@ -327,10 +324,9 @@ class Engine:
         if self._hold_admission:
             return
         for member in self._members:
-            if member.admitted or member.ended or member.feeder.peek() is None:
+            fed = member.next_turn()
+            if member.admitted or member.ended or fed is None:
                 continue
-            fed = member.feeder.peek()
-            assert fed is not None
             if fed.error is not None or fed.end:
                 self._end_of_data(member, fed)
                 continue
@@ -450,7 +446,6 @@ class Engine:
     def _run_first(self, member: Member, step: PreparedStep) -> None:
         """The step that creates the optimizer's state runs alone; then the state is put away."""
         rates = member.rates()
-        self._planner.moved()
         failure: BaseException | None
         try:
             failure = self._execute([(member, step)])[0]

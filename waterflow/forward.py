@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from waterflow.batch import FlatBatch
 from waterflow.job import Job
+from waterflow.optimizer_state import trained_parameters
 from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.graph import Input, tensors_of
 from waterflow.standin import UnkeptChangeError, standing_in
@@ -127,7 +128,7 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
 
 def _foreign_gradient(job: Job, module: fx.GraphModule) -> str | None:
     """A tensor that asks for a gradient, but not as a parameter of the model, would get none."""
-    trained = {id(parameter) for parameter in _trained(job)}
+    trained = {id(parameter) for parameter in trained_parameters(job.optimizer)}
     for node in module.graph.nodes:
         tensor = getattr(module, str(node.target)) if node.op == "get_attr" else None
         if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
@@ -138,10 +139,6 @@ def _foreign_gradient(job: Job, module: fx.GraphModule) -> str | None:
                 "parameter in the model; or detach it)"
             )
     return None
-
-
-def _trained(job: Job) -> list[torch.Tensor]:
-    return [p for group in job.optimizer.param_groups for p in group["params"]]
 
 
 def _result(step: _Step, module: fx.GraphModule) -> ForwardTrace:

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 
+from waterflow.optimizer_state import trained_parameters
 from waterflow.partitioner.errors import JobError
 
 
@@ -162,7 +163,7 @@ class Job:
                 f"{name} is on {tensor.device}, the job runs on cpu: call model.to('cpu') and make "
                 "the optimizer from the moved model's parameters",
             )
-        trained = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        trained = {id(p) for p in trained_parameters(self.optimizer)}
         own = {id(parameter) for parameter in self.model.parameters()}
         self._require(trained, "its optimizer has no parameters")
         self._require(

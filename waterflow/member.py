@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.eager import check_finite, eager_step, learning_rates
+from waterflow.eager import check_finite, eager_step, learning_rates, update_parameters
 from waterflow.executor.feeder import Fed, Feeder
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.plan import solo_round
 from waterflow.executor.residence import Residence
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
-from waterflow.optimizer_step import trained_parameters
+from waterflow.optimizer_state import trained_parameters
 from waterflow.prepare import PreparedStep, Preparer, Ready
 
 
@@ -41,7 +41,6 @@ class Member:
         self.feeder: Feeder[Ready] = Feeder(
             job.data,
             self.preparer,
-            self.preparer.is_new,
             self.generator,
             epochs=job.epochs,
             steps=job.steps,
@@ -182,9 +181,7 @@ class Member:
             parameters[key[1]].grad = tape.slot(slot)  # type: ignore[index]
         tape.clear(list(step.compiled.outputs.values()))
         with lanes.scope(self.number):
-            if self.job.clip_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, self.job.clip_grad_norm)
-            self.job.optimizer.step()
+            update_parameters(self.job)
             self.job.optimizer.zero_grad(set_to_none=True)
 
     def take_state(self, step: PreparedStep) -> None:

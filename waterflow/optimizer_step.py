@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.overrides import TorchFunctionMode
 
+from waterflow.eager import update_parameters
 from waterflow.hyper import Expression, Guard, MarkedFloat, Marks, holds, leaves, mark, markable
 from waterflow.job import Job
 from waterflow.optimizer_match import Place, live_constants
@@ -28,24 +29,11 @@ from waterflow.optimizer_state import (
     layout_or_value,
     numbers_of,
     same_value,
-    state_layout,
     trained_parameters,
 )
 from waterflow.standin import standing_in
 from waterflow.statewatch import StateWatch
 from waterflow.tracing import TRACE_LOCK, fake_mode, reason_of, trace
-
-__all__ = [
-    "HyperKey",
-    "Layout",
-    "NotCapturableError",
-    "OptimizerTrace",
-    "StateLayout",
-    "hyperparameters",
-    "state_layout",
-    "trace_optimizer",
-    "trained_parameters",
-]
 
 _ABSENT = object()
 
@@ -188,16 +176,11 @@ class _Attempt:
             # The optimizer's hooks may go through the model (clipping does).
             twins = {id(own): twin for own, twin in zip(self.real, parameters, strict=True)}
             with standing_in(self.job.model, twins):
-                self._update(parameters)
+                update_parameters(self.job)
             _check_groups(groups, optimizer.param_groups)
         finally:
             optimizer.param_groups, optimizer.state = saved_groups, saved_state
         return self._new_state(parameters, state, given)
-
-    def _update(self, parameters: Sequence[torch.Tensor]) -> None:
-        if self.job.clip_grad_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self.job.clip_grad_norm)
-        self.job.optimizer.step()
 
     def _state_for(
         self, parameters: Sequence[torch.Tensor], given: Mapping[Any, torch.Tensor]

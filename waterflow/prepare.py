@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,21 @@ import torch
 from waterflow.batch import FlatBatch, UnknownLeafError, flatten
 from waterflow.capture import gradient_layouts, join
 from waterflow.executor.measure import Scratch
-from waterflow.executor.plan import StepMemory, copy_generator
+from waterflow.executor.plan import StepMemory
 from waterflow.executor.residence import storage_bytes
+from waterflow.executor.stream import copy_generator
 from waterflow.executor.tape import CompiledStep, compile_step
 from waterflow.forward import ForwardTrace, trace_forward
 from waterflow.job import Job
-from waterflow.optimizer_step import (
+from waterflow.optimizer_state import (
     HyperKey,
     NotCapturableError,
-    OptimizerTrace,
     StateLayout,
     hyperparameters,
     state_layout,
-    trace_optimizer,
     trained_parameters,
 )
+from waterflow.optimizer_step import OptimizerTrace, trace_optimizer
 from waterflow.partitioner.effects import seeded
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
@@ -143,8 +143,7 @@ class Preparer:
         """The persistent tensors that some step writes to."""
         if not self.job.capture or self.opaque_optimizer is not None:
             return list(self.persistent.values())
-        steps = [step for step in self.steps() if step is not None]
-        found = {meaning for step in steps for meaning in step.graph.mutated}
+        found = {meaning for step in self.steps() for meaning in step.graph.mutated}
         return [self.persistent[meaning] for meaning in found if meaning in self.persistent]
 
     def steps(self) -> list[PreparedStep]:
@@ -155,8 +154,13 @@ class Preparer:
     def _constants(self) -> list[torch.Tensor]:
         return [tensor for step in self.steps() for tensor in step.graph.constants]
 
-    def __call__(self, batch: Any) -> Ready:
+    def __call__(self, batch: Any, before_capture: Callable[[], None] = lambda: None) -> Ready:
         """Makes a batch ready to run.
+
+        Args:
+            batch: as the data yields it.
+            before_capture: called before a new shape is captured and profiled, which touches the
+                job's tensors: returns when no step of the job is under way.
 
         Raises:
             CaptureError: the step cannot be captured exactly.
@@ -171,21 +175,15 @@ class Preparer:
                 "from the capture. Make batches of tensors, numbers, strings, sequences, mappings "
                 "and data classes, or give the job capture=False."
             ) from None
-        with self._lock:
-            key = (flat.signature, self._modes())
-            if key not in self._shapes:
-                self._check_count()
-                self._shapes[key] = self._prepare(flat)
+        key = (flat.signature, self._modes())
+        if key not in self._shapes:
+            before_capture()  # not under the lock: the step under way may need it
+            key = (flat.signature, self._modes())  # a callback may have run meanwhile
+            with self._lock:
+                if key not in self._shapes:
+                    self._check_count()
+                    self._shapes[key] = self._prepare(flat)
         return Ready(batch, flat, self._shapes[key])
-
-    def is_new(self, batch: Any) -> bool:
-        """Whether preparing this batch captures and profiles, which touches the job's tensors."""
-        if not self.job.capture:
-            return False
-        try:
-            return (flatten(batch).signature, self._modes()) not in self._shapes
-        except UnknownLeafError:
-            return False
 
     def refresh(self, ready: Ready) -> Ready:
         """The same batch, captured again where a callback has changed the model's modes since."""

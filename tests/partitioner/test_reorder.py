@@ -14,7 +14,8 @@ from waterflow.batch import flatten
 from waterflow.capture import gradient_layouts, join
 from waterflow.executor.tape import compile_step
 from waterflow.forward import trace_forward
-from waterflow.optimizer_step import hyperparameters, state_layout, trace_optimizer
+from waterflow.optimizer_state import hyperparameters, state_layout
+from waterflow.optimizer_step import trace_optimizer
 from waterflow.partitioner.effects import dependencies
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.partitioner.reorder import in_bfs_order

@@ -14,12 +14,8 @@ import waterflow as wf
 from waterflow.batch import flatten
 from waterflow.capture import gradient_layouts
 from waterflow.forward import trace_forward
-from waterflow.optimizer_step import (
-    NotCapturableError,
-    hyperparameters,
-    state_layout,
-    trace_optimizer,
-)
+from waterflow.optimizer_state import NotCapturableError, hyperparameters, state_layout
+from waterflow.optimizer_step import trace_optimizer
 
 pytestmark = pytest.mark.cpu
 
