@@ -16,6 +16,7 @@
 
 #include "core/arena.h"
 #include "core/checker.h"
+#include "core/cuda_device.h"
 #include "core/drive.h"
 #include "core/rehearsal.h"
 
@@ -82,6 +83,7 @@ void bind_values(py::module_& m) {
       .def("__repr__", [](const Violation& violation) { return violation.message; });
   py::class_<Statistics>(m, "Statistics")
       .def_readonly("capacity", &Statistics::capacity)
+      .def_readonly("taken", &Statistics::taken)
       .def_readonly("live", &Statistics::live)
       .def_readonly("peak", &Statistics::peak)
       .def_readonly("extent", &Statistics::extent)
@@ -147,6 +149,13 @@ using ArenaClass = py::class_<Arena, std::shared_ptr<Arena>>;
 void bind_arena_memory(ArenaClass& arena) {
   arena.def_static("host", &Arena::host, "capacity"_a, "lanes"_a = 2)
       .def_static("virtual", &Arena::virtual_only, "capacity"_a, "lanes"_a = 2)
+      .def_static(
+          "cuda",
+          [](const std::shared_ptr<LaneStreams>& streams, std::size_t capacity, bool host_tensors) {
+            const TensorKind kind = host_tensors ? TensorKind::kHost : TensorKind::kCuda;
+            return Arena::cuda(streams, capacity, kind);
+          },
+          "streams"_a, "capacity"_a, "host_tensors"_a)
       .def(
           "allocate",
           [](Arena& self, std::size_t bytes, Lane lane, JobId job, bool may_sync) {
@@ -172,6 +181,7 @@ void bind_arena_memory(ArenaClass& arena) {
           },
           "pointer"_a, "lane"_a)
       .def("synchronize", &Arena::synchronize)
+      .def("finish", &Arena::finish, py::call_guard<py::gil_scoped_release>())
       .def(
           "owns",
           [](const Arena& self, std::uintptr_t pointer) { return self.owns(as_pointer(pointer)); },
@@ -196,7 +206,10 @@ void bind_arena_memory(ArenaClass& arena) {
 
 void bind_arena_state(ArenaClass& arena) {
   arena.def("has_memory", &Arena::has_memory)
+      .def_property_readonly("alignment", &Arena::alignment)
+      .def("commit", &Arena::commit, py::call_guard<py::gil_scoped_release>())
       .def("resize", &Arena::resize, "capacity"_a)
+      .def("set_growth", &Arena::set_growth, "step"_a)
       .def(
           "set_limit",
           [](Arena& self, JobId job, std::optional<std::size_t> bytes) {

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "bind_device.h"
 #include "lane.h"
 #include "replay.h"
 #include "rounds.h"
@@ -152,6 +153,7 @@ Argument make_argument(const py::handle& item, const c10::TypePtr& type) {
   } else {
     TORCH_CHECK(kind == "generator", "unknown argument kind ", kind);
     argument.kind = Argument::Kind::kGenerator;
+    argument.index = py::cast<bool>(payload) ? 1 : 0;  // of the device?
   }
   return argument;
 }
@@ -173,7 +175,7 @@ std::vector<Result> make_results(const py::list& items) {
 
 void add_operator(Tape& tape, const std::string& name, const std::string& overload,
                   const py::list& arguments, const py::list& results, std::vector<int> release,
-                  bool draws_from_default_generator) {
+                  std::optional<bool> draws_on_device) {
   Instruction instruction;
   instruction.name = name;
   instruction.op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
@@ -185,7 +187,7 @@ void add_operator(Tape& tape, const std::string& name, const std::string& overlo
   }
   instruction.results = make_results(results);
   instruction.release = std::move(release);
-  instruction.draws_from_default_generator = draws_from_default_generator;
+  if (draws_on_device) instruction.draws = *draws_on_device ? Draws::kDevice : Draws::kHost;
   tape.add(std::move(instruction));
 }
 
@@ -219,6 +221,11 @@ void add_arithmetic(Tape& tape, const std::string& operation, int target, int le
   tape.add(std::move(instruction));
 }
 
+double loss_of(const std::variant<double, at::Tensor>& loss) {
+  const auto* host = std::get_if<at::Tensor>(&loss);
+  return host == nullptr ? std::get<double>(loss) : host->item().toDouble();
+}
+
 void bind_tape(py::module_& m) {
   py::class_<Tape, std::shared_ptr<Tape>>(m, "Tape")
       .def(py::init<int, int>(), py::arg("slots"), py::arg("registers"))
@@ -232,10 +239,10 @@ void bind_tape(py::module_& m) {
       .def("slot", &Tape::slot)
       .def("set_register", &Tape::set_register)
       .def("set_batch", &Tape::set_batch)
-      .def("set_generator", &Tape::set_generator)
+      .def("set_generators", &Tape::set_generators, py::arg("host"), py::arg("device"))
       .def("set_script_starts", &Tape::set_script_starts)
       .def("clear", &Tape::clear)
-      .def_property_readonly("loss", &Tape::loss)
+      .def_property_readonly("loss", [](const Tape& tape) { return loss_of(tape.loss()); })
       .def("run",
            [](Tape& tape, int start, int stop) { run_unlocked([&] { tape.run(start, stop); }); });
 }
@@ -244,9 +251,10 @@ void bind_tape(py::module_& m) {
 Round make_round(const py::list& jobs, const py::list& pairs) {
   Round round;
   for (auto item : jobs) {
-    auto [tape, script, id] =
-        py::cast<std::tuple<std::shared_ptr<Tape>, std::shared_ptr<Script>, JobId>>(item);
-    round.jobs.push_back({tape, script, id});
+    auto [tape, script, id, inbox] = py::cast<
+        std::tuple<std::shared_ptr<Tape>, std::shared_ptr<Script>, JobId, std::shared_ptr<Inbox>>>(
+        item);
+    round.jobs.push_back({tape, script, id, inbox});
   }
   for (auto pair : pairs) {
     auto& tasks = round.pairs.emplace_back();
@@ -269,15 +277,31 @@ void begin_scripts(const Arena& arena,
   }
 }
 
-py::tuple run_round(LanePool& pool, const Round& round) {
-  RoundResult result;
-  run_unlocked([&] { result = pool.run(round); });
-  py::list errors, spans;
+std::shared_ptr<RoundResult> run_round(LanePool& pool, const Round& round) {
+  auto result = std::make_shared<RoundResult>();
+  run_unlocked([&] { *result = pool.run(round); });
+  return result;
+}
+
+py::list errors_of(const RoundResult& result) {
+  py::list errors;
   for (const auto& error : result.errors) errors.append(python_exception(error));
+  return errors;
+}
+
+py::list losses_of(const RoundResult& result) {
+  py::list losses;
+  for (const auto& loss : result.losses) losses.append(loss_of(loss));
+  return losses;
+}
+
+py::list spans_of(const RoundResult& result) {
+  py::list spans;
   for (const auto& span : result.spans) {
-    spans.append(py::make_tuple(span.lane, span.job, span.group, span.start, span.stop));
+    spans.append(py::make_tuple(span.lane, span.job, span.group, result.device->seconds(span.start),
+                                result.device->seconds(span.stop)));
   }
-  return py::make_tuple(errors, spans);
+  return spans;
 }
 
 void bind_rounds(py::module_& m) {
@@ -292,8 +316,15 @@ void bind_rounds(py::module_& m) {
   py::class_<Round>(m, "Round").def(py::init(&make_round), py::arg("jobs"), py::arg("pairs"));
   m.def("begin_scripts", &begin_scripts, py::arg("arena"), py::arg("scripts"), py::arg("above"),
         py::arg("own_blocks"));
+  py::class_<RoundResult, std::shared_ptr<RoundResult>>(m, "RoundResult")
+      .def_property_readonly("errors", &errors_of)
+      .def("wait",
+           [](RoundResult& result) { run_unlocked([&] { result.device->wait(result.end); }); })
+      .def("losses", &losses_of)
+      .def("spans", &spans_of);
   py::class_<LanePool>(m, "LanePool")
-      .def(py::init<std::shared_ptr<Arena>, int>(), py::arg("arena"), py::arg("lanes"))
+      .def(py::init<std::shared_ptr<Arena>, int, std::shared_ptr<LaneDevice>>(), py::arg("arena"),
+           py::arg("lanes"), py::arg("device"))
       .def("serve", &LanePool::serve, py::call_guard<py::gil_scoped_release>())
       .def("run", &run_round)
       .def("shutdown", &LanePool::shutdown, py::call_guard<py::gil_scoped_release>());
@@ -335,6 +366,7 @@ void bind_storage(py::module_& m) {
 }  // namespace
 
 void bind_torch(py::module_& m) {
+  bind_device(m);
   m.def("install_lane_allocator", &install_lane_allocator);
   m.def("register_arena", &register_arena);
   m.def("retire_arena", &retire_arena);

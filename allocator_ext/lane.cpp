@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -60,14 +61,33 @@ void drop_if_unused(const Arena* arena) {
   arenas.erase(std::remove_if(arenas.begin(), arenas.end(), unused), arenas.end());
 }
 
-void release_to_unknown_lane(void* pointer) {
+bool release_to_unknown_lane(void* pointer) {
   auto [arena, retired] = owner_of(pointer);
-  if (!arena) {
-    fallback->raw_deleter()(pointer);
-    return;
-  }
+  if (!arena) return false;
   arena->free(pointer, kNoLane);
   if (retired) drop_if_unused(arena.get());
+  return true;
+}
+
+// The deleter of the host's lane allocator, which may be asked to free what the standard one made.
+void release_host_memory(void* pointer) {
+  if (pointer != nullptr && !release_if_in_arena(pointer)) fallback->raw_deleter()(pointer);
+}
+
+c10::DataPtr allocate_on_host(std::size_t bytes, c10::Device) {
+  return c10::GetDefaultCPUAllocator()->allocate(bytes);
+}
+
+constexpr std::size_t kDeviceTypes = static_cast<std::size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
+
+std::array<OrdinaryMemory, kDeviceTypes>& ordinary_memories() {
+  static std::array<OrdinaryMemory, kDeviceTypes> memories = [] {
+    std::array<OrdinaryMemory, kDeviceTypes> initial{};
+    initial[static_cast<std::size_t>(c10::DeviceType::CPU)] = {
+        &allocate_on_host, c10::GetDefaultCPUAllocator()->raw_deleter()};
+    return initial;
+  }();
+  return memories;
 }
 
 std::string holdings(const Arena& arena, JobId asking) {
@@ -103,8 +123,8 @@ std::string name_of(const Arena& arena, JobId job) {
 
 void* take_planned(LaneContext& lane, std::size_t bytes) {
   Script& script = *lane.script;
-  constexpr std::size_t kAlignment = 64;
-  const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const std::size_t mask = lane.arena->alignment() - 1;
+  const std::size_t rounded = (bytes + mask) & ~mask;
   if (script.cursor < script.bytes.size() && script.bytes[script.cursor] == rounded) {
     const std::size_t request = script.cursor++;
     const std::size_t offset = script.offsets[request];
@@ -135,12 +155,13 @@ bool release_own(LaneContext& lane, void* pointer) {
 class LaneAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (active_lane == nullptr || bytes == 0) return fallback->allocate(bytes);
-    void* memory = take_memory(*active_lane, bytes);
-    return {memory, memory, &release_memory, c10::Device(c10::DeviceType::CPU)};
+    LaneContext* lane = bytes == 0 ? nullptr : lane_for(TensorKind::kHost);
+    if (lane == nullptr) return fallback->allocate(bytes);
+    void* memory = take_memory(*lane, bytes);
+    return {memory, memory, &release_host_memory, c10::Device(c10::DeviceType::CPU)};
   }
 
-  c10::DeleterFnPtr raw_deleter() const override { return &release_memory; }
+  c10::DeleterFnPtr raw_deleter() const override { return &release_host_memory; }
 
   void copy_data(void* target, const void* source, std::size_t bytes) const override {
     default_copy_data(target, source, bytes);
@@ -193,6 +214,11 @@ LaneScope::~LaneScope() { active_lane = outer_; }
 
 LaneContext* current_lane() { return active_lane; }
 
+LaneContext* lane_for(TensorKind tensors) {
+  const bool serves = active_lane != nullptr && active_lane->arena->tensors() == tensors;
+  return serves ? active_lane : nullptr;
+}
+
 LaneContext* exchange_lane(LaneContext* lane) { return std::exchange(active_lane, lane); }
 
 void install_lane_allocator() {
@@ -222,15 +248,26 @@ void set_job_name(const Arena& arena, JobId job, std::string name) {
   if (auto* known = registry().find(&arena)) known->names[job] = std::move(name);
 }
 
-void release_memory(void* pointer) {
-  if (pointer == nullptr) return;
-  if (active_lane != nullptr && active_lane->arena->owns(pointer)) {
-    if (!release_own(*active_lane, pointer)) {
-      active_lane->arena->free(pointer, active_lane->lane);
-    }
-    return;
+void release_memory(void* pointer) { release_if_in_arena(pointer); }
+
+bool release_if_in_arena(void* pointer) {
+  if (active_lane == nullptr || !active_lane->arena->owns(pointer)) {
+    return release_to_unknown_lane(pointer);
   }
-  release_to_unknown_lane(pointer);
+  if (!release_own(*active_lane, pointer)) {
+    active_lane->arena->free(pointer, active_lane->lane);
+  }
+  return true;
+}
+
+bool is_in_arena(const void* pointer) { return owner_of(pointer).first != nullptr; }
+
+void set_ordinary_memory(c10::DeviceType type, OrdinaryMemory memory) {
+  ordinary_memories()[static_cast<std::size_t>(type)] = memory;
+}
+
+const OrdinaryMemory& ordinary_memory(c10::DeviceType type) {
+  return ordinary_memories()[static_cast<std::size_t>(type)];
 }
 
 void* take_memory(LaneContext& lane, std::size_t bytes) {

@@ -10,11 +10,6 @@ namespace {
 // take a core from a kernel's threads.
 constexpr auto kSpin = std::chrono::microseconds(30);
 
-double now() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
-
 template <typename Ready>
 bool spin(Ready ready) {
   const auto deadline = std::chrono::steady_clock::now() + kSpin;
@@ -46,10 +41,11 @@ void CounterBarrier::wait_until(int count) {
   changed_.wait(lock, reached);
 }
 
-LanePool::LanePool(std::shared_ptr<Arena> arena, int lanes)
-    : arena_(std::move(arena)), lanes_(lanes), spans_(lanes) {}
+LanePool::LanePool(std::shared_ptr<Arena> arena, int lanes, std::shared_ptr<LaneDevice> device)
+    : arena_(std::move(arena)), lanes_(lanes), device_(std::move(device)), spans_(lanes) {}
 
 void LanePool::serve(int lane) {
+  device_->bind(lane);
   std::uint64_t seen = 0;
   while (true) {
     auto called = [&] { return generation_.load() != seen || stop_.load(); };
@@ -67,6 +63,10 @@ void LanePool::serve(int lane) {
 RoundResult LanePool::run(const Round& round) {
   round_ = &round;
   errors_.assign(round.jobs.size(), nullptr);
+  std::vector<std::atomic<bool>>(round.jobs.size()).swap(failed_);
+  failure_ = nullptr;
+  broken_.store(false);
+  arena_->synchronize();  // what Python did on lane 0 since the last round comes first
   for (auto& spans : spans_) spans.clear();
   std::vector<std::atomic<int>> remaining(round.pairs.size());
   for (std::size_t pair = 0; pair < round.pairs.size(); ++pair) {
@@ -82,11 +82,13 @@ RoundResult LanePool::run(const Round& round) {
   if (lanes_ > 1) wake_.notify_all();
   run_lane(0);
   lanes_done_.wait_until(lanes_ - 1);
-  arena_->synchronize();
+  if (failure_) std::rethrow_exception(failure_);
+  device_->settle();
+  RoundResult result{std::move(errors_), {}, {}, device_->mark(0), device_};
   for (const RoundJob& job : round.jobs) {
+    result.losses.push_back(job.tape->loss());
     if (job.script) job.script->close(*arena_, job.id);
   }
-  RoundResult result{std::move(errors_), {}};
   for (auto& spans : spans_) result.spans.insert(result.spans.end(), spans.begin(), spans.end());
   return result;
 }
@@ -98,25 +100,52 @@ void LanePool::run_lane(int lane) {
       if (task.lane != lane) continue;
       pairs_done_.wait_until(static_cast<int>(pair));
       run_task(task);
-      if (remaining_[pair].fetch_sub(1) == 1) {  // the last of its pair
-        arena_->synchronize();
-        pairs_done_.arrive();
-      }
+      if (remaining_[pair].fetch_sub(1) == 1) finish_pair();  // the last of its pair
     }
   }
 }
 
-void LanePool::run_task(const Task& task) {
-  if (errors_[task.job]) return;  // an earlier group of this step failed
-  const RoundJob& job = round_->jobs[task.job];
-  LaneScope scope({arena_, task.lane, job.id, job.script.get()});
-  const double start = now();
+void LanePool::finish_pair() {
   try {
-    job.tape->run(task.start, task.stop);
+    if (!broken_.load()) arena_->synchronize();
   } catch (...) {
-    errors_[task.job] = std::current_exception();
+    failure_ = std::current_exception();
+    broken_.store(true);
   }
-  spans_[task.lane].push_back({task.lane, task.job, task.group, start, now()});
+  pairs_done_.arrive();  // in any case: the other lanes wait for it
+}
+
+void LanePool::run_task(const Task& task) {
+  // An earlier group of this step failed, or the device is lost.
+  if (failed_[task.job].load() || broken_.load()) return;
+  try {
+    execute(task);
+  } catch (...) {
+    fail(task.job);
+  }
+}
+
+void LanePool::fail(int job) {
+  errors_[job] = std::current_exception();
+  failed_[job].store(true);
+}
+
+void LanePool::execute(const Task& task) {
+  const RoundJob& job = round_->jobs[task.job];
+  if (job.inbox && task.start == 0) device_->hold_back(task.lane, job.inbox->filled());
+  const Mark start = device_->mark(task.lane);
+  device_->execute(task.lane, [this, &job, &task] {
+    if (failed_[task.job].load()) return;
+    LaneScope scope({arena_, task.lane, job.id, job.script.get()});
+    try {
+      job.tape->run(task.start, task.stop);
+    } catch (...) {
+      fail(task.job);
+    }
+  });
+  spans_[task.lane].push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});
+  const bool read_batch = task.start < job.tape->loads() && task.stop >= job.tape->loads();
+  if (job.inbox && read_batch) device_->record(task.lane, job.inbox->emptied());
 }
 
 void LanePool::shutdown() {

@@ -1,6 +1,6 @@
 // Runs one round of a schedule: every lane executes its column of node groups; a counter barrier
-// lets pair k+1 start when all groups of pair k are done; the sync between them hands what pair k
-// freed to everybody (Waterwave, section 4.3).
+// lets pair k+1 start when all groups of pair k are done, or queued on a device; the sync between
+// them hands what pair k freed to everybody (Waterwave, section 4.3).
 #pragma once
 
 #include <atomic>
@@ -8,8 +8,11 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <variant>
 #include <vector>
 
+#include "core/lane_device.h"
+#include "core/staging.h"
 #include "lane.h"
 #include "tape.h"
 
@@ -26,11 +29,12 @@ struct RoundJob {
   std::shared_ptr<Tape> tape;
   std::shared_ptr<Script> script;
   JobId id = 0;
+  std::shared_ptr<Inbox> inbox;  // of a job on a device, which its batch is copied to beforehand
 };
 
 struct Span {
   int lane, job, group;
-  double start, stop;  // seconds of the steady clock
+  Mark start, stop;
 };
 
 struct Round {
@@ -38,9 +42,13 @@ struct Round {
   std::vector<std::vector<Task>> pairs;
 };
 
+// A round that has run, or that a device still runs.
 struct RoundResult {
-  std::vector<std::exception_ptr> errors;  // per job, null when its step is complete
+  std::vector<std::exception_ptr> errors;  // per job, null when all of its step was queued
+  std::vector<std::variant<double, at::Tensor>> losses;  // per job, to be read after the end
   std::vector<Span> spans;
+  Mark end;
+  std::shared_ptr<LaneDevice> device;  // which knows the times of the marks
 };
 
 // A counter that only grows; a wait is for a value, so a late waiter never misses its turn.
@@ -58,23 +66,32 @@ class CounterBarrier {
 
 class LanePool {
  public:
-  LanePool(std::shared_ptr<Arena> arena, int lanes);
+  LanePool(std::shared_ptr<Arena> arena, int lanes, std::shared_ptr<LaneDevice> device);
 
+  LaneDevice& device() { return *device_; }
   // Serves rounds on the calling thread, which becomes lane `lane` (1, 2, ...), until shutdown.
   void serve(int lane);
-  // Runs a round with the calling thread as lane 0; returns when every lane is done.
+  // Runs a round with the calling thread as lane 0; returns when every lane has executed or queued
+  // all of it. Throws what keeps the lanes from waiting for each other: then the device is lost.
   RoundResult run(const Round& round);
   void shutdown();
 
  private:
   void run_lane(int lane);
   void run_task(const Task& task);
+  void execute(const Task& task);
+  void fail(int job);
+  void finish_pair();
 
   std::shared_ptr<Arena> arena_;
   int lanes_;
+  std::shared_ptr<LaneDevice> device_;
   const Round* round_ = nullptr;
   std::vector<std::atomic<int>> remaining_;  // groups of each pair not yet done
   std::vector<std::exception_ptr> errors_;
+  std::vector<std::atomic<bool>> failed_;  // per job; set last, so that who sees it may look
+  std::exception_ptr failure_;             // of the round as a whole
+  std::atomic<bool> broken_{false};
   std::vector<std::vector<Span>> spans_;  // per lane
   CounterBarrier pairs_done_, lanes_done_;
   std::mutex mutex_;

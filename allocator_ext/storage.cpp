@@ -1,8 +1,5 @@
 #include "storage.h"
 
-#include <c10/core/CPUAllocator.h>
-
-#include <cstring>
 #include <utility>
 
 #include "lane.h"
@@ -18,13 +15,15 @@ c10::DataPtr arena_copy(c10::StorageImpl* storage, const std::shared_ptr<Arena>&
   LaneContext lane{arena, 0, job, nullptr};
   void* memory = take_memory(lane, storage->nbytes());
   // mutable_data also gives a copy-on-write storage bytes of its own first.
-  std::memcpy(memory, storage->mutable_data(), storage->nbytes());
-  return {memory, memory, &release_memory, c10::Device(c10::DeviceType::CPU)};
+  arena->copy(memory, storage->mutable_data(), storage->nbytes());
+  return {memory, memory, &release_memory, storage->device()};
 }
 
 bool is_ordinary(const c10::DataPtr& pointer) {
   const auto deleter = pointer.get_deleter();
-  return deleter == &release_memory || deleter == c10::GetDefaultCPUAllocator()->raw_deleter();
+  return deleter == &release_memory ||
+         deleter == c10::GetAllocator(pointer.device().type())->raw_deleter() ||
+         deleter == ordinary_memory(pointer.device().type()).deleter;
 }
 
 }  // namespace
@@ -41,9 +40,10 @@ void move_out_of_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& a
                        const std::shared_ptr<FormerMemory>& former) {
   auto* storage = storage_of(tensor);
   if (storage->nbytes() == 0 || !arena->owns(storage->data())) return;
+  const c10::Device device = storage->device();
   c10::DataPtr target = former ? std::move(former->pointer)
-                               : c10::GetDefaultCPUAllocator()->allocate(storage->nbytes());
-  std::memcpy(target.get(), storage->data(), storage->nbytes());
+                               : ordinary_memory(device.type()).allocate(storage->nbytes(), device);
+  arena->copy(target.get(), storage->data(), storage->nbytes());
   storage->set_data_ptr(std::move(target));  // the old pointer dies here and frees arena memory
 }
 

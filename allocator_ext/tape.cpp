@@ -1,6 +1,6 @@
 #include "tape.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -14,19 +14,25 @@
 namespace waterflow {
 namespace {
 
-std::mutex& default_generator_mutex() {
-  static std::mutex mutex;
+std::recursive_mutex& default_generator_mutex() {
+  static std::recursive_mutex mutex;  // a thread may lend the host's and the device's
   return mutex;
 }
 
-at::Tensor state_of(at::Generator& generator) {
+RandomState state_of(at::Generator generator) {
   std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
+  if (generator.device().is_cpu()) return {0, 0, generator.get_state()};
+  return {generator.current_seed(), generator.get_offset(), {}};
 }
 
-void set_state_of(at::Generator& generator, const at::Tensor& state) {
+void set_state_of(at::Generator& generator, const RandomState& state) {
   std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+  if (generator.device().is_cpu()) {
+    generator.set_state(state.table);
+  } else {
+    generator.set_current_seed(state.seed);  // starts the stream anew, so the place comes second
+    generator.set_offset(state.offset);
+  }
 }
 
 // Generator states are bookkeeping, not job memory: they must not come from the arena.
@@ -43,12 +49,21 @@ class OutsideLane {
 
 bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
+// Between tensors of one layout: on the host at once, on a device in the lane's order.
+void copy_bytes(const at::Tensor& target, const at::Tensor& source) {
+  if (source.numel() == 0) return;
+  if (source.is_cpu()) {
+    std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+  } else {
+    target.copy_(source, /*non_blocking=*/true);
+  }
+}
+
 // An exact twin of the batch tensor in the lane's memory: same sizes, strides and bytes.
 at::Tensor twin(const at::Tensor& source) {
   if (is_dense(source)) {
     auto copy = at::empty_strided(source.sizes(), source.strides(), source.options());
-    if (source.nbytes() > 0)
-      std::memcpy(copy.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+    copy_bytes(copy, source);
     return copy;
   }
   // Overlapping or gappy strides (expanded or sliced tensors): copy the span that they cover.
@@ -57,9 +72,7 @@ at::Tensor twin(const at::Tensor& source) {
     span += (source.size(dim) - 1) * source.stride(dim);
   }
   auto bytes = at::empty({span}, source.options());
-  if (span > 0) {
-    std::memcpy(bytes.mutable_data_ptr(), source.const_data_ptr(), span * source.element_size());
-  }
+  copy_bytes(bytes, source.as_strided({span}, {1}));
   return bytes.as_strided(source.sizes(), source.strides(), 0);
 }
 
@@ -104,19 +117,19 @@ c10::IValue scalar_list(const Argument& argument, const std::vector<double>& reg
 }  // namespace
 
 DefaultGeneratorSwap::DefaultGeneratorSwap(at::Generator generator)
-    : lock_(default_generator_mutex()), generator_(std::move(generator)) {
+    : lock_(default_generator_mutex()),
+      generator_(std::move(generator)),
+      standard_(at::globalContext().defaultGenerator(generator_.device())) {
   OutsideLane outside;
-  auto standard = at::detail::getDefaultCPUGenerator();
-  saved_ = state_of(standard);
-  set_state_of(standard, state_of(generator_));
+  saved_ = state_of(standard_);
+  set_state_of(standard_, state_of(generator_));
 }
 
 DefaultGeneratorSwap::~DefaultGeneratorSwap() {
   OutsideLane outside;
-  auto standard = at::detail::getDefaultCPUGenerator();
-  set_state_of(generator_, state_of(standard));
-  set_state_of(standard, saved_);
-  saved_.reset();
+  set_state_of(generator_, state_of(standard_));
+  set_state_of(standard_, saved_);
+  saved_ = {};
 }
 
 Tape::Tape(int slots, int registers) : slots_(slots), registers_(registers) {}
@@ -145,16 +158,15 @@ void Tape::execute(const Instruction& instruction) {
     case Instruction::Kind::kArithmetic:
       return compute(instruction);
     case Instruction::Kind::kReadLoss:
-      loss_ = slots_[instruction.slot].item().toDouble();
-      return;
+      return read_loss(slots_[instruction.slot]);
   }
 }
 
 void Tape::call(const Instruction& instruction) {
   stack_.clear();
   for (const Argument& argument : instruction.arguments) push(argument);
-  if (instruction.draws_from_default_generator) {
-    DefaultGeneratorSwap swap(*generator_);
+  if (instruction.draws != Draws::kNothing) {
+    DefaultGeneratorSwap swap(generator(instruction.draws == Draws::kDevice));
     instruction.op->callBoxed(stack_);
   } else {
     instruction.op->callBoxed(stack_);
@@ -185,7 +197,7 @@ void Tape::push(const Argument& argument) {
       stack_.emplace_back(argument.value);
       return;
     case Argument::Kind::kGenerator:
-      stack_.emplace_back(*generator_);
+      stack_.emplace_back(generator(argument.index == 1));
       return;
   }
 }
@@ -206,6 +218,23 @@ void Tape::store(const Instruction& instruction) {
 
 void Tape::load(const Instruction& instruction) {
   slots_[instruction.slot] = twin(batch_.at(instruction.input));
+}
+
+void Tape::read_loss(const at::Tensor& loss) {
+  if (loss.is_cpu()) {
+    loss_ = loss.item().toDouble();
+    return;
+  }
+  OutsideLane outside;
+  auto host = at::empty({}, loss.options().device(c10::kCPU).pinned_memory(true));
+  host.copy_(loss.reshape({}), /*non_blocking=*/true);
+  loss_ = host;
+}
+
+at::Generator& Tape::generator(bool device) {
+  auto& generator = device ? device_generator_ : host_generator_;
+  TORCH_INTERNAL_ASSERT(generator.has_value(), "the tape has no random stream for this operator");
+  return *generator;
 }
 
 void Tape::compute(const Instruction& instruction) {

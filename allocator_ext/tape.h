@@ -26,7 +26,7 @@ struct Argument {
     kScalar,     // scalar register `index`, as the schema's number type
     kScalars,    // a list of registers `indices` (-1: the constant at the same place in `scalars`)
     kWrapped,    // scalar register `index`, as the 0-dim tensor that PyTorch makes of a number
-    kGenerator,  // the job's random generator
+    kGenerator,  // the job's random generator of the host or, with `index` 1, of the device
   };
   Kind kind = Kind::kConstant;
   c10::IValue value;
@@ -44,6 +44,9 @@ struct Result {
   bool is_list = false;
 };
 
+// Which default generator an operator draws from that takes none as an argument.
+enum class Draws { kNothing, kHost, kDevice };
+
 struct Instruction {
   enum class Kind { kOperator, kLoad, kReadScalar, kArithmetic, kReadLoss };
   Kind kind = Kind::kOperator;
@@ -52,7 +55,7 @@ struct Instruction {
   std::vector<Argument> arguments;
   std::vector<Result> results;
   std::vector<int> release;
-  bool draws_from_default_generator = false;
+  Draws draws = Draws::kNothing;
   int input = -1, slot = -1;  // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
   int target = -1, left = -1, right = -1;  // kArithmetic and kReadScalar: registers
   char operation = 0;                      // kArithmetic: n (negate) + - * / ^
@@ -62,7 +65,10 @@ class Tape {
  public:
   Tape(int slots, int registers);
 
-  void add(Instruction instruction) { instructions_.push_back(std::move(instruction)); }
+  void add(Instruction instruction) {
+    if (instruction.kind == Instruction::Kind::kLoad) ++loads_;
+    instructions_.push_back(std::move(instruction));
+  }
   int size() const { return static_cast<int>(instructions_.size()); }
   // Instructions before `count` run with gradient mode on, as the eager forward does; kernels ask.
   void set_forward_length(int count) { forward_length_ = count; }
@@ -71,10 +77,18 @@ class Tape {
   at::Tensor slot(int slot) const { return slots_.at(slot); }
   void set_register(int index, double value) { registers_.at(index) = value; }
   void set_batch(std::vector<at::Tensor> batch) { batch_ = std::move(batch); }
-  void set_generator(at::Generator generator) { generator_ = std::move(generator); }
+  // The job's own random streams: the host's, and the device's for a job on one.
+  void set_generators(at::Generator host, std::optional<at::Generator> device) {
+    host_generator_ = std::move(host);
+    device_generator_ = std::move(device);
+  }
   // Position in the script at which each instruction begins, so that a deviation stays local.
   void set_script_starts(std::vector<std::size_t> starts) { script_starts_ = std::move(starts); }
-  double loss() const { return loss_; }
+  // The loss of the step run last: a number; of a step on a device, a host tensor that holds it
+  // once the device has come so far.
+  const std::variant<double, at::Tensor>& loss() const { return loss_; }
+  // Number of instructions at the start that read the batch.
+  int loads() const { return loads_; }
 
   // Runs instructions [start, stop) on the calling thread. Throws what the kernels throw.
   void run(int start, int stop);
@@ -85,6 +99,8 @@ class Tape {
   void execute(const Instruction& instruction);
   void call(const Instruction& instruction);
   void load(const Instruction& instruction);
+  void read_loss(const at::Tensor& loss);
+  at::Generator& generator(bool device);
   void compute(const Instruction& instruction);
   void push(const Argument& argument);
   void store(const Instruction& instruction);
@@ -94,14 +110,23 @@ class Tape {
   std::vector<double> registers_;
   std::vector<at::Tensor> batch_;
   std::vector<std::size_t> script_starts_;
-  std::optional<at::Generator> generator_;
+  std::optional<at::Generator> host_generator_;
+  std::optional<at::Generator> device_generator_;
   std::vector<c10::IValue> stack_;
+  int loads_ = 0;
   int forward_length_ = 0;
-  double loss_ = 0;
+  std::variant<double, at::Tensor> loss_;
 };
 
-// While alive, the process's default CPU generator continues `generator`'s stream; afterwards it is
-// what it was and `generator` has moved on. One at a time in the process.
+// Where a generator stands. A device's is two numbers; the host's has a table.
+struct RandomState {
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+  at::Tensor table;
+};
+
+// While alive, the process's default generator of the same device continues `generator`'s stream;
+// afterwards it is what it was and `generator` has moved on. One at a time in the process.
 class DefaultGeneratorSwap {
  public:
   explicit DefaultGeneratorSwap(at::Generator generator);
@@ -110,9 +135,10 @@ class DefaultGeneratorSwap {
   DefaultGeneratorSwap& operator=(const DefaultGeneratorSwap&) = delete;
 
  private:
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<std::recursive_mutex> lock_;
   at::Generator generator_;
-  at::Tensor saved_;
+  at::Generator standard_;
+  RandomState saved_;
 };
 
 }  // namespace waterflow

@@ -19,6 +19,7 @@ from torch import nn
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
 from waterflow.allocator_ext import _C
+from waterflow.executor.device import HostDevice
 from waterflow.executor.lanes import Lanes
 
 STEPS = 300
@@ -67,7 +68,7 @@ def count_operators() -> int:
     from waterflow.prepare import Preparer
 
     job = make_job("a")
-    ready = Preparer(job, torch.Generator(), 1)(next(iter(job.data)))
+    ready = Preparer(job, HostDevice(), (torch.Generator(), None), 1)(next(iter(job.data)))
     assert ready.shape is not None
     assert ready.shape.steady is not None
     return len(ready.shape.steady.compiled.tape)
@@ -75,9 +76,9 @@ def count_operators() -> int:
 
 def pair_boundary_seconds(pairs: int = 2000) -> float:
     """Barrier and sync between pairs: rounds of empty groups on two lanes, per pair."""
-    lanes = Lanes(1 << 20, 2, 1, torch.get_num_threads())
+    lanes = Lanes(HostDevice(), 1 << 20, 2, 1, torch.get_num_threads())
     tapes = [_C.Tape(0, 0), _C.Tape(0, 0)]
-    jobs: list[tuple[_C.Tape, _C.Script | None, int]] = [(t, None, i) for i, t in enumerate(tapes)]
+    jobs = [(tape, None, number, None) for number, tape in enumerate(tapes)]
     tasks = [[(0, 0, pair, 0, 0), (1, 1, pair, 0, 0)] for pair in range(pairs)]
     round_ = _C.Round(jobs, tasks)
     thread = threading.Thread(target=lambda: (lanes.adopt_lane(0), timed.append(run())))

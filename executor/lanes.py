@@ -6,35 +6,45 @@ import threading
 from typing import Any
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.device import Device
 from waterflow.executor.threads import available_cpus, pin_here, set_threads_here, split_cpus
 
 
 class Lanes:
-    """A host arena of exactly the budget and the threads that run node groups over it.
+    """An arena of exactly the budget and the threads that run node groups over it.
 
     The thread that calls `run` is lane 0; the others wait for rounds. Not thread-safe: one thread
     drives it.
     """
 
-    def __init__(self, budget: int, lanes: int, threads: int, default_threads: int) -> None:
+    def __init__(
+        self, device: Device, budget: int, lanes: int, threads: int, default_threads: int
+    ) -> None:
         """Takes the arena.
 
         Args:
+            device: where the jobs train.
             budget: bytes that all jobs together may hold.
             lanes: how many node groups may run at once.
             threads: intra-op threads of each lane.
             default_threads: those of other threads.
+
+        Raises:
+            JobError: the device does not have the budget.
         """
         _C.install_lane_allocator()
+        self.device = device
         self.budget = budget
         self.lanes = lanes
         self.threads = threads
         self.default_threads = default_threads
         self._cpus = available_cpus()
         self._lane_cpus = split_cpus(self._cpus, lanes, threads)
-        self.arena: Any = _C.Arena.host(budget, lanes)
+        self.arena: Any
+        self.arena, executes = device.open(budget, lanes)
+        self._committed = False
         _C.register_arena(self.arena)
-        self._pool = _C.LanePool(self.arena, lanes)
+        self._pool = _C.LanePool(self.arena, lanes, executes)
         self._workers = [
             threading.Thread(target=self._serve, args=(lane,), name=f"waterflow-lane-{lane}")
             for lane in range(1, lanes)
@@ -52,18 +62,33 @@ class Lanes:
         set_threads_here(self.threads, self.default_threads)
         if self._lane_cpus is not None:
             pin_here(self._lane_cpus[lane])
+        self.device.adopt_lane(lane)
 
     def adopt_helper(self) -> None:
         """Gives the calling thread, whoever started it, a lane's intra-op threads on any core."""
         set_threads_here(self.threads, self.default_threads)
         pin_here(self._cpus)
 
-    def run(self, round_: Any) -> tuple[list[BaseException | None], list[tuple[Any, ...]]]:
-        """Runs a round; returns each job's error, and the spans of the groups executed."""
+    def commit(self) -> None:
+        """Takes the budget's memory, if that has not been done yet.
+
+        Raises:
+            JobError: the device does not have it any more.
+        """
+        if not self._committed:
+            self.device.commit(self.arena)
+            self._committed = True
+
+    def run(self, round_: Any) -> Any:
+        """Executes a round, or queues it on the device; losses and spans are there after `wait`.
+
+        Raises:
+            RuntimeError: the device is lost.
+        """
         return self._pool.run(round_)
 
     def scope(self, job: int) -> Any:
-        """Context manager: CPU tensors that this thread makes come from the arena, as lane 0."""
+        """Context manager: the device's tensors of this thread come from the arena, as lane 0."""
         return _C.LaneScope(self.arena, 0, job)
 
     def close(self) -> None:
@@ -72,3 +97,4 @@ class Lanes:
         for worker in self._workers:
             worker.join()
         _C.retire_arena(self.arena)
+        self.device.close()

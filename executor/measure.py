@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.residence import unique_storages
+from waterflow.executor.device import Device
+from waterflow.executor.residence import span_of, unique_storages
 from waterflow.executor.tape import CompiledStep
 from waterflow.partitioner.graph import Input
 from waterflow.partitioner.profile import EVENT, Profile
@@ -26,11 +27,12 @@ _WARM_UP_LIMIT_SECONDS = 2.0
 
 
 class Scratch:
-    """A private arena, larger than any step, whose pages cost nothing until they are used."""
+    """A private arena, larger than any step, beside the budget."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         _C.install_lane_allocator()
-        self.arena = _largest_arena()
+        self._device = device
+        self.arena, self._clock = device.scratch()
         _C.register_arena(self.arena)
 
     def close(self) -> None:
@@ -40,22 +42,33 @@ class Scratch:
     @contextlib.contextmanager
     def copies_of(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
         """Inside, these tensors have copies of their bytes; afterwards their own bytes again."""
-        swapped = [
-            (tensor, _C.swap_for_copy(tensor, self.arena, 0))
-            for tensor in unique_storages(tensors).values()
-        ]
+        unique = unique_storages(tensors).values()
+        swapped: list[tuple[torch.Tensor, Any]] = []
+        # Numbers that an optimizer keeps on the host beside a model on a device.
+        elsewhere = [(t, t.detach().clone()) for t in unique if t.device != self._device.tensors]
         try:
+            for tensor in unique:
+                if tensor.device == self._device.tensors:
+                    swapped.append((tensor, _C.swap_for_copy(tensor, self.arena, 0)))
             yield
         finally:
+            self.arena.finish()
             for tensor, former in swapped:
                 _C.restore(tensor, former)
+            for tensor, saved in elsewhere:
+                tensor.detach().copy_(saved)
+
+    def batch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A batch where the step expects it, in this arena if it has to be brought there."""
+        with _C.LaneScope(self.arena, 0, 0):
+            return [_on(tensor, self._device.tensors) for tensor in tensors]
 
     def measure(
         self,
         step: CompiledStep,
         tensors: Mapping[Input, torch.Tensor],
         batch: Sequence[torch.Tensor],
-        generator: torch.Generator,
+        generators: tuple[torch.Generator, torch.Generator | None],
         registers: Mapping[int, float],
         *,
         name: str,
@@ -66,8 +79,8 @@ class Scratch:
         Args:
             step: the compiled step.
             tensors: its persistent inputs.
-            batch: its batch tensors.
-            generator: a scratch random generator.
+            batch: its batch tensors, on the device.
+            generators: scratch random streams of the host and of the device.
             registers: values of its live hyperparameters.
             name: the job's name.
             repeatable: whether it may run twice, the first time to warm up.
@@ -75,7 +88,7 @@ class Scratch:
         tape = step.tape
         step.bind(tensors)
         tape.set_batch(list(batch))
-        tape.set_generator(generator)
+        tape.set_generators(*generators)
         for register, value in registers.items():
             tape.set_register(register, value)
         started = time.perf_counter()
@@ -85,22 +98,31 @@ class Scratch:
         return profile
 
     def _run_logged(self, tape: Any, name: str) -> Profile:
-        seconds = np.zeros(len(tape))
         self.arena.synchronize()
         self.arena.record(True)
         self.arena.take_log()
         logs = []
+        marks = [self._clock.mark(0)]
         try:
             with _C.LaneScope(self.arena, 0, 0):
                 for index in range(len(tape)):
-                    started = time.perf_counter()
                     tape.run(index, index + 1)
-                    seconds[index] = time.perf_counter() - started
+                    marks.append(self._clock.mark(0))
                     logs.append(self.arena.take_log())
         finally:
             self.arena.record(False)
             self.arena.take_log()
-        return Profile(_events(logs), seconds, 0, "measured", name)
+        self._clock.wait(marks[-1])
+        seconds = np.diff([self._clock.seconds(mark) for mark in marks])
+        return Profile(_events(logs), np.maximum(seconds, 0.0), 0, "measured", name)
+
+
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device, with the strides that it has."""
+    if tensor.device == device:
+        return tensor
+    span = span_of(tensor).to(device)
+    return span.as_strided(tensor.shape, tensor.stride())
 
 
 _ALLOCATE, _FREE = 0, 2
@@ -121,14 +143,3 @@ def _events(logs: Sequence[Any]) -> np.ndarray[Any, Any]:
             elif kind == _FREE and offset in blocks:
                 rows.append((node, -size, blocks.pop(offset)))
     return np.array(rows, dtype=EVENT)
-
-
-def _largest_arena() -> Any:
-    size = 1 << 42
-    while True:
-        try:
-            return _C.Arena.host(size, 1)
-        except RuntimeError:
-            if size <= 1 << 30:
-                raise
-            size //= 2

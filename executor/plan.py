@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.residence import ALIGNMENT
 from waterflow.executor.tape import CompiledStep
 from waterflow.partitioner.groups import NodeGroup
 from waterflow.partitioner.profile import Profile
@@ -19,8 +18,9 @@ from waterflow.partitioner.schedule import Schedule
 class StepMemory:
     """A profile in the form that the rehearsal and the scripts need."""
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(self, profile: Profile, alignment: int) -> None:
         self.profile = profile
+        self._alignment = alignment
         events = profile.events
         self._bytes = np.ascontiguousarray(events["bytes"], dtype=np.int64)
         self._ids = np.ascontiguousarray(events["id"], dtype=np.int32)
@@ -45,7 +45,7 @@ class StepMemory:
         """Bytes of arena that the step needs above the persistent tensors, gaps included."""
         if self._extent is None:
             whole = [NodeGroup(0, self.profile.num_nodes, 0, 0, 0.0)]
-            state = _C.Allocator(1 << 60, ALIGNMENT, 1)
+            state = _C.Allocator(1 << 60, self._alignment, 1)
             result = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
             self._extent = int(result.extent)
         return self._extent
@@ -132,13 +132,16 @@ def make_round(
             if ref is not None:
                 group = schedule.groups[ref.job][ref.group]
                 tasks[-1].append((lane, ref.job, ref.group, group.start, group.stop))
-    jobs = [(step.tape, script, job) for (job, step, _), script in zip(steps, scripts, strict=True)]
+    jobs = [
+        (step.tape, script, job, step.inbox)
+        for (job, step, _), script in zip(steps, scripts, strict=True)
+    ]
     return _C.Round(jobs, tasks)
 
 
 def solo_round(job: int, step: CompiledStep) -> Any:
     """One job's whole step on lane 0, its memory found as it goes (no plan)."""
-    return _C.Round([(step.tape, None, job)], [[(0, 0, 0, 0, len(step.tape))]])
+    return _C.Round([(step.tape, None, job, step.inbox)], [[(0, 0, 0, 0, len(step.tape))]])
 
 
 def _live_end(arena: Any) -> int:

@@ -9,13 +9,21 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.device import Device
 
-ALIGNMENT = 64
+
+def rounded(size: int, alignment: int) -> int:
+    """Bytes that an arena of this alignment counts for a storage."""
+    return -(-size // alignment) * alignment
 
 
-def rounded(size: int) -> int:
-    """Bytes that the arena counts for a tensor's storage."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def span_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All that a tensor's strides cover, as one row."""
+    if tensor.numel() == 0:
+        return tensor.reshape(-1)
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    length = 1 + sum((size - 1) * stride for size, stride in pairs)
+    return tensor.detach().as_strided((length,), (1,))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
@@ -32,10 +40,10 @@ def unique_storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
     return found
 
 
-def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes that the arena counts for the storages behind these tensors, each once."""
-    unique = unique_storages(tensors).values()
-    return sum(rounded(tensor.untyped_storage().nbytes()) for tensor in unique)
+def storage_bytes(tensors: Iterable[torch.Tensor], device: Device) -> int:
+    """Bytes that an arena counts for the storages behind these tensors, each once."""
+    unique = [t for t in unique_storages(tensors).values() if t.device == device.tensors]
+    return sum(rounded(t.untyped_storage().nbytes(), device.alignment) for t in unique)
 
 
 @dataclass
@@ -46,10 +54,15 @@ class _Resident:
 
 
 class Residence:
-    """The persistent storages of all jobs in one arena. Tensors keep their identity throughout."""
+    """The persistent storages of all jobs in one arena. Tensors keep their identity throughout.
 
-    def __init__(self, arena: Any) -> None:
+    Tensors that are not on the arena's device (numbers that an optimizer keeps on the host) stay
+    where they are.
+    """
+
+    def __init__(self, arena: Any, device: Device) -> None:
         self._arena = arena
+        self._device = device
         self._residents: dict[int, _Resident] = {}
 
     def users(self, tensor: torch.Tensor) -> set[int]:
@@ -64,6 +77,8 @@ class Residence:
             torch.OutOfMemoryError: they do not fit; those that moved are entered all the same.
         """
         for key, tensor in unique_storages(tensors).items():
+            if tensor.device != self._device.tensors:
+                continue
             resident = self._residents.get(key)
             if resident is None:
                 former = _C.move_into_arena(tensor, self._arena, job)
@@ -79,9 +94,14 @@ class Residence:
                 _C.move_out_of_arena(resident.tensor, self._arena, resident.former)
                 del self._residents[key]
         for tensor in unique_storages(also).values():
-            if storage_key(tensor) not in self._residents:
+            here = tensor.device == self._device.tensors
+            if here and storage_key(tensor) not in self._residents:
                 _C.move_out_of_arena(tensor, self._arena)
         self._arena.synchronize()
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        """Forgets a storage that nobody needs any more: its memory goes with its last tensor."""
+        self._residents.pop(storage_key(tensor), None)
 
     def repack(self) -> None:
         """Closes the gaps between persistent storages. Only while no step is under way."""

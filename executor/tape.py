@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from waterflow.allocator_ext import _C
-from waterflow.partitioner.graph import Input, StepGraph
+from waterflow.partitioner.graph import Input, StepGraph, tensors_of
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
 _ARITHMETIC: Mapping[Any, str] = {
@@ -39,6 +39,7 @@ class CompiledStep:
         transient: slots that a failed step may leave filled.
         boundary: first instruction of the backward pass, None if there is none.
         names: an operator's name per instruction.
+        inbox: where its batch arrives, None where it is on the device already.
     """
 
     tape: Any
@@ -48,6 +49,7 @@ class CompiledStep:
     transient: list[int] = field(default_factory=list)
     boundary: int | None = None
     names: list[str] = field(default_factory=list)
+    inbox: Any = None
 
     def bind(self, tensors: Mapping[Input, torch.Tensor]) -> None:
         """Puts persistent tensors into their slots, and views of them that never change."""
@@ -219,7 +221,7 @@ class _Compiler:
         for place, argument in enumerate(schema.arguments):
             if argument.name == "generator" and values[place] is None:
                 takes_generator = True
-                arguments[place] = ("generator", None)
+                arguments[place] = ("generator", _on_device(node))
         seeded = torch.Tag.nondeterministic_seeded in target.tags
         compiled.tape.add_operator(
             schema.name,
@@ -227,7 +229,7 @@ class _Compiler:
             arguments,
             self._results(node, schema),
             release,
-            seeded and not takes_generator,
+            _on_device(node) if seeded and not takes_generator else None,
         )
 
     def _argument(self, value: Any) -> Argument:
@@ -275,6 +277,11 @@ def _argument_value(node: fx.Node, place: int, argument: Any) -> Any:
     if argument.name in node.kwargs:
         return node.kwargs[argument.name]
     return argument.default_value
+
+
+def _on_device(node: fx.Node) -> bool:
+    """Whether an operator works on a device other than the host."""
+    return any(tensor.device.type != "cpu" for tensor in tensors_of(node))
 
 
 def _has_several(node: fx.Node) -> bool:

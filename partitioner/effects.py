@@ -13,11 +13,18 @@ from typing import Any
 import torch
 from torch import fx
 
+from waterflow.partitioner.graph import tensors_of
+
 
 def seeded(node: fx.Node) -> bool:
     """Whether a node draws random numbers."""
     tags: Any = getattr(node.target, "tags", [])
     return torch.Tag.nondeterministic_seeded in tags
+
+
+def draws_on_host(node: fx.Node) -> bool:
+    """Whether a node draws random numbers from the host's generator, as a data loader does."""
+    return seeded(node) and all(tensor.device.type == "cpu" for tensor in tensors_of(node))
 
 
 #: Operators that update the running statistics they are given, though their schemas do not say so.

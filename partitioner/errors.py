@@ -6,6 +6,8 @@ They live at the bottom of the package so that any layer can raise them; users i
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class WaterflowError(Exception):
     """Base of all errors that waterflow raises on purpose."""
@@ -25,6 +27,15 @@ class BudgetError(WaterflowError, MemoryError):
 
 class PlanError(WaterflowError, RuntimeError):
     """A schedule breaks the order, the budget or completeness; a defect, never the user's fault."""
+
+
+class DeviceLostError(WaterflowError, RuntimeError):
+    """A device fails every call for good; ``report`` is the run until then, None if there is none.
+
+    A CUDA context that a kernel has broken takes all jobs of the process along.
+    """
+
+    report: Any = None
 
 
 class NonFiniteLossError(WaterflowError, ArithmeticError):

@@ -47,6 +47,17 @@ def flatten(batch: Any) -> FlatBatch:
     return FlatBatch(tensors, signature, rebuild)
 
 
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on a device; as it is where they are, or may hide."""
+    if device.type == "cpu":
+        return batch
+    try:
+        flat = flatten(batch)
+    except UnknownLeafError:
+        return batch
+    return flat.rebuild([tensor.to(device) for tensor in flat.tensors])
+
+
 def _flatten(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
     if isinstance(value, torch.Tensor):
         return _flatten_tensor(value, tensors)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from waterflow.batch import moved
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
 from waterflow.optimizer_state import trained_parameters
@@ -62,7 +63,7 @@ def run_eager(job: Job, threads: int | None = None) -> JobReport:
     report = JobReport(name=job.name, state="running", seed=seed, captured="eager")
     started = time.perf_counter()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[] if job.device.type == "cpu" else [job.device]):
             torch.manual_seed(seed)
             _loop(job, report)
     finally:
@@ -77,12 +78,13 @@ def draw_seed() -> int:
 
 
 def _loop(job: Job, report: JobReport) -> None:
+    device = job.device
     epoch = 0
     while job.epochs is None or epoch < job.epochs:
         before = report.steps
         for batch in job.data:
             rates = learning_rates(job)
-            loss = eager_step(job, batch)
+            loss = eager_step(job, moved(batch, device))
             report.losses.append(loss)
             report.steps += 1
             check_finite(job, report.steps, loss)

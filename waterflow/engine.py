@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from waterflow.admission import Admission
 from waterflow.allocator_ext import _C
 from waterflow.eager import draw_seed
+from waterflow.executor.device import Device, get_device
 from waterflow.executor.feeder import Fed
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.residence import Residence
@@ -19,13 +19,14 @@ from waterflow.job import Job
 from waterflow.jobreport import JobReport
 from waterflow.member import Member
 from waterflow.partitioner import Policy, get_policy
-from waterflow.partitioner.errors import BudgetError, JobError
-from waterflow.planning import RoundPlanner, Turn
-from waterflow.prepare import PreparedStep, Ready
+from waterflow.partitioner.errors import BudgetError, DeviceLostError, JobError
+from waterflow.planning import RoundPlanner
+from waterflow.prepare import Ready
 from waterflow.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.recorder import Recorder, versions
 from waterflow.report import Report
-from waterflow.units import format_bytes, parse_bytes
+from waterflow.rounds import Rounds
+from waterflow.units import parse_bytes
 
 #: A round waits this share of the last round for jobs whose next batch is about to be ready.
 _GRACE = 0.25
@@ -80,7 +81,7 @@ class Engine:
         self,
         memory: int | str,
         *,
-        device: str = "cpu",
+        device: str | Device = "cpu",
         policy: str | Policy = "waterwave",
         lanes: int = 2,
         threads: int | None = None,
@@ -91,7 +92,7 @@ class Engine:
 
         Args:
             memory: bytes that all jobs together may hold, or a text such as "512MiB".
-            device: "cpu".
+            device: "cpu", "cuda" (torch's current device) or "cuda:1".
             policy: "waterwave", "waterwave-s", "temporal", or a policy of one's own.
             lanes: node groups that may run at once.
             threads: intra-op threads of each lane; torch's count divided by the lanes, at least 1,
@@ -103,23 +104,18 @@ class Engine:
             JobError: an argument cannot be used; names it and the remedy.
         """
         self.budget = parse_bytes(memory)
-        _check_device(device)
+        where = get_device(device)
         if type(lanes) is not int or not 1 <= lanes <= 64:
             raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
         self.policy = get_policy(policy) if isinstance(policy, str) else policy
-        self.device = device
+        self.device = where.name
         default = torch.get_num_threads()
         threads = threads if threads is not None else max(1, default // lanes)
         if type(threads) is not int or threads < 1:
             raise JobError(f"threads must be a positive whole number, got {threads!r}")
-        try:
-            self._lanes = Lanes(self.budget, lanes, threads, default)
-        except RuntimeError as error:
-            raise JobError(
-                f"a budget of {format_bytes(self.budget)} cannot be had: {error}"
-            ) from error
+        self._lanes = Lanes(where, self.budget, lanes, threads, default)
         self._arena = self._lanes.arena
-        self._residence = Residence(self._arena)
+        self._residence = Residence(self._arena, where)
         capacity = int(self._arena.statistics().capacity)
         self._admission = Admission(self.budget, capacity, self._residence)
         self._members: list[Member] = []
@@ -131,7 +127,15 @@ class Engine:
         self._broken: BaseException | None = None
         self._planner = RoundPlanner(self.policy, self._lanes, self._residence)
         self._recorder = Recorder()
-        self._round_seconds = 0.0
+        self._rounds = Rounds(
+            self._lanes,
+            self._residence,
+            self._planner,
+            self._recorder,
+            check=check,
+            guard=self._guard,
+            show=self._show,
+        )
         self._check = check
         self._arena.record(check)
         self._progress: ProgressDisplay = Progress() if progress else NullProgress()
@@ -145,13 +149,14 @@ class Engine:
         """Adds a job; it starts as soon as it fits beside those that run.
 
         Raises:
-            JobError: its name is taken, or the engine is closed.
+            JobError: its name is taken, its model is on another device, or the engine is closed.
         """
         with self._state:
             if self._closing or self._broken is not None:
                 raise JobError(f"job {job.name!r}: the engine is closed; make a new one")
             if any(member.name == job.name for member in self._members):
                 raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
+            _check_place(job, self._lanes.device)
             seed = draw_seed() if job.seed is None else job.seed
             member = Member(len(self._members), job, seed, self._lanes, self._wake)
             _C.set_job_name(self._arena, member.number, member.name)
@@ -213,6 +218,9 @@ class Engine:
             spans=self._recorder.spans(names),
             versions=versions(),
             schedules=list(self._planner.texts),
+            syncs=int(statistics.forced_syncs + statistics.explicit_syncs),
+            deviations=self._planner.deviations,
+            workspace_bytes=self._lanes.device.workspace_bytes,
         )
 
     def check_races(self) -> list[Any]:
@@ -260,6 +268,8 @@ class Engine:
             while self._wait_for_work():
                 self._turn()
         except BaseException as error:
+            if isinstance(error, DeviceLostError):
+                error.report = self.report()
             self._broken = error
             for member in self._members:
                 member.fail(error)
@@ -268,7 +278,7 @@ class Engine:
 
     def _wind_up(self) -> None:
         for member in self._members:
-            if member.admitted:
+            if member.admitted and not isinstance(self._broken, DeviceLostError):
                 self._dismiss(member)
         self._recorder.stop()
         self._lanes.close()
@@ -287,7 +297,9 @@ class Engine:
         return self._closing and all(m.ended and not m.admitted for m in self._members)
 
     def _has_work(self) -> bool:
-        return any(self._needs_attention(member) for member in self._members)
+        return self._rounds.pending or any(
+            self._needs_attention(member) for member in self._members
+        )
 
     def _needs_attention(self, member: Member) -> bool:
         if member.ended:
@@ -304,7 +316,10 @@ class Engine:
         self._end_stopped()
         self._admit()
         turns = self._collect_turns()
-        self._run_turns(turns)
+        if turns:
+            self._rounds.run(turns)
+        else:
+            self._rounds.conclude()
         for member in self._members:
             if member.ended and member.admitted:
                 self._dismiss(member)
@@ -317,6 +332,7 @@ class Engine:
     def _end_stopped(self) -> None:
         for member in self._members:
             if member.stop_requested and not member.ended:
+                self._rounds.conclude()
                 member.end("stopped")
 
     def _admit(self) -> None:
@@ -352,9 +368,12 @@ class Engine:
         self._recorder.start()
         self._planner.moved()
         try:
+            self._lanes.commit()
             member.enter(self._residence)
-        except torch.OutOfMemoryError as error:
+            member.make_room(None, self._lanes, self._residence)
+        except (torch.OutOfMemoryError, JobError) as error:
             member.fail(error)
+        self._lanes.device.release_unused()
         self._show(member)
 
     def _dismiss(self, member: Member) -> None:
@@ -367,6 +386,7 @@ class Engine:
         self._wake()
 
     def _end_of_data(self, member: Member, fed: Fed[Ready]) -> None:
+        self._rounds.conclude()
         if fed.error is not None:
             member.fail(fed.error)
         else:
@@ -378,7 +398,7 @@ class Engine:
 
     def _collect_turns(self) -> list[tuple[Member, Ready]]:
         """Everybody's next batch. Jobs that are nearly ready are waited for, a little."""
-        patience = max(_LEAST_GRACE_SECONDS, _GRACE * self._round_seconds)
+        patience = max(_LEAST_GRACE_SECONDS, _GRACE * self._rounds.seconds)
         with self._state:
             if any(self._may_step(m) for m in self._members):
                 self._state.wait_for(self._all_ready, patience)
@@ -409,117 +429,6 @@ class Engine:
             return False
         return True
 
-    def _run_turns(self, turns: Sequence[tuple[Member, Ready]]) -> None:
-        started = time.perf_counter()
-        flowing: list[Turn] = []
-        apart: list[tuple[Member, Ready]] = []
-        for member, ready in turns:
-            if member.exclusive:
-                apart.append((member, ready))
-                continue
-            step = self._chosen(member, ready)
-            if step is None:
-                continue
-            if step.creates_state:
-                self._run_first(member, step)
-            else:
-                flowing.append((member, step))
-        if flowing:
-            self._run_flowing(flowing)
-        for member, ready in apart:
-            self._run_apart(member, ready)
-        if turns:
-            self._round_seconds = time.perf_counter() - started
-
-    def _chosen(self, member: Member, ready: Ready) -> PreparedStep | None:
-        chosen: list[PreparedStep] = []
-
-        def choose() -> None:
-            known = member.bound_steps
-            chosen.append(member.choose_step(ready, self._residence))
-            if member.bound_steps != known:
-                self._planner.moved()
-            member.load(chosen[0], ready)
-
-        return chosen[0] if self._guard(member, choose) else None
-
-    def _run_first(self, member: Member, step: PreparedStep) -> None:
-        """The step that creates the optimizer's state runs alone; then the state is put away."""
-        rates = member.rates()
-        failure: BaseException | None
-        try:
-            failure = self._execute([(member, step)])[0]
-        except BudgetError as misfit:
-            failure = misfit
-        if failure is None:
-            member.take_state(step)
-            self._guard(member, lambda: member.enter(self._residence))
-        self._finish(member, step, failure, rates)
-        self._residence.repack()
-        self._planner.moved()
-
-    def _run_flowing(self, members: Sequence[Turn]) -> None:
-        rates = [member.rates() for member, _ in members]
-        try:
-            errors = self._execute(members)
-        except BudgetError as misfit:
-            self._run_one_by_one(members, misfit)
-            return
-        for (member, step), error, rate in zip(members, errors, rates, strict=True):
-            self._finish(member, step, error, rate)
-
-    def _run_one_by_one(self, members: Sequence[Turn], error: BudgetError) -> None:
-        if len(members) > 1:
-            for one in members:
-                self._run_flowing([one])
-        else:
-            member, step = members[0]
-            self._finish(member, step, error, ())
-
-    def _run_apart(self, member: Member, ready: Ready) -> None:
-        rates = member.rates()
-        self._planner.moved()
-        started = time.perf_counter()
-
-        def step() -> None:
-            loss = member.run_exclusively(self._lanes, self._residence, ready)
-            member.finish_step(loss, rates)
-
-        fine = self._guard(member, step)
-        self._recorder.keep([(0, 0, 0, started, time.perf_counter())], [member])
-        self._arena.synchronize()
-        if fine:
-            self._after_exclusive(member)
-        member.feeder.step_done()
-        self._show(member)
-
-    def _after_exclusive(self, member: Member) -> None:
-        """What an eager step left behind (new optimizer state) becomes part of the job's own."""
-        taken = int(self._arena.peak(member.number)) - int(self._arena.held(member.number))
-        member.measured_extent = max(member.measured_extent, taken)
-        if member.state_grew():
-            member.state_changed()
-            self._guard(member, lambda: member.enter(self._residence))
-        member.note_solo_peak()
-
-    def _finish(
-        self,
-        member: Member,
-        step: PreparedStep,
-        error: BaseException | None,
-        rates: tuple[float, ...],
-    ) -> None:
-        if error is not None:
-            step.compiled.tape.clear(step.compiled.transient)
-            self._arena.synchronize()
-            self._planner.moved()
-            member.fail(error)
-        else:
-            loss = float(step.compiled.tape.loss)
-            self._guard(member, lambda: member.finish_step(loss, rates))
-        member.feeder.step_done()
-        self._show(member)
-
     def _show(self, member: Member) -> None:
         report = member.report
         loss = report.losses[-1] if report.losses else None
@@ -527,20 +436,13 @@ class Engine:
         if member.ended:
             self._wake()
 
-    def _execute(self, turns: Sequence[Turn]) -> list[BaseException | None]:
-        """Runs a planned round; returns each job's error."""
-        plan = self._planner.plan(turns)
-        creates = any(step.creates_state for _, step in turns)
-        plan.begin(self._arena, own_blocks=not (creates or self._check))
-        errors, spans = self._lanes.run(plan.round)
-        self._recorder.keep(spans, [member for member, _ in turns])
-        return errors
 
-
-def _check_device(device: str) -> None:
-    if device == "cpu":
-        return
-    raise JobError(
-        f"device {device!r} cannot be used: this version runs on 'cpu' (the host backend); "
-        "`waterflow doctor` tells what works here"
-    )
+def _check_place(job: Job, device: Device) -> None:
+    """Raises JobError where a tensor of the model is on another device than the engine."""
+    for name, tensor in [*job.model.named_parameters(), *job.model.named_buffers()]:
+        if tensor.device != device.tensors:
+            raise JobError(
+                f"job {job.name!r}: {name} is on {tensor.device}, the job is to run on "
+                f"{device.tensors}: call model.to({str(device.tensors)!r}) and make the optimizer "
+                "from the moved model's parameters"
+            )

@@ -59,16 +59,15 @@ class _Step:
         self.job = job
         self.batch = batch
         self.parameters, self.buffers = named_tensors(job.model)
-        own = [*self.parameters.values(), *self.buffers.values()]
-        self.own = [id(tensor) for tensor in own]
-        self.real = [*own, *batch.tensors]
+        self.own = [*self.parameters.values(), *self.buffers.values()]
         self.backward_start = 0
         self.has_gradient: list[bool] = []
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         n, m = len(self.parameters), len(self.buffers)
         parameters, buffers, batch = tensors[:n], tensors[n : n + m], tensors[n + m :]
-        with standing_in(self.job.model, dict(zip(self.own, tensors, strict=False))):
+        twins = {id(own): twin for own, twin in zip(self.own, tensors, strict=False)}
+        with standing_in(self.job.model, twins):
             loss = self.job.loss(self.job.model, self.batch.rebuild(batch))
             self._check(loss)
             self.backward_start = nodes_so_far()
@@ -101,6 +100,8 @@ class _Step:
 def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     """Traces one step of the job on a batch of this signature; nothing is executed.
 
+    The graph takes the batch on the model's device, wherever it is now.
+
     Raises:
         CaptureError: the step depends on values, on Python state, or on tensors that the graph
             cannot have as inputs.
@@ -110,7 +111,9 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     try:
         with TRACE_LOCK, watch.generators(), torch.enable_grad():
             mode = fake_mode()
-            module = trace(step, mode, [fake_twin(mode, tensor) for tensor in step.real])
+            fakes = [fake_twin(mode, tensor) for tensor in step.own]
+            fakes += [fake_twin(mode, tensor, job.device) for tensor in batch.tensors]
+            module = trace(step, mode, fakes)
     except UnkeptChangeError as error:
         watch.problem()
         raise capture_error(job.name, str(error), users_line(None, job.loss)) from error

@@ -68,11 +68,12 @@ class Job:
 
     Args:
         name: unique within a run.
-        model: any module on the CPU; trained in place.
+        model: any module, on the device of the run; trained in place.
         optimizer: any ``torch.optim`` optimizer over its parameters.
         loss: ``(model, batch) -> scalar tensor``.
         data: iterable of batches: tensors, tuples, lists, dicts, data classes, nested. It is
-            iterated once per epoch.
+            iterated once per epoch. Batches are made on the host: in a run on a GPU their tensors
+            are copied there ahead of need, and ``loss`` is given the copies.
         epochs: passes over ``data``; one if neither ``epochs`` nor ``steps`` is given.
         steps: training steps; epochs follow each other until they are done. With ``epochs`` too,
             whichever ends first.
@@ -156,13 +157,18 @@ class Job:
             self.epochs = 1
 
     def _check_parameters(self) -> None:
-        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        for name, tensor in tensors:
-            self._require(
-                tensor.device.type == "cpu",
-                f"{name} is on {tensor.device}, the job runs on cpu: call model.to('cpu') and make "
-                "the optimizer from the moved model's parameters",
-            )
+        devices = {str(t.device) for t in (*self.model.parameters(), *self.model.buffers())}
+        self._require(
+            len(devices) <= 1,
+            f"its model is spread over the devices {', '.join(sorted(devices))}; a job trains on "
+            "one: move the whole model with model.to(device) and make the optimizer afterwards",
+        )
+        known = {"cpu", "cuda"}
+        self._require(
+            all(device.split(":")[0] in known for device in devices),
+            f"its model is on {', '.join(devices)}; jobs train on 'cpu' or 'cuda': move the model "
+            "there with model.to(device) and make the optimizer from its parameters",
+        )
         trained = {id(p) for p in trained_parameters(self.optimizer)}
         own = {id(parameter) for parameter in self.model.parameters()}
         self._require(trained, "its optimizer has no parameters")
@@ -171,6 +177,12 @@ class Job:
             "its optimizer holds none of its model's parameters: make the optimizer from this "
             "model's parameters()",
         )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is; the host for a model without tensors."""
+        first = next(iter((*self.model.parameters(), *self.model.buffers())), None)
+        return torch.device("cpu") if first is None else first.device
 
     @property
     def total_steps(self) -> int | None:

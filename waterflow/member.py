@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
+from waterflow.batch import moved
 from waterflow.eager import check_finite, eager_step, learning_rates, update_parameters
 from waterflow.executor.feeder import Fed, Feeder
 from waterflow.executor.lanes import Lanes
@@ -29,9 +31,12 @@ class Member:
     ) -> None:
         self.number = number
         self.job = job
+        self.device = lanes.device
         self.generator = torch.Generator().manual_seed(seed)
+        self.device_generator = self.device.generator(seed)
         self.report = JobReport(name=job.name, seed=seed)
-        self.preparer = Preparer(job, self.generator, lanes.threads)
+        streams = (self.generator, self.device_generator)
+        self.preparer = Preparer(job, self.device, streams, lanes.threads)
         self.admitted = False
         self.waiting = False
         self.stop_requested = False
@@ -69,6 +74,11 @@ class Member:
     def exclusive(self) -> bool:
         """Whether its steps run while no other job's do: part of them is eager Python."""
         return not self.job.capture or self.preparer.opaque_optimizer is not None
+
+    @property
+    def waits_for_loss(self) -> bool:
+        """Whether something of the user's must know a step's loss before the next step begins."""
+        return self.job.on_step is not None or self.job.stop_on_nan
 
     # What it needs
 
@@ -141,9 +151,35 @@ class Member:
     def load(self, step: PreparedStep, ready: Ready) -> None:
         """Gives the tape its batch and the hyperparameters of this step."""
         assert ready.flat is not None
-        step.compiled.tape.set_batch(ready.flat.tensors)
+        batch = ready.flat.tensors
+        if ready.parcel is not None:
+            assert self.preparer.mailbox is not None
+            self.preparer.mailbox.send(ready.parcel)
+            batch = self.preparer.mailbox.receive(ready.parcel)
+        step.compiled.tape.set_batch(batch)
         for register, value in self.preparer.registers(step).items():
             step.compiled.tape.set_register(register, value)
+
+    def make_room(self, ready: Ready | None, lanes: Lanes, residence: Residence) -> bool:
+        """Opens the job's inbox, or a larger one for this batch; returns whether it has moved.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it.
+        """
+        mailbox = self.preparer.mailbox
+        parcel = None if ready is None else ready.parcel
+        if mailbox is None or not mailbox.size or (parcel is not None and mailbox.fits(parcel)):
+            return False
+        mailbox.open(self.number, lanes.scope, residence)
+        return True
+
+    def send_ahead(self) -> None:
+        """Queues the copy of the next batch to the device, if there is one and it has room."""
+        fed, mailbox = self.next_turn(), self.preparer.mailbox
+        if fed is None or fed.item is None or fed.item.parcel is None or mailbox is None:
+            return
+        if mailbox.fits(fed.item.parcel):
+            mailbox.send(fed.item.parcel)
 
     def run_exclusively(self, lanes: Lanes, residence: Residence, ready: Ready) -> float:
         """Runs a step that is partly or wholly eager; returns its loss.
@@ -154,22 +190,26 @@ class Member:
         if ready.shape is None:
             return self._run_eagerly(lanes, ready)
         step = self.choose_step(ready, residence)
+        self.make_room(ready, lanes, residence)
         self.load(step, ready)
-        errors, _ = lanes.run(solo_round(self.number, step.compiled))
-        if errors[0] is not None:
+        result = lanes.run(solo_round(self.number, step.compiled))
+        (error,) = result.errors
+        if error is not None:
             step.compiled.tape.clear(step.compiled.transient)
-            raise errors[0]
+            raise error
         self._step_optimizer(lanes, step)
-        return float(step.compiled.tape.loss)
+        result.wait()
+        return float(result.losses()[0])
 
     def _run_eagerly(self, lanes: Lanes, ready: Ready) -> float:
-        with (
-            lanes.scope(self.number),
-            _C.DefaultGeneratorSwap(self.generator),
-            torch.autograd.set_multithreading_enabled(False),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lanes.scope(self.number))
+            for generator in (self.generator, self.device_generator):
+                if generator is not None:
+                    stack.enter_context(_C.DefaultGeneratorSwap(generator))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             try:
-                return eager_step(self.job, ready.batch)
+                return eager_step(self.job, moved(ready.batch, self.device.tensors))
             finally:
                 self.job.optimizer.zero_grad(set_to_none=True)
 
@@ -213,6 +253,19 @@ class Member:
         self.preparer.state_exists = True
         self.preparer.note_persistent()
 
+    def step_queued(self) -> None:
+        """A step is on its way, its loss not known yet: what the next one needs is done now.
+
+        Raises:
+            Whatever the scheduler raises.
+        """
+        if not self.waits_for_loss:
+            self._step_scheduler()
+
+    def _step_scheduler(self) -> None:
+        if self.job.scheduler is not None and self.job.scheduler_every == "step":
+            self.job.scheduler.step()
+
     def finish_step(self, loss: float, rates: tuple[float, ...]) -> None:
         """After a step: records it, steps the scheduler, asks the callback.
 
@@ -224,8 +277,8 @@ class Member:
         report.losses.append(loss)
         report.steps += 1
         check_finite(job, report.steps, loss)
-        if job.scheduler is not None and job.scheduler_every == "step":
-            job.scheduler.step()
+        if self.waits_for_loss:
+            self._step_scheduler()
         if job.on_step is not None:
             result = StepResult(job.name, report.steps, self.epoch, loss, rates)
             if job.on_step(result) is STOP:
@@ -284,6 +337,8 @@ class Member:
         self._bound.clear()
         for parameter in self.job.model.parameters():
             parameter.grad = None
+        if self.preparer.mailbox is not None:
+            self.preparer.mailbox.close(residence)
         residence.leave(self.number, self._held_tensors())
 
     def _held_tensors(self) -> Iterator[torch.Tensor]:

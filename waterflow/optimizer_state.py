@@ -20,20 +20,21 @@ class NotCapturableError(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape, strides and type of a tensor: all that a trace needs of it."""
+    """Shape, strides, type and device of a tensor: all that a trace needs of it."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    device: torch.device
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
         """The layout of a tensor, real or fake."""
-        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device)
 
     def make(self) -> torch.Tensor:
         """A new tensor of this layout (fake, inside a fake mode)."""
-        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -34,7 +34,13 @@ class RoundPlanner:
         self._layout: int | None = None
         self._plans: dict[Hashable, RoundPlan] = {}
         self._schedules: dict[Hashable, Schedule] = {}
+        self._past_deviations = 0
         self.texts: dict[str, None] = {}  # the schedules used, for the report
+
+    @property
+    def deviations(self) -> int:
+        """Requests for memory so far that were not as planned."""
+        return self._past_deviations + sum(plan.deviations for plan in self._plans.values())
 
     def moved(self) -> None:
         """Something persistent has come, gone or moved."""
@@ -52,7 +58,7 @@ class RoundPlanner:
         if (self._layout, steps) not in self._plans:
             plan = self._make(steps, turns)  # it may move things, and so change the layout
             if len(self._plans) >= _KEPT_PLANS:
-                self._plans.pop(next(iter(self._plans)))
+                self._past_deviations += self._plans.pop(next(iter(self._plans))).deviations
             self._plans[self._layout, steps] = plan
         return self._plans[self._layout, steps]
 

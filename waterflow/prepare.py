@@ -14,9 +14,11 @@ import torch
 
 from waterflow.batch import FlatBatch, UnknownLeafError, flatten
 from waterflow.capture import gradient_layouts, join
+from waterflow.executor.device import Device
 from waterflow.executor.measure import Scratch
 from waterflow.executor.plan import StepMemory
 from waterflow.executor.residence import storage_bytes
+from waterflow.executor.staging import Mailbox, Parcel
 from waterflow.executor.stream import copy_generator
 from waterflow.executor.tape import CompiledStep, compile_step
 from waterflow.forward import ForwardTrace, trace_forward
@@ -30,7 +32,7 @@ from waterflow.optimizer_state import (
     trained_parameters,
 )
 from waterflow.optimizer_step import OptimizerTrace, trace_optimizer
-from waterflow.partitioner.effects import seeded
+from waterflow.partitioner.effects import draws_on_host
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.partitioner.profile import Profile
@@ -81,11 +83,15 @@ class Shape:
 
 @dataclass(eq=False)
 class Ready:
-    """A batch with what can run it; `shape` is None where the whole step runs eagerly."""
+    """A batch with what can run it; `shape` is None where the whole step runs eagerly.
+
+    `parcel` is there for a batch that has yet to be brought to the device.
+    """
 
     batch: Any
     flat: FlatBatch | None = None
     shape: Shape | None = None
+    parcel: Parcel | None = None
 
 
 @dataclass(eq=False)
@@ -94,15 +100,19 @@ class Preparer:
 
     Attributes:
         job: the job.
-        generator: its random stream; never advanced here.
+        device: where it trains.
+        generators: its random streams, the host's and the device's; never advanced here.
+        mailbox: brings its batches to the device, None where they are there already.
         threads: intra-op threads of the lanes, part of a profile's identity.
         notes: what the report should say about the job.
         opaque_optimizer: why the optimizer runs eagerly, None where it is captured.
     """
 
     job: Job
-    generator: torch.Generator
+    device: Device
+    generators: tuple[torch.Generator, torch.Generator | None]
     threads: int
+    mailbox: Mailbox | None = None
     notes: list[str] = field(default_factory=list)
     opaque_optimizer: str | None = None
     draws: bool = False
@@ -115,6 +125,8 @@ class Preparer:
     def __post_init__(self) -> None:
         self.state_exists = any(state_layout(self.job.optimizer))
         self.draws = not self.job.capture
+        if self.job.capture and self.device.inbox() is not None:
+            self.mailbox = Mailbox(self.device)
         self.note_persistent()
 
     def note_persistent(self) -> None:
@@ -133,7 +145,12 @@ class Preparer:
     @property
     def persistent_bytes(self) -> int:
         """Bytes that the job holds between steps, now."""
-        return storage_bytes([*self.persistent.values(), *self._constants()])
+        size = storage_bytes([*self.persistent.values(), *self._constants()], self.device)
+        return size + self._inbox_bytes
+
+    @property
+    def _inbox_bytes(self) -> int:
+        return 0 if self.mailbox is None else self.mailbox.size
 
     def all_persistent(self) -> list[torch.Tensor]:
         """Every tensor that should live in the arena while the job is in it."""
@@ -175,6 +192,7 @@ class Preparer:
                 "from the capture. Make batches of tensors, numbers, strings, sequences, mappings "
                 "and data classes, or give the job capture=False."
             ) from None
+        parcel = self._parcel(flat)
         key = (flat.signature, self._modes())
         if key not in self._shapes:
             before_capture()  # not under the lock: the step under way may need it
@@ -183,7 +201,13 @@ class Preparer:
                 if key not in self._shapes:
                     self._check_count()
                     self._shapes[key] = self._prepare(flat)
-        return Ready(batch, flat, self._shapes[key])
+        return Ready(batch, flat, self._shapes[key], parcel)
+
+    def _parcel(self, flat: FlatBatch) -> Parcel | None:
+        """The batch, packed for the device; what is not on the host is there by itself."""
+        if self.mailbox is None or any(tensor.device.type != "cpu" for tensor in flat.tensors):
+            return None
+        return self.mailbox.pack(flat.tensors)
 
     def refresh(self, ready: Ready) -> Ready:
         """The same batch, captured again where a callback has changed the model's modes since."""
@@ -236,7 +260,8 @@ class Preparer:
         for trace in (first, steady) if first is not None else (steady,):
             graph = join(self.job, shape.forward, trace)
             steps.append(PreparedStep(graph, compile_step(graph), trace))
-            self.draws = self.draws or any(map(seeded, graph.nodes))
+            steps[-1].compiled.inbox = None if self.mailbox is None else self.mailbox.inbox
+            self.draws = self.draws or any(map(draws_on_host, graph.nodes))
         self._profile(steps, flat)
         shape.first = steps[0] if len(steps) == 2 else None
         shape.steady = steps[-1]
@@ -265,47 +290,50 @@ class Preparer:
 
     def _note_final_size(self, first: OptimizerTrace | None, steps: list[PreparedStep]) -> None:
         constants = [tensor for step in steps for tensor in step.graph.constants]
-        size = storage_bytes([*self.all_persistent(), *constants])
+        size = storage_bytes([*self.all_persistent(), *constants], self.device)
+        size += self._inbox_bytes
         if first is not None:
             new = [node.meta["val"] for node in first.outputs.values()]
-            size += storage_bytes(new)
+            size += storage_bytes(new, self.device)
         self.final_persistent_bytes = max(self.final_persistent_bytes, size)
 
     # Profiles
 
     def _profile(self, steps: list[PreparedStep], flat: FlatBatch) -> None:
-        paths = [_profile_path(step.graph, self.threads) for step in steps]
+        paths = [_profile_path(step.graph, self.threads, self.device) for step in steps]
         cached = [_read_profile(path) for path in paths]
         if any(profile is None for profile in cached):
-            cached = list(self._measure(steps, flat))
+            cached = list(self.device.profile(lambda: self._measure(steps, flat)))
             for path, profile in zip(paths, cached, strict=True):
                 _write_profile(path, profile)
         for step, profile in zip(steps, cached, strict=True):
             assert profile is not None
             if profile.num_nodes != len(step.compiled.tape):
                 raise AssertionError("a cached profile does not match its step")
-            step.memory = StepMemory(profile)
+            step.memory = StepMemory(profile, self.device.alignment)
             step.compiled.tape.set_script_starts(step.memory.script_starts())
 
     def _measure(self, steps: list[PreparedStep], flat: FlatBatch) -> list[Profile]:
         """Runs the steps in turn on scratch copies of all that they write to."""
-        scratch = Scratch()
+        scratch = Scratch(self.device)
         profiles: list[Profile] = []
         tensors = dict(self.persistent)
-        generator = copy_generator(self.generator)
+        host, device = self.generators
+        generators = (copy_generator(host), None if device is None else copy_generator(device))
         names = {m for step in steps for m in step.graph.mutated}
         written = [tensors[m] for m in names if m in tensors]
         written += [t for step in steps for t in step.graph.constants]
         try:
             with scratch.copies_of(written):
+                batch = scratch.batch(flat.tensors)
                 for step in steps:
                     self._bind_constants(step, tensors)
                     profiles.append(
                         scratch.measure(
                             step.compiled,
                             tensors,
-                            flat.tensors,
-                            generator,
+                            batch,
+                            generators,
                             self.registers(step),
                             name=self.job.name,
                             repeatable=not step.creates_state,
@@ -316,6 +344,7 @@ class Preparer:
                 for step in steps:
                     step.compiled.unbind()
                 tensors.clear()
+                batch.clear()
         finally:
             scratch.close()
         return profiles
@@ -330,11 +359,11 @@ class Preparer:
         return {register: values[key] for key, register in step.compiled.registers.items()}  # type: ignore[index]
 
     def bind(self, step: PreparedStep) -> None:
-        """Gives the step its persistent tensors and the job's random stream."""
+        """Gives the step its persistent tensors and the job's random streams."""
         tensors = dict(self.persistent)
         self._bind_constants(step, tensors)
         step.compiled.bind(tensors)
-        step.compiled.tape.set_generator(self.generator)
+        step.compiled.tape.set_generators(*self.generators)
 
 
 def cache_directory() -> Path:
@@ -343,14 +372,9 @@ def cache_directory() -> Path:
     return Path(configured) if configured else Path.home() / ".cache" / "waterflow"
 
 
-def _profile_path(graph: StepGraph, threads: int) -> Path:
+def _profile_path(graph: StepGraph, threads: int, device: Device) -> Path:
     """Profiles depend on the graph, on torch and its kernels, and on the number of threads."""
-    parts = (
-        graph.fingerprint(),
-        torch.__version__,
-        torch.backends.cpu.get_cpu_capability(),
-        str(threads),
-    )
+    parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads))
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return cache_directory() / "profiles" / f"{digest}.npz"
 

@@ -40,7 +40,10 @@ class Report:
 
     `peak_bytes` is the most that all jobs held at once, `extent_bytes` the arena's highest address
     that was ever used (fragmentation is what lies between the two), `budget_bytes` what was
-    allowed. `report["name"]` is a job; iterating yields the jobs in the order given to the run.
+    allowed. `workspace_bytes` is what libraries hold on a GPU beside the budget, `syncs` how often
+    the lanes waited for each other, `deviations` how many requests for memory differed from the
+    profile that they were planned by. `report["name"]` is a job; iterating yields the jobs in the
+    order given to the run.
     """
 
     jobs: dict[str, JobReport] = field(default_factory=dict)
@@ -56,6 +59,9 @@ class Report:
     spans: Spans = field(default_factory=Spans)
     versions: dict[str, str] = field(default_factory=dict)
     schedules: list[str] = field(default_factory=list)
+    syncs: int = 0
+    deviations: int = 0
+    workspace_bytes: int = 0
 
     def __getitem__(self, name: str) -> JobReport:
         """Return a job's report; raises KeyError that lists the names nearest to a wrong one."""
@@ -100,6 +106,9 @@ class Report:
             "extent_bytes": self.extent_bytes,
             "budget_bytes": self.budget_bytes,
             "side_by_side_bytes": self.side_by_side_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "syncs": self.syncs,
+            "deviations": self.deviations,
             "versions": dict(self.versions),
             "schedules": list(self.schedules),
             "jobs": [job.to_dict() for job in self],
@@ -140,6 +149,9 @@ class Report:
             spans=Spans(**_columns_from(fields.inner("spans"), _SPANS)),
             versions=fields.text_map("versions"),
             schedules=fields.texts("schedules"),
+            syncs=fields.integer("syncs"),
+            deviations=fields.integer("deviations"),
+            workspace_bytes=fields.integer("workspace_bytes"),
         )
 
     def save(self, directory: str | os.PathLike[str]) -> Path:

@@ -85,9 +85,18 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def fake_twin(mode: FakeTensorMode, tensor: torch.Tensor) -> FakeTensor:
-    """A fake leaf of the same layout that calls the same gradient hooks."""
+def fake_twin(
+    mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device | None = None
+) -> FakeTensor:
+    """A fake leaf of the same layout, on `device` if given, that calls the same gradient hooks."""
     twin = mode.from_tensor(tensor, static_shapes=True)
+    if device is not None and device != tensor.device:
+        with mode:
+            there = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+            )
+        assert isinstance(there, FakeTensor)
+        twin = there.requires_grad_(tensor.requires_grad)
     twin.grad = None  # as after zero_grad; the mode brings a twin of an old gradient along
     for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
         twin.register_hook(hook)

@@ -4,6 +4,8 @@
 #include <string>
 #include <utility>
 
+#include "core/cuda_backend.h"
+
 namespace waterflow {
 namespace {
 
@@ -12,6 +14,9 @@ using Lock = std::lock_guard<PatientMutex>;
 // Virtual addresses start where no mapping can be, so that one used by mistake faults at once, and
 // offset 0 differs from nullptr.
 constexpr std::uintptr_t kVirtualBase = std::uintptr_t{1} << 60;
+
+// What PyTorch's own CUDA allocator guarantees: kernels and libraries choose by it.
+constexpr std::size_t kCudaAlignment = 512;
 
 std::size_t whole_units(std::size_t capacity, std::size_t alignment) {
   return capacity - capacity % alignment;
@@ -45,6 +50,17 @@ std::shared_ptr<Arena> Arena::virtual_only(std::size_t capacity, int lanes) {
   return std::make_shared<Arena>(std::make_unique<VirtualBackend>(capacity), options);
 }
 
+std::shared_ptr<Arena> Arena::cuda(const std::shared_ptr<LaneStreams>& streams,
+                                   std::size_t capacity, TensorKind tensors) {
+  Options options;
+  options.lanes = streams->lanes();
+  options.alignment = kCudaAlignment;
+  capacity = whole_units(capacity, options.alignment);
+  auto arena = std::make_shared<Arena>(std::make_unique<CudaBackend>(streams, capacity), options);
+  arena->tensors_ = tensors;
+  return arena;
+}
+
 void* Arena::granted(std::size_t offset, JobId job) {
   timeline_.add(job, allocator_.held(job));
   fixed_changed();
@@ -74,7 +90,14 @@ void Arena::close_plan(JobId job, std::size_t peak, std::size_t extent,
 
 void* Arena::allocate(std::size_t bytes, Lane lane, JobId job, bool may_sync) {
   Lock lock(mutex_);
-  const std::optional<std::size_t> offset = allocator_.allocate(bytes, lane, job, may_sync);
+  std::optional<std::size_t> offset = allocator_.allocate(bytes, lane, job, may_sync);
+  if (!offset && growth_ > 0) {
+    const std::size_t before = allocator_.capacity();
+    const std::size_t needed = allocator_.rounded(bytes);
+    if (resize_locked(before + std::max(growth_, needed)) || resize_locked(before + needed)) {
+      offset = allocator_.allocate(bytes, lane, job, may_sync);
+    }
+  }
   return offset ? granted(*offset, job) : nullptr;
 }
 
@@ -103,6 +126,22 @@ void Arena::synchronize() {
   allocator_.synchronize();
 }
 
+void Arena::finish() { backend_->finish(); }
+
+void Arena::copy(void* target, const void* source, std::size_t bytes) {
+  backend_->copy(target, source, bytes);
+}
+
+void Arena::commit() {
+  Lock lock(mutex_);
+  backend_->commit();
+}
+
+void Arena::set_growth(std::size_t step) {
+  Lock lock(mutex_);
+  growth_ = step;
+}
+
 std::size_t Arena::offset_of(const void* pointer) const {
   if (owns(pointer)) return reinterpret_cast<std::uintptr_t>(pointer) - base_;
   throw UnknownChunk("the pointer " + std::to_string(reinterpret_cast<std::uintptr_t>(pointer)) +
@@ -117,6 +156,10 @@ std::optional<Chunk> Arena::find(const void* pointer) const {
 
 bool Arena::resize(std::size_t capacity) {
   Lock lock(mutex_);
+  return resize_locked(capacity);
+}
+
+bool Arena::resize_locked(std::size_t capacity) {
   capacity = whole_units(capacity, allocator_.alignment());
   const std::size_t before = allocator_.capacity();
   // No offset may lie outside the memory: it grows first, and shrinks last.
@@ -160,6 +203,7 @@ Statistics Arena::statistics() const {
   const std::size_t planned = planned_live_.load(std::memory_order_relaxed);
   const std::size_t peak = planned_peak_.load(std::memory_order_relaxed);
   return {allocator_.capacity(),
+          backend_->taken(),
           allocator_.live() + planned,
           std::max(allocator_.peak(), peak),
           std::max(allocator_.extent(), planned_extent_),

@@ -19,8 +19,15 @@
 
 namespace waterflow {
 
+class LaneStreams;
+
+// Which tensors that a lane makes come from the arena. All others are PyTorch's own business, such
+// as the host tensors of a job on a GPU.
+enum class TensorKind { kHost, kCuda };
+
 struct Statistics {
   std::size_t capacity;
+  std::size_t taken;  // memory of the host or the device that stands behind it
   std::size_t live;
   std::size_t peak;
   std::size_t extent;
@@ -37,6 +44,9 @@ class Arena {
   Arena(std::unique_ptr<Backend> backend, Options options);
   static std::shared_ptr<Arena> host(std::size_t capacity, int lanes);
   static std::shared_ptr<Arena> virtual_only(std::size_t capacity, int lanes);
+  // Device memory for the lanes of `streams`: addresses now, memory at commit().
+  static std::shared_ptr<Arena> cuda(const std::shared_ptr<LaneStreams>& streams,
+                                     std::size_t capacity, TensorKind tensors);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -46,7 +56,10 @@ class Arena {
   void* allocate_at(std::size_t offset, std::size_t bytes, Lane lane, JobId job);
   void use(const void* pointer, Lane lane);
   void free(void* pointer, Lane lane);
-  void synchronize();
+  void synchronize();  // the lanes wait for each other, asynchronously where the backend can
+  void finish();       // the host waits for the lanes
+  // Moves bytes into, within or out of the arena while no lane is at work.
+  void copy(void* target, const void* source, std::size_t bytes);
 
   // Blocks of a rehearsed plan need no search, and nobody else takes their places: a lane keeps
   // them itself, and only their bytes are counted here, without the lock.
@@ -65,8 +78,13 @@ class Arena {
   void* pointer_to(std::size_t offset) const { return reinterpret_cast<void*>(base_ + offset); }
   std::optional<Chunk> find(const void* pointer) const;  // the live chunk that starts there
   bool has_memory() const { return backend_->base() != nullptr; }
+  TensorKind tensors() const { return tensors_; }
+  std::size_t alignment() const { return allocator_.alignment(); }
 
+  void commit();  // takes memory that was only reserved so far; throws BackendError
   bool resize(std::size_t capacity);
+  // From now on a request that finds no place makes the arena grow, by `step` bytes at least.
+  void set_growth(std::size_t step);
   void set_limit(JobId job, std::size_t bytes);
   std::size_t limit(JobId job) const;
   std::size_t held(JobId job) const;
@@ -83,12 +101,15 @@ class Arena {
 
  private:
   void* granted(std::size_t offset, JobId job);
+  bool resize_locked(std::size_t capacity);
   void fixed_changed() { fixed_live_.store(allocator_.live(), std::memory_order_relaxed); }
 
   mutable PatientMutex mutex_;
   std::unique_ptr<Backend> backend_;
   std::uintptr_t base_;
   Allocator allocator_;
+  TensorKind tensors_ = TensorKind::kHost;
+  std::size_t growth_ = 0;
   std::atomic<std::size_t> capacity_;
   std::atomic<std::size_t> fixed_live_{0};  // what the allocator holds, for lanes without the lock
   std::atomic<std::size_t> planned_live_{0};

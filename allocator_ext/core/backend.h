@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstring>
 
 namespace waterflow {
 
@@ -13,6 +14,13 @@ class Backend {
   virtual std::size_t capacity() const = 0;
   virtual void synchronize() = 0;                 // makes the lanes wait for each other
   virtual bool resize(std::size_t capacity) = 0;  // the base stays; false changes nothing
+  virtual void commit() {}                        // takes memory that was only reserved so far
+  virtual std::size_t taken() const { return capacity(); }  // bytes of memory it holds now
+  virtual void finish() {}                                  // the host waits for the lanes' work
+  // Copies bytes into, within or out of the arena when no lane is at work.
+  virtual void copy(void* target, const void* source, std::size_t bytes) {
+    std::memcpy(target, source, bytes);
+  }
 };
 
 // Addresses only: planning and tests.

@@ -36,7 +36,7 @@ def run(function, *tensors, generator=None):
     compiled.bind({})
     compiled.tape.set_batch([tensor.clone() for tensor in tensors])
     if generator is not None:
-        compiled.tape.set_generator(generator)
+        compiled.tape.set_generators(generator, None)
     compiled.tape.run(0, len(compiled.tape))
     found = [compiled.tape.slot(compiled.outputs["out", i]) for i in range(len(step.outputs))]
     expected = fx.Interpreter(module).run([tensor.clone() for tensor in tensors])
@@ -149,7 +149,7 @@ def test_the_generator_moves_on_with_each_run():
     step, _ = step_of(lambda x: (x.sum() + torch.rand(()),), [X])
     compiled = compile_step(step)
     generator = torch.Generator().manual_seed(4)
-    compiled.tape.set_generator(generator)
+    compiled.tape.set_generators(generator, None)
     losses = []
     for _ in range(3):
         compiled.tape.set_batch([X])

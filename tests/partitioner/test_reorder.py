@@ -57,7 +57,7 @@ def execute(job: wf.Job, step: StepGraph, steps: int) -> list[float]:
     tensors |= {Input("buffer", n): b for n, b in job.model.named_buffers()}
     tensors |= {Input("constant", i): c for i, c in enumerate(step.constants)}
     compiled.bind(tensors)
-    compiled.tape.set_generator(torch.Generator().manual_seed(3))
+    compiled.tape.set_generators(torch.Generator().manual_seed(3), None)
     compiled.tape.set_batch(list(next(iter(job.data))))
     values = hyperparameters(job.optimizer)
     for key, register in compiled.registers.items():

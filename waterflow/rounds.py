@@ -1,0 +1,250 @@
+"""Runs rounds: one step of every job that is ready, planned together, concluded when it is done.
+
+On a device the lanes only queue a step. A round is concluded (losses read, callbacks asked) while
+the device already works on the next one, unless a callback must know the loss before that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from waterflow.executor.lanes import Lanes
+from waterflow.executor.residence import Residence
+from waterflow.member import Member
+from waterflow.partitioner.errors import BudgetError, DeviceLostError
+from waterflow.planning import RoundPlanner, Turn
+from waterflow.prepare import PreparedStep, Ready
+from waterflow.recorder import Recorder
+
+Guard = Callable[[Member, Callable[[], Any]], bool]
+
+
+@dataclass
+class _Queued:
+    """A round whose losses have not been read yet."""
+
+    result: Any
+    turns: Sequence[Turn]
+    rates: Sequence[tuple[float, ...]]
+    finishing: list[bool]  # per turn: whether its step was queued as a whole
+
+
+class Rounds:
+    """Runs the rounds of one engine, on the engine's thread."""
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        residence: Residence,
+        planner: RoundPlanner,
+        recorder: Recorder,
+        *,
+        check: bool,
+        guard: Guard,
+        show: Callable[[Member], None],
+    ) -> None:
+        """Args beyond the obvious.
+
+        check: every block goes through the arena, whose log is judged later.
+        guard: runs something of a user's; an error ends that job alone, and False is returned.
+        show: tells the user of a job's progress.
+        """
+        self._lanes = lanes
+        self._arena = lanes.arena
+        self._residence = residence
+        self._planner = planner
+        self._recorder = recorder
+        self._check = check
+        self._guard = guard
+        self._show = show
+        self._queued: _Queued | None = None
+        self.seconds = 0.0  # that the last round took
+
+    @property
+    def pending(self) -> bool:
+        """Whether a round waits to be concluded."""
+        return self._queued is not None
+
+    def run(self, turns: Sequence[tuple[Member, Ready]]) -> None:
+        """Runs one step of each job.
+
+        Raises:
+            DeviceLostError: the device fails every call from now on.
+        """
+        started = time.perf_counter()
+        flowing: list[Turn] = []
+        apart: list[tuple[Member, Ready]] = []
+        for member, ready in turns:
+            if member.exclusive:
+                apart.append((member, ready))
+                continue
+            step = self._chosen(member, ready)
+            if step is None:
+                continue
+            if step.creates_state:
+                self._run_first(member, step)
+            else:
+                flowing.append((member, step))
+        if flowing:
+            self._run_flowing(flowing)
+        for member, ready in apart:
+            self._run_apart(member, ready)
+        if turns:
+            self.seconds = time.perf_counter() - started
+
+    def conclude(self) -> None:
+        """Waits for the round that is still under way, if there is one, and finishes its steps.
+
+        Raises:
+            DeviceLostError: the device has failed meanwhile.
+        """
+        queued, self._queued = self._queued, None
+        if queued is None:
+            return
+        try:
+            queued.result.wait()
+            losses = queued.result.losses()
+            spans = queued.result.spans()
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self._recorder.keep(spans, [member for member, _ in queued.turns])
+        for place, (member, _) in enumerate(queued.turns):
+            if queued.finishing[place]:
+                loss, rates = losses[place], queued.rates[place]
+                self._guard(member, lambda m=member, n=loss, r=rates: m.finish_step(n, r))  # type: ignore[misc]
+            self._show(member)
+
+    def _chosen(self, member: Member, ready: Ready) -> PreparedStep | None:
+        chosen: list[PreparedStep] = []
+
+        def choose() -> None:
+            known = member.bound_steps
+            chosen.append(member.choose_step(ready, self._residence))
+            if member.make_room(ready, self._lanes, self._residence):
+                self._planner.moved()
+            if member.bound_steps != known:
+                self._planner.moved()
+            member.load(chosen[0], ready)
+
+        return chosen[0] if self._guard(member, choose) else None
+
+    def _run_first(self, member: Member, step: PreparedStep) -> None:
+        """The step that creates the optimizer's state runs alone; then the state is put away."""
+        rates = [member.rates()]
+        try:
+            result = self._execute([(member, step)])
+        except BudgetError as misfit:
+            self._fail(member, step, misfit)
+            return
+        if result.errors[0] is None:
+            member.take_state(step)
+            self._guard(member, lambda: member.enter(self._residence))
+        self._settle(result, [(member, step)], rates)
+        self.conclude()
+        self._residence.repack()
+        self._planner.moved()
+
+    def _run_flowing(self, turns: Sequence[Turn]) -> None:
+        rates = [member.rates() for member, _ in turns]
+        try:
+            result = self._execute(turns)
+        except BudgetError as misfit:
+            self._run_one_by_one(turns, misfit)
+            return
+        for member, _ in turns:
+            member.send_ahead()
+        self._settle(result, turns, rates)
+
+    def _run_one_by_one(self, turns: Sequence[Turn], error: BudgetError) -> None:
+        if len(turns) > 1:
+            for one in turns:
+                self._run_flowing([one])
+        else:
+            self._fail(*turns[0], error)
+
+    def _execute(self, turns: Sequence[Turn]) -> Any:
+        """Runs or queues a planned round."""
+        plan = self._planner.plan(turns)
+        creates = any(step.creates_state for _, step in turns)
+        plan.begin(self._arena, own_blocks=not (creates or self._check))
+        try:
+            return self._lanes.run(plan.round)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _settle(
+        self, result: Any, turns: Sequence[Turn], rates: Sequence[tuple[float, ...]]
+    ) -> None:
+        """Ends the jobs that failed; concludes the former round, and this one if it must be."""
+        errors = result.errors
+        if any(error is not None for error in errors):
+            self._check_device()
+        for (member, step), error in zip(turns, errors, strict=True):
+            if error is None:
+                member.feeder.step_done()
+            else:
+                self._fail(member, step, error)
+        self.conclude()
+        finishing = [error is None for error in errors]
+        for (member, _), fine in zip(turns, finishing, strict=True):
+            if fine:
+                self._guard(member, member.step_queued)
+        self._queued = _Queued(result, turns, rates, finishing)
+        if not self._lanes.device.queues or any(m.waits_for_loss for m, _ in turns):
+            self.conclude()
+
+    def _fail(self, member: Member, step: PreparedStep, error: BaseException) -> None:
+        step.compiled.tape.clear(step.compiled.transient)
+        self._arena.synchronize()
+        self._planner.moved()
+        member.fail(error)
+        member.feeder.step_done()
+        self._show(member)
+
+    def _run_apart(self, member: Member, ready: Ready) -> None:
+        self.conclude()
+        rates = member.rates()
+        self._planner.moved()
+        started = time.perf_counter()
+
+        def step() -> None:
+            loss = member.run_exclusively(self._lanes, self._residence, ready)
+            member.step_queued()
+            member.finish_step(loss, rates)
+
+        fine = self._guard(member, step)
+        self._recorder.keep([(0, 0, 0, started, time.perf_counter())], [member])
+        if not fine:
+            self._check_device()
+        self._arena.synchronize()
+        if fine:
+            self._after_exclusive(member)
+        member.feeder.step_done()
+        self._show(member)
+
+    def _after_exclusive(self, member: Member) -> None:
+        """What an eager step left behind (new optimizer state) becomes part of the job's own."""
+        taken = int(self._arena.peak(member.number)) - int(self._arena.held(member.number))
+        member.measured_extent = max(member.measured_extent, taken)
+        if member.state_grew():
+            member.state_changed()
+            self._guard(member, lambda: member.enter(self._residence))
+        member.note_solo_peak()
+
+    # A device that has failed for good
+
+    def _check_device(self) -> None:
+        failure = self._lanes.device.failure()
+        if failure:
+            raise self._lost(failure)
+
+    def _lost(self, why: object) -> DeviceLostError:
+        return DeviceLostError(
+            f"{self._lanes.device.name} is lost: {why}. A kernel of one of the jobs that ran has "
+            "broken the CUDA context, and nothing on the device can be read any more; losses and "
+            "times so far are in the report. Restart the process; to find the kernel, run the "
+            "jobs one at a time with CUDA_LAUNCH_BLOCKING=1"
+        )
