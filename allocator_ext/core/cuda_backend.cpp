@@ -124,7 +124,7 @@ void CudaBackend::refuse(std::size_t bytes, const DriverError& error) const {
 void CudaBackend::copy(void* target, const void* source, std::size_t bytes) {
   device().synchronize();
   ContextScope scope(device());
-  WATERFLOW_CUDA(driver(), cuMemcpyDtoDAsync_v2, "to move a tensor",
+  WATERFLOW_CUDA(driver(), cuMemcpyAsync, "to move a tensor",
                  reinterpret_cast<cu::DevicePointer>(target),
                  reinterpret_cast<cu::DevicePointer>(source), bytes, streams_->stream(0));
   streams_->drain();

@@ -3,6 +3,18 @@
 #include <utility>
 
 namespace waterflow {
+namespace {
+
+// For destructors: where the context is lost there is nothing to release.
+template <typename Function>
+void in_context(const CudaDevice& device, Function function) {
+  cu::Context popped;
+  if (device.driver().cuCtxPushCurrent_v2(device.context()) != cu::kSuccess) return;
+  function();
+  device.driver().cuCtxPopCurrent_v2(&popped);
+}
+
+}  // namespace
 
 CudaDevice::CudaDevice(std::shared_ptr<const Driver> driver, int index)
     : driver_(std::move(driver)), index_(index) {
@@ -63,7 +75,9 @@ CudaEvent::CudaEvent(std::shared_ptr<const CudaDevice> device, bool timed)
                  timed ? cu::kEventDefault : cu::kEventDisableTiming);
 }
 
-CudaEvent::~CudaEvent() { device_->driver().cuEventDestroy_v2(event_); }
+CudaEvent::~CudaEvent() {
+  in_context(*device_, [this] { device_->driver().cuEventDestroy_v2(event_); });
+}
 
 void CudaEvent::record(cu::Stream stream) {
   ContextScope scope(*device_);
@@ -95,10 +109,7 @@ CudaStream::CudaStream(std::shared_ptr<const CudaDevice> device) : device_(std::
 }
 
 CudaStream::~CudaStream() {
-  cu::Context popped;
-  const bool current = device_->driver().cuCtxPushCurrent_v2(device_->context()) == cu::kSuccess;
-  device_->driver().cuStreamDestroy_v2(stream_);
-  if (current) device_->driver().cuCtxPopCurrent_v2(&popped);
+  in_context(*device_, [this] { device_->driver().cuStreamDestroy_v2(stream_); });
 }
 
 void CudaStream::wait() const {

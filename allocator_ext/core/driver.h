@@ -92,9 +92,7 @@ inline constexpr int kAttributeVirtualMemory = 102;
   CALL(cuMemSetAccess, cu::DevicePointer, std::size_t, const cu::AccessDescription*, std::size_t) \
   CALL(cuMemHostAlloc, void**, std::size_t, unsigned)                                             \
   CALL(cuMemFreeHost, void*)                                                                      \
-  CALL(cuMemcpyHtoDAsync_v2, cu::DevicePointer, const void*, std::size_t, cu::Stream)             \
-  CALL(cuMemcpyDtoHAsync_v2, void*, cu::DevicePointer, std::size_t, cu::Stream)                   \
-  CALL(cuMemcpyDtoDAsync_v2, cu::DevicePointer, cu::DevicePointer, std::size_t, cu::Stream)       \
+  CALL(cuMemcpyAsync, cu::DevicePointer, cu::DevicePointer, std::size_t, cu::Stream)              \
   CALL(cuStreamCreate, cu::Stream*, unsigned)                                                     \
   CALL(cuStreamDestroy_v2, cu::Stream)                                                            \
   CALL(cuStreamSynchronize, cu::Stream)                                                           \

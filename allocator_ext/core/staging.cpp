@@ -30,9 +30,9 @@ void Inbox::send(PinnedBuffer& source, void* target, std::size_t bytes) {
   emptied_.hold_back(copies_->get());
   {
     ContextScope scope(*device_);
-    WATERFLOW_CUDA(device_->driver(), cuMemcpyHtoDAsync_v2, "to copy a batch to the device",
-                   reinterpret_cast<cu::DevicePointer>(target), source.data(), bytes,
-                   copies_->get());
+    WATERFLOW_CUDA(device_->driver(), cuMemcpyAsync, "to copy a batch to the device",
+                   reinterpret_cast<cu::DevicePointer>(target),
+                   reinterpret_cast<cu::DevicePointer>(source.data()), bytes, copies_->get());
   }
   filled_.record(copies_->get());
   source.sent_.record(copies_->get());

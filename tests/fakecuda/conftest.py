@@ -1,0 +1,55 @@
+"""A fake driver of these tests' own: a copy of the library is another driver."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from case_fakecuda import Cuda, FakeDriver, library
+
+
+@pytest.fixture
+def make_driver(tmp_path: Path) -> Callable[[], FakeDriver]:
+    """Loads drivers that nobody has initialised."""
+
+    def make() -> FakeDriver:
+        return FakeDriver(Path(shutil.copy(library(), tmp_path / "libfresh.so")))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def session_driver(tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    driver = FakeDriver(Path(shutil.copy(library(), tmp_path_factory.mktemp("fakecuda"))))
+    Cuda(driver).cuInit(0)
+    return driver
+
+
+@pytest.fixture
+def fake(session_driver: FakeDriver) -> Iterator[FakeDriver]:
+    """The driver as it was after cuInit; whatever a test leaves alive fails the test."""
+    session_driver.reset()
+    yield session_driver
+    session_driver.reset()
+    deadline = time.monotonic() + 5
+    while session_driver.busy() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert session_driver.busy() == 0
+    assert not any(session_driver.live_objects().values()), session_driver.live_objects()
+
+
+@pytest.fixture
+def cuda(fake: FakeDriver) -> Cuda:
+    return Cuda(fake)
+
+
+@pytest.fixture
+def context(fake: FakeDriver, cuda: Cuda) -> Iterator[int]:
+    """Device 0's context, current on the test's thread."""
+    context = cuda.new("cuDevicePrimaryCtxRetain", 0)
+    cuda.cuCtxPushCurrent_v2(context)
+    yield context
+    fake.reset()
+    cuda.new("cuCtxPopCurrent_v2")
+    cuda.cuDevicePrimaryCtxRelease_v2(0)
