@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/installed.stamp
 BUILT := $(VENV)/built.stamp
 SOURCES := $(wildcard allocator_ext/*.cpp allocator_ext/core/*.cpp)
 HEADERS := $(wildcard allocator_ext/*.h allocator_ext/core/*.h)
-TIDY := $(SOURCES) $(HEADERS) $(wildcard tests/allocator_ext/*.cpp)
+TIDY := $(SOURCES) $(HEADERS) $(wildcard tests/allocator_ext/*.cpp tests/fakecuda/*.cpp tests/fakecuda/*.h)
 # Ninja would start more compilers than there are cores, and each of them takes a gigabyte.
 export MAX_JOBS ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -1,25 +1,64 @@
 """Builds the C++ extension against the installed torch; all other metadata is in pyproject.toml."""
 
+import re
+import sys
 from pathlib import Path
 
+import torch
 from setuptools import setup
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
-SOURCES = sorted(
-    str(path.relative_to(ROOT))
-    for folder in ("allocator_ext", "allocator_ext/core")
-    for path in (ROOT / folder).glob("*.cpp")
-)
+# What torch's own headers include. The second is not in all packages that have the first.
+CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 
-setup(
-    ext_modules=[
-        CppExtension(
-            "waterflow.allocator_ext._C",
-            SOURCES,
-            include_dirs=[str(ROOT / "allocator_ext")],
-            extra_compile_args=["-O3", "-g1", "-fvisibility=hidden", "-Wall", "-Wextra"],
-        )
-    ],
-    cmdclass={"build_ext": BuildExtension},
-)
+
+def cuda_version(folders: list[Path]) -> str | None:
+    """The major version of the CUDA whose headers the folders have, if they have them all."""
+    found = {name: f / name for name in CUDA_HEADERS for f in folders if (f / name).is_file()}
+    if len(found) < len(CUDA_HEADERS):
+        return None
+    text = found["cuda_runtime_api.h"].read_text(errors="replace")
+    version = re.search(r"#define CUDART_VERSION\s+(\d+)\d{3}\b", text)
+    return version[1] if version else None
+
+
+def cuda_headers() -> list[Path]:
+    """Where the headers of the CUDA are that torch is built for: in a toolkit or pip's wheels."""
+    wanted = (torch.version.cuda or "").split(".")[0]
+    if not wanted:
+        return []
+    places = [[Path(home) / "include"] for home in (CUDA_HOME, "/usr/local/cuda") if home]
+    places.append(sorted(Path(torch.__file__).parents[1].glob("nvidia/*/include")))
+    for folders in places:
+        if cuda_version(folders) == wanted:
+            return [f for f in folders if any((f / name).is_file() for name in CUDA_HEADERS)]
+    print(
+        f'waterflow: warning: device="cuda" will not be available: torch is built for CUDA '
+        f"{torch.version.cuda}, and no folder has the headers {' and '.join(CUDA_HEADERS)} of CUDA "
+        f"{wanted}. Set CUDA_HOME to a toolkit of CUDA {wanted}, or install pip's packages that "
+        f"have them (for CUDA 13: nvidia-cuda-runtime and nvidia-cuda-crt), and build again.",
+        file=sys.stderr,
+    )
+    return []
+
+
+def extension() -> CppExtension:
+    """The extension; the part that needs CUDA's headers only where torch has CUDA, too."""
+    headers = cuda_headers()
+    folders = ["allocator_ext", "allocator_ext/core", *(["allocator_ext/cuda"] if headers else [])]
+    sources = sorted(
+        str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).glob("*.cpp")
+    )
+    # CUDA's runtime library needs no mention: libc10_cuda brings along the one torch runs with.
+    return CppExtension(
+        "waterflow.allocator_ext._C",
+        sources,
+        include_dirs=[str(folder) for folder in (ROOT / "allocator_ext", *headers)],
+        libraries=["c10_cuda"] if headers else [],
+        define_macros=[("WATERFLOW_WITH_CUDA", None)] if headers else [],
+        extra_compile_args=["-O3", "-g1", "-fvisibility=hidden", "-Wall", "-Wextra"],
+    )
+
+
+setup(ext_modules=[extension()], cmdclass={"build_ext": BuildExtension})

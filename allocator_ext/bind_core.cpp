@@ -19,6 +19,7 @@
 #include "core/cuda_device.h"
 #include "core/drive.h"
 #include "core/rehearsal.h"
+#include "core/script.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -209,6 +210,7 @@ void bind_arena_state(ArenaClass& arena) {
       .def_property_readonly("alignment", &Arena::alignment)
       .def("commit", &Arena::commit, py::call_guard<py::gil_scoped_release>())
       .def("resize", &Arena::resize, "capacity"_a)
+      .def("give_back", &Arena::give_back, py::call_guard<py::gil_scoped_release>())
       .def("set_growth", &Arena::set_growth, "step"_a)
       .def(
           "set_limit",
@@ -284,6 +286,45 @@ void bind_rehearsal(py::module_& m) {
   m.def("rehearse", &rehearse_arrays, "state"_a, "steps"_a, "jobs"_a, "pairs"_a);
 }
 
+// Steps of one round share what tells them of each other's deviations.
+void begin_scripts(const Arena& arena,
+                   const std::vector<std::pair<std::shared_ptr<Script>, JobId>>& scripts,
+                   std::size_t above, bool keep_blocks) {
+  auto round = std::make_shared<RoundMemory>();
+  round->overflow = above;
+  for (const auto& [script, job] : scripts) script->begin(arena, job, round, keep_blocks);
+}
+
+void bind_script(py::module_& m) {
+  py::class_<Script, std::shared_ptr<Script>>(m, "Script")
+      .def(py::init([](const StepArrays& step, const Array<std::int32_t>& instructions,
+                       std::size_t num_instructions, std::vector<std::size_t> offsets) {
+             return std::make_shared<Script>(
+                 as_step(step).events,
+                 std::vector<std::int32_t>(instructions.data(),
+                                           instructions.data() + instructions.size()),
+                 num_instructions, std::move(offsets));
+           }),
+           "step"_a, "instructions"_a, "num_instructions"_a, "offsets"_a)
+      .def_property_readonly("deviations", &Script::deviations)
+      .def("begin_instruction", &Script::begin_instruction, "index"_a)
+      .def("end_instruction", &Script::end_instruction, "arena"_a, "lane"_a)
+      .def(
+          "take",
+          [](Script& self, Arena& arena, std::size_t bytes, Lane lane) {
+            return as_address(self.take(arena, bytes, lane));
+          },
+          "arena"_a, "bytes"_a, "lane"_a)
+      .def(
+          "release",
+          [](Script& self, Arena& arena, std::uintptr_t pointer) {
+            return self.release(arena, as_pointer(pointer));
+          },
+          "arena"_a, "pointer"_a)
+      .def("close", &Script::close, "arena"_a);
+  m.def("begin_scripts", &begin_scripts, "arena"_a, "scripts"_a, "above"_a, "keep_blocks"_a);
+}
+
 py::dict drive_dict(std::uint64_t seed, std::uint64_t operations, int lanes, Keying keying,
                     bool checked) {
   DriveReport report;
@@ -325,6 +366,7 @@ void bind_core(py::module_& m) {
   bind_arena_memory(arena);
   bind_arena_state(arena);
   bind_rehearsal(m);
+  bind_script(m);
   bind_judges(m);
 }
 

@@ -240,7 +240,6 @@ void bind_tape(py::module_& m) {
       .def("set_register", &Tape::set_register)
       .def("set_batch", &Tape::set_batch)
       .def("set_generators", &Tape::set_generators, py::arg("host"), py::arg("device"))
-      .def("set_script_starts", &Tape::set_script_starts)
       .def("clear", &Tape::clear)
       .def_property_readonly("loss", [](const Tape& tape) { return loss_of(tape.loss()); })
       .def("run",
@@ -264,17 +263,6 @@ Round make_round(const py::list& jobs, const py::list& pairs) {
     }
   }
   return round;
-}
-
-// Plans of scripts for one round share the region above the plan for deviating requests.
-void begin_scripts(const Arena& arena,
-                   const std::vector<std::pair<std::shared_ptr<Script>, JobId>>& scripts,
-                   std::size_t above, bool own_blocks) {
-  auto overflow = std::make_shared<std::atomic<std::size_t>>(above);
-  for (const auto& [script, job] : scripts) {
-    script->begin(arena, job, own_blocks);
-    script->overflow = overflow;
-  }
 }
 
 std::shared_ptr<RoundResult> run_round(LanePool& pool, const Round& round) {
@@ -305,17 +293,7 @@ py::list spans_of(const RoundResult& result) {
 }
 
 void bind_rounds(py::module_& m) {
-  py::class_<Script, std::shared_ptr<Script>>(m, "Script")
-      .def(py::init([](std::vector<std::size_t> bytes, std::vector<std::size_t> offsets) {
-        auto script = std::make_shared<Script>();
-        script->bytes = std::move(bytes);
-        script->offsets = std::move(offsets);
-        return script;
-      }))
-      .def_readonly("deviations", &Script::deviations);
   py::class_<Round>(m, "Round").def(py::init(&make_round), py::arg("jobs"), py::arg("pairs"));
-  m.def("begin_scripts", &begin_scripts, py::arg("arena"), py::arg("scripts"), py::arg("above"),
-        py::arg("own_blocks"));
   py::class_<RoundResult, std::shared_ptr<RoundResult>>(m, "RoundResult")
       .def_property_readonly("errors", &errors_of)
       .def("wait",

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -121,37 +120,6 @@ std::string name_of(const Arena& arena, JobId job) {
   std::abort();  // unreachable: the check above throws
 }
 
-void* take_planned(LaneContext& lane, std::size_t bytes) {
-  Script& script = *lane.script;
-  const std::size_t mask = lane.arena->alignment() - 1;
-  const std::size_t rounded = (bytes + mask) & ~mask;
-  if (script.cursor < script.bytes.size() && script.bytes[script.cursor] == rounded) {
-    const std::size_t request = script.cursor++;
-    const std::size_t offset = script.offsets[request];
-    if (script.own_blocks) {
-      script.live.insert(offset, static_cast<Index>(request));
-      script.count(*lane.arena, static_cast<std::ptrdiff_t>(rounded));
-      return lane.arena->pointer_to(offset);
-    }
-    if (void* memory = lane.arena->allocate_at(offset, rounded, lane.lane, lane.job)) return memory;
-  }
-  ++script.deviations;
-  const std::size_t offset = script.overflow->fetch_add(rounded);
-  return lane.arena->allocate_at(offset, rounded, lane.lane, lane.job);
-}
-
-// Whether the block was one that the running step keeps itself; then it is gone.
-bool release_own(LaneContext& lane, void* pointer) {
-  Script* script = lane.script;
-  if (script == nullptr || !script->own_blocks) return false;
-  const std::size_t offset = lane.arena->offset_of(pointer);
-  const Index request = script->live.find(offset);
-  if (request == kNone) return false;
-  script->live.erase(offset);
-  script->count(*lane.arena, -static_cast<std::ptrdiff_t>(script->bytes[request]));
-  return true;
-}
-
 class LaneAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -169,42 +137,6 @@ class LaneAllocator final : public c10::Allocator {
 };
 
 }  // namespace
-
-void Script::begin(const Arena& arena, JobId job, bool keep_own_blocks) {
-  cursor = 0;
-  own_blocks = keep_own_blocks;
-  fixed = arena.held(job);
-  held = 0;
-  samples.clear();
-}
-
-void Script::count(Arena& arena, std::ptrdiff_t change) {
-  // A step's shape shows with a sample every few events; the timeline thins them further.
-  constexpr std::size_t kSampleEvery = 8;
-  held += static_cast<std::size_t>(change);
-  arena.count_planned(change);
-  peak = std::max(peak, fixed + held);
-  if (events++ % kSampleEvery == 0 || held == 0) {
-    const auto now = std::chrono::steady_clock::now().time_since_epoch();
-    samples.emplace_back(std::chrono::duration<double>(now).count(), fixed + held);
-  }
-}
-
-void Script::close(Arena& arena, JobId job) {
-  if (!own_blocks) return;
-  std::size_t extent = 0;
-  for (std::size_t request = 0; request < offsets.size(); ++request) {
-    extent = std::max(extent, offsets[request] + bytes[request]);
-    if (live.size() == 0 || live.find(offsets[request]) != static_cast<Index>(request)) continue;
-    // A failed step, or code that keeps a tensor of a step: from now on a block like any other.
-    live.erase(offsets[request]);
-    held -= bytes[request];
-    arena.count_planned(-static_cast<std::ptrdiff_t>(bytes[request]));
-    arena.allocate_at(offsets[request], bytes[request], 0, job);
-  }
-  arena.close_plan(job, peak, extent, samples);
-  own_blocks = false;
-}
 
 LaneScope::LaneScope(LaneContext context) : context_(std::move(context)), outer_(active_lane) {
   active_lane = &context_;
@@ -254,9 +186,9 @@ bool release_if_in_arena(void* pointer) {
   if (active_lane == nullptr || !active_lane->arena->owns(pointer)) {
     return release_to_unknown_lane(pointer);
   }
-  if (!release_own(*active_lane, pointer)) {
-    active_lane->arena->free(pointer, active_lane->lane);
-  }
+  LaneContext& lane = *active_lane;
+  const bool was_own = lane.script != nullptr && lane.script->release(*lane.arena, pointer);
+  if (!was_own) lane.arena->free(pointer, lane.lane);
   return true;
 }
 
@@ -271,7 +203,7 @@ const OrdinaryMemory& ordinary_memory(c10::DeviceType type) {
 }
 
 void* take_memory(LaneContext& lane, std::size_t bytes) {
-  void* memory = lane.script != nullptr ? take_planned(lane, bytes)
+  void* memory = lane.script != nullptr ? lane.script->take(*lane.arena, bytes, lane.lane)
                                         : lane.arena->allocate(bytes, lane.lane, lane.job);
   if (memory == nullptr) throw_out_of_memory(lane, bytes);
   return memory;

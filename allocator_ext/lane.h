@@ -13,38 +13,9 @@
 #include <vector>
 
 #include "core/arena.h"
-#include "core/offset_map.h"
+#include "core/script.h"
 
 namespace waterflow {
-
-// The planned addresses of one step: the n-th request of the step is expected to ask for `bytes[n]`
-// and gets `offsets[n]`. A request that differs from the plan (a kernel whose workspace depends on
-// its data) is served above every planned address, so that it cannot disturb another job's plan.
-//
-// Within a round nobody but the job touches its planned places, and within a pair the job runs on
-// one lane. So it keeps the blocks itself (`own_blocks`): no search and no lock. Only where the
-// arena must know each block (to record events, or because blocks survive the step) the allocator
-// is asked for the place.
-struct Script {
-  std::vector<std::size_t> bytes;
-  std::vector<std::size_t> offsets;
-  std::size_t cursor = 0;
-  std::size_t deviations = 0;
-  std::shared_ptr<std::atomic<std::size_t>> overflow;  // next free offset above the whole plan
-
-  bool own_blocks = false;
-  OffsetMap live;         // offset -> number of the request
-  std::size_t fixed = 0;  // what the job holds beside its planned blocks
-  std::size_t held = 0;   // its planned blocks
-  std::size_t peak = 0;   // of both
-  std::size_t events = 0;
-  std::vector<std::pair<double, std::size_t>> samples;
-
-  void begin(const Arena& arena, JobId job, bool keep_own_blocks);
-  void count(Arena& arena, std::ptrdiff_t change);
-  // Hands blocks that are still alive to the allocator, and the records to the arena.
-  void close(Arena& arena, JobId job);
-};
 
 struct LaneContext {
   std::shared_ptr<Arena> arena;

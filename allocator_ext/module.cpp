@@ -3,9 +3,18 @@
 
 #include "bind_core.h"
 #include "bind_torch.h"
+#ifdef WATERFLOW_WITH_CUDA
+#include "cuda/cuda_lanes.h"
+#endif
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "waterflow's allocator, storages, tapes and lanes";
   waterflow::bind_core(m);
   waterflow::bind_torch(m);
+#ifdef WATERFLOW_WITH_CUDA
+  waterflow::bind_cuda(m);
+  m.attr("cuda_built") = true;
+#else
+  m.attr("cuda_built") = false;
+#endif
 }

@@ -82,13 +82,17 @@ RoundResult LanePool::run(const Round& round) {
   if (lanes_ > 1) wake_.notify_all();
   run_lane(0);
   lanes_done_.wait_until(lanes_ - 1);
-  if (failure_) std::rethrow_exception(failure_);
-  device_->settle();
-  RoundResult result{std::move(errors_), {}, {}, device_->mark(0), device_};
-  for (const RoundJob& job : round.jobs) {
-    result.losses.push_back(job.tape->loss());
-    if (job.script) job.script->close(*arena_, job.id);
+  try {
+    device_->settle();
+  } catch (...) {
+    if (!failure_) failure_ = std::current_exception();
   }
+  for (const RoundJob& job : round.jobs) {  // also of a round that failed: their blocks live on
+    if (job.script) job.script->close(*arena_);
+  }
+  if (failure_) std::rethrow_exception(failure_);
+  RoundResult result{std::move(errors_), {}, {}, device_->mark(0), device_};
+  for (const RoundJob& job : round.jobs) result.losses.push_back(job.tape->loss());
   for (auto& spans : spans_) result.spans.insert(result.spans.end(), spans.begin(), spans.end());
   return result;
 }

@@ -14,9 +14,10 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 c10::DataPtr arena_copy(c10::StorageImpl* storage, const std::shared_ptr<Arena>& arena, JobId job) {
   LaneContext lane{arena, 0, job, nullptr};
   void* memory = take_memory(lane, storage->nbytes());
+  c10::DataPtr owner{memory, memory, &release_memory, storage->device()};
   // mutable_data also gives a copy-on-write storage bytes of its own first.
   arena->copy(memory, storage->mutable_data(), storage->nbytes());
-  return {memory, memory, &release_memory, storage->device()};
+  return owner;
 }
 
 bool is_ordinary(const c10::DataPtr& pointer) {

@@ -136,13 +136,15 @@ Tape::Tape(int slots, int registers) : slots_(slots), registers_(registers) {}
 
 void Tape::run(int start, int stop) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Script* script = current_lane() != nullptr ? current_lane()->script : nullptr;
+  LaneContext* lane = current_lane();
+  Script* script = lane != nullptr ? lane->script : nullptr;
   for (int index = start; index < stop; ++index) {
-    if (script != nullptr && !script_starts_.empty()) script->cursor = script_starts_[index];
+    if (script != nullptr) script->begin_instruction(index);
     c10::AutoGradMode gradients(index < forward_length_);
     const Instruction& instruction = instructions_[index];
     execute(instruction);
     for (int slot : instruction.release) slots_[slot].reset();
+    if (script != nullptr) script->end_instruction(*lane->arena, lane->lane);
   }
 }
 

@@ -82,8 +82,6 @@ class Tape {
     host_generator_ = std::move(host);
     device_generator_ = std::move(device);
   }
-  // Position in the script at which each instruction begins, so that a deviation stays local.
-  void set_script_starts(std::vector<std::size_t> starts) { script_starts_ = std::move(starts); }
   // The loss of the step run last: a number; of a step on a device, a host tensor that holds it
   // once the device has come so far.
   const std::variant<double, at::Tensor>& loss() const { return loss_; }
@@ -109,7 +107,6 @@ class Tape {
   std::vector<at::Tensor> slots_;
   std::vector<double> registers_;
   std::vector<at::Tensor> batch_;
-  std::vector<std::size_t> script_starts_;
   std::optional<at::Generator> host_generator_;
   std::optional<at::Generator> device_generator_;
   std::vector<c10::IValue> stack_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -92,9 +93,11 @@ class Lanes:
         return _C.LaneScope(self.arena, 0, job)
 
     def close(self) -> None:
-        """Ends the threads; the arena lives on until the last tensor in it is gone."""
+        """Ends the threads; of the arena only what tensors still hold lives on."""
         self._pool.shutdown()
         for worker in self._workers:
             worker.join()
         _C.retire_arena(self.arena)
+        with contextlib.suppress(RuntimeError):  # of a lost device nothing can be given back
+            self.arena.give_back()
         self.device.close()

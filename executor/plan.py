@@ -25,7 +25,6 @@ class StepMemory:
         self._bytes = np.ascontiguousarray(events["bytes"], dtype=np.int64)
         self._ids = np.ascontiguousarray(events["id"], dtype=np.int32)
         self._nodes = events["node"]
-        self.requests = self._bytes[self._bytes > 0].tolist()
         self._extent: int | None = None
 
     def arrays(self, groups: Sequence[NodeGroup]) -> tuple[Any, Any, Any]:
@@ -34,11 +33,11 @@ class StepMemory:
         ends = np.searchsorted(self._nodes, stops, side="left").astype(np.int32)
         return self._bytes, self._ids, ends
 
-    def script_starts(self) -> list[int]:
-        """Number of requests before each node."""
-        requests_of = self._nodes[self._bytes > 0]
-        nodes = np.arange(self.profile.num_nodes)
-        return np.searchsorted(requests_of, nodes, side="left").tolist()
+    def script(self, offsets: Any) -> Any:
+        """The extension's script of the step with these places, one per request."""
+        step = (self._bytes, self._ids, np.empty(0, np.int32))
+        nodes = np.ascontiguousarray(self._nodes, dtype=np.int32)
+        return _C.Script(step, nodes, self.profile.num_nodes, offsets.tolist())
 
     @property
     def extent(self) -> int:
@@ -109,7 +108,7 @@ def plan_round(
     if not result.fits:
         return None
     scripts = [
-        _C.Script(memory.requests, offsets.tolist())
+        memory.script(offsets)
         for (_, _, memory), offsets in zip(steps, result.offsets, strict=True)
     ]
     round_ = make_round(schedule, steps, scripts)

@@ -17,6 +17,7 @@ from waterflow.job import STOP, Job, StepResult
 from waterflow.partitioner.errors import (
     BudgetError,
     CaptureError,
+    DeviceLostError,
     JobError,
     NonFiniteLossError,
     PlanError,
@@ -30,6 +31,7 @@ __all__ = [
     "STOP",
     "BudgetError",
     "CaptureError",
+    "DeviceLostError",
     "Engine",
     "Job",
     "JobError",

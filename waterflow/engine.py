@@ -268,13 +268,26 @@ class Engine:
             while self._wait_for_work():
                 self._turn()
         except BaseException as error:
-            if isinstance(error, DeviceLostError):
-                error.report = self.report()
-            self._broken = error
-            for member in self._members:
-                member.fail(error)
+            self._break(error)
         finally:
-            self._wind_up()
+            try:
+                self._wind_up()
+            finally:
+                self._over.set()
+                self._wake()
+
+    def _break(self, error: BaseException) -> None:
+        """The engine ends with an error that is no single job's."""
+        try:
+            self._rounds.check_device()
+        except DeviceLostError as lost:
+            lost.__cause__ = error if error is not lost else None
+            error = lost
+        self._broken = error
+        for member in self._members:
+            member.fail(error)
+        if isinstance(error, DeviceLostError):
+            error.report = self.report()
 
     def _wind_up(self) -> None:
         for member in self._members:
@@ -285,8 +298,6 @@ class Engine:
         self._progress.stop()
         for member in self._members:
             member.feeder.join(1.0)
-        self._over.set()
-        self._wake()
 
     def _wait_for_work(self) -> bool:
         with self._state:
@@ -371,8 +382,9 @@ class Engine:
             self._lanes.commit()
             member.enter(self._residence)
             member.make_room(None, self._lanes, self._residence)
-        except (torch.OutOfMemoryError, JobError) as error:
+        except (RuntimeError, JobError) as error:
             member.fail(error)
+            self._rounds.check_device()
         self._lanes.device.release_unused()
         self._show(member)
 

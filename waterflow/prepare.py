@@ -311,7 +311,6 @@ class Preparer:
             if profile.num_nodes != len(step.compiled.tape):
                 raise AssertionError("a cached profile does not match its step")
             step.memory = StepMemory(profile, self.device.alignment)
-            step.compiled.tape.set_script_starts(step.memory.script_starts())
 
     def _measure(self, steps: list[PreparedStep], flat: FlatBatch) -> list[Profile]:
         """Runs the steps in turn on scratch copies of all that they write to."""

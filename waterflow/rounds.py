@@ -96,21 +96,13 @@ class Rounds:
             self.seconds = time.perf_counter() - started
 
     def conclude(self) -> None:
-        """Waits for the round that is still under way, if there is one, and finishes its steps.
-
-        Raises:
-            DeviceLostError: the device has failed meanwhile.
-        """
+        """Waits for the round that is still under way, if there is one, and finishes its steps."""
         queued, self._queued = self._queued, None
         if queued is None:
             return
-        try:
-            queued.result.wait()
-            losses = queued.result.losses()
-            spans = queued.result.spans()
-        except RuntimeError as error:
-            raise self._lost(error) from error
-        self._recorder.keep(spans, [member for member, _ in queued.turns])
+        queued.result.wait()
+        losses = queued.result.losses()
+        self._recorder.keep(queued.result.spans(), [member for member, _ in queued.turns])
         for place, (member, _) in enumerate(queued.turns):
             if queued.finishing[place]:
                 loss, rates = losses[place], queued.rates[place]
@@ -170,10 +162,7 @@ class Rounds:
         plan = self._planner.plan(turns)
         creates = any(step.creates_state for _, step in turns)
         plan.begin(self._arena, own_blocks=not (creates or self._check))
-        try:
-            return self._lanes.run(plan.round)
-        except RuntimeError as error:
-            raise self._lost(error) from error
+        return self._lanes.run(plan.round)
 
     def _settle(
         self, result: Any, turns: Sequence[Turn], rates: Sequence[tuple[float, ...]]
@@ -181,7 +170,7 @@ class Rounds:
         """Ends the jobs that failed; concludes the former round, and this one if it must be."""
         errors = result.errors
         if any(error is not None for error in errors):
-            self._check_device()
+            self.check_device()
         for (member, step), error in zip(turns, errors, strict=True):
             if error is None:
                 member.feeder.step_done()
@@ -218,7 +207,7 @@ class Rounds:
         fine = self._guard(member, step)
         self._recorder.keep([(0, 0, 0, started, time.perf_counter())], [member])
         if not fine:
-            self._check_device()
+            self.check_device()
         self._arena.synchronize()
         if fine:
             self._after_exclusive(member)
@@ -234,17 +223,17 @@ class Rounds:
             self._guard(member, lambda: member.enter(self._residence))
         member.note_solo_peak()
 
-    # A device that has failed for good
+    def check_device(self) -> None:
+        """Returns while the device works.
 
-    def _check_device(self) -> None:
+        Raises:
+            DeviceLostError: every call on it fails from now on.
+        """
         failure = self._lanes.device.failure()
         if failure:
-            raise self._lost(failure)
-
-    def _lost(self, why: object) -> DeviceLostError:
-        return DeviceLostError(
-            f"{self._lanes.device.name} is lost: {why}. A kernel of one of the jobs that ran has "
-            "broken the CUDA context, and nothing on the device can be read any more; losses and "
-            "times so far are in the report. Restart the process; to find the kernel, run the "
-            "jobs one at a time with CUDA_LAUNCH_BLOCKING=1"
-        )
+            raise DeviceLostError(
+                f"{self._lanes.device.name} is lost: {failure}. A kernel of one of the jobs that "
+                "ran has broken the CUDA context, and nothing on the device can be read any more; "
+                "losses and times so far are in the report. Restart the process; to find the "
+                "kernel, run the jobs one at a time with CUDA_LAUNCH_BLOCKING=1"
+            )

@@ -137,6 +137,15 @@ void Arena::commit() {
   backend_->commit();
 }
 
+void Arena::give_back() {
+  Lock lock(mutex_);
+  std::size_t end = 0;
+  for (const Chunk& chunk : allocator_.chunks()) {
+    if (chunk.state == ChunkState::kLive) end = chunk.offset + chunk.bytes;
+  }
+  backend_->give_back(end);
+}
+
 void Arena::set_growth(std::size_t step) {
   Lock lock(mutex_);
   growth_ = step;

@@ -83,6 +83,8 @@ class Arena {
 
   void commit();  // takes memory that was only reserved so far; throws BackendError
   bool resize(std::size_t capacity);
+  // Gives back all memory above the highest live chunk. For an arena that serves no one any more.
+  void give_back();
   // From now on a request that finds no place makes the arena grow, by `step` bytes at least.
   void set_growth(std::size_t step);
   void set_limit(JobId job, std::size_t bytes);

@@ -16,7 +16,9 @@ class Backend {
   virtual bool resize(std::size_t capacity) = 0;  // the base stays; false changes nothing
   virtual void commit() {}                        // takes memory that was only reserved so far
   virtual std::size_t taken() const { return capacity(); }  // bytes of memory it holds now
-  virtual void finish() {}                                  // the host waits for the lanes' work
+  // Gives back the memory from `offset` on, in whole pages; nobody will use it again.
+  virtual void give_back(std::size_t) {}
+  virtual void finish() {}  // the host waits for the lanes' work
   // Copies bytes into, within or out of the arena when no lane is at work.
   virtual void copy(void* target, const void* source, std::size_t bytes) {
     std::memcpy(target, source, bytes);
@@ -53,6 +55,7 @@ class HostBackend final : public Backend {
   // flight: what a lane has freed, it has finished with.
   void synchronize() override {}
   bool resize(std::size_t capacity) override;
+  void give_back(std::size_t offset) override;
 
  private:
   std::size_t capacity_;

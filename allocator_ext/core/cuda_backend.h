@@ -27,6 +27,7 @@ class CudaBackend final : public Backend {
   void synchronize() override { streams_->join(); }
   void commit() override;
   bool resize(std::size_t capacity) override;
+  void give_back(std::size_t offset) override { unmap_down_to(offset); }
   void copy(void* target, const void* source, std::size_t bytes) override;
   void finish() override { streams_->drain(); }
 

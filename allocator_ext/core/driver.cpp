@@ -11,7 +11,7 @@ namespace {
 // What ends the context, by cuda.h: an uncorrectable memory error, a kernel that went wrong, a
 // context that is gone, and the error of unknown origin.
 constexpr cu::Result kSticky[] = {4,   214, 220, 226, 700, 702, 709, 710, 714,
-                                  715, 716, 717, 718, 719, 721, 911, 999};
+                                  715, 716, 717, 718, 719, 721, 810, 911, 999};
 
 std::string sentence(const char* call, const std::string& name, const std::string& text,
                      const std::string& doing) {

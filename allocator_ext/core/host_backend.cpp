@@ -1,4 +1,5 @@
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -26,6 +27,13 @@ HostBackend::HostBackend(std::size_t capacity) : capacity_(capacity) {
 }
 
 HostBackend::~HostBackend() { munmap(base_, capacity_); }
+
+void HostBackend::give_back(std::size_t offset) {
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t start = (offset + page - 1) / page * page;
+  if (start < capacity_)
+    madvise(static_cast<char*>(base_) + start, capacity_ - start, MADV_DONTNEED);
+}
 
 bool HostBackend::resize(std::size_t capacity) {
   // Without MREMAP_MAYMOVE: live tensors hold pointers, so the range grows in place or not at all.

@@ -102,6 +102,25 @@ def test_copies_are_checked(cuda: Cuda, work: Streams) -> None:
     assert cuda.code("cuMemcpyAsync", buffer, work.pointer, BYTES, stream) == 1
 
 
+def test_copies_span_mappings_but_no_gap(cuda: Cuda, work: Streams) -> None:
+    stream, buffer = work.stream(), (ctypes.c_ubyte * (2 * BYTES))(*range(2 * BYTES))
+    base = cuda.new("cuMemAddressReserve", 3 * SIZE, 0, 0, 0)
+    for at in (0, 1):
+        handle = cuda.create_memory(SIZE)
+        cuda.cuMemMap(base + at * SIZE, SIZE, 0, handle, 0)
+        cuda.cuMemRelease(handle)
+    assert cuda.set_access(base, 2 * SIZE) == 0
+    border, end = base + SIZE - BYTES, base + 2 * SIZE
+    cuda.cuMemcpyAsync(border, buffer, 2 * BYTES, stream)
+    cuda.cuStreamSynchronize(stream)
+    assert ctypes.string_at(border, 2 * BYTES) == bytes(buffer)
+    assert cuda.code("cuMemcpyAsync", end - BYTES, buffer, 2 * BYTES, stream) == 1
+    for beyond in (end, end + BYTES):
+        assert cuda.code("cuMemcpyAsync", beyond, buffer, BYTES, stream) == 1
+    cuda.cuMemUnmap(base, 2 * SIZE)
+    cuda.cuMemAddressFree(base, 3 * SIZE)
+
+
 def test_a_copy_reads_its_source_when_it_runs(cuda: Cuda, work: Streams) -> None:
     stream = work.stream()
     source, target = filled(1), filled(0)
@@ -312,6 +331,17 @@ def test_break_after_some_work(fake: FakeDriver, cuda: Cuda, work: Streams) -> N
     fake.reset()
     cuda.cuStreamSynchronize(stream)
     assert done == [0, 1], "what was dropped does not come back"
+
+
+def test_reset_cancels_plans(fake: FakeDriver, cuda: Cuda, work: Streams) -> None:
+    stream, done = work.stream(), []
+    fake.delay(10_000_000, seed=1)
+    fake.break_after(1, 719)
+    fake.reset()
+    work.call(stream, lambda: done.append(time.monotonic()))
+    work.call(stream, lambda: done.append(time.monotonic()))
+    cuda.cuStreamSynchronize(stream)
+    assert done[1] - done[0] < 0.5
 
 
 @pytest.mark.parametrize("blocking", ["stream", "event", "context"])
