@@ -14,8 +14,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 BUILT := $(VENV)/built.stamp
-SOURCES := $(wildcard allocator_ext/*.cpp allocator_ext/core/*.cpp)
-HEADERS := $(wildcard allocator_ext/*.h allocator_ext/core/*.h)
+SOURCES := $(wildcard allocator_ext/*.cpp allocator_ext/core/*.cpp allocator_ext/cuda/*.cpp)
+HEADERS := $(wildcard allocator_ext/*.h allocator_ext/core/*.h allocator_ext/cuda/*.h)
 TIDY := $(SOURCES) $(HEADERS) $(wildcard tests/allocator_ext/*.cpp tests/fakecuda/*.cpp tests/fakecuda/*.h)
 # Ninja would start more compilers than there are cores, and each of them takes a gigabyte.
 export MAX_JOBS ?= $(shell nproc)

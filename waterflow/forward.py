@@ -111,7 +111,7 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     try:
         with TRACE_LOCK, watch.generators(), torch.enable_grad():
             mode = fake_mode()
-            fakes = [fake_twin(mode, tensor) for tensor in step.own]
+            fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
             fakes += [fake_twin(mode, tensor, job.device) for tensor in batch.tensors]
             module = trace(step, mode, fakes)
     except UnkeptChangeError as error:

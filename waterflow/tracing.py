@@ -91,12 +91,11 @@ def fake_twin(
     """A fake leaf of the same layout, on `device` if given, that calls the same gradient hooks."""
     twin = mode.from_tensor(tensor, static_shapes=True)
     if device is not None and device != tensor.device:
+        layout = {"dtype": tensor.dtype, "device": device, "requires_grad": tensor.requires_grad}
         with mode:
-            there = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-            )
+            there = torch.empty_strided(tensor.shape, tensor.stride(), **layout)  # type: ignore[arg-type]
         assert isinstance(there, FakeTensor)
-        twin = there.requires_grad_(tensor.requires_grad)
+        twin = there
     twin.grad = None  # as after zero_grad; the mode brings a twin of an old gradient along
     for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
         twin.register_hook(hook)
