@@ -14,7 +14,9 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
 
 from waterflow.eager import update_parameters
 from waterflow.hyper import Expression, Guard, MarkedFloat, Marks, holds, leaves, mark, markable
@@ -130,7 +132,13 @@ class _Attempt:
             watch = StateWatch(self.job.model, self.job.optimizer)
             try:
                 arguments = self._arguments(mode)
-                with watch.generators(), torch.no_grad(), _live_items(self._read), _TensorScalars():
+                with (
+                    watch.generators(),
+                    torch.no_grad(),
+                    _live_items(self._read),
+                    _TensorScalars(),
+                    _forms_as_eager(self.real),
+                ):
                     self.module = trace(self._step, mode, arguments)
             except NotCapturableError:
                 watch.problem()
@@ -166,20 +174,20 @@ class _Attempt:
         parameters = [given["parameter", index] for index in range(count)]
         for index, parameter in enumerate(parameters):
             parameter.grad = given.get(("gradient", index))
-        optimizer = self.job.optimizer
-        saved_groups, saved_state = optimizer.param_groups, optimizer.state
+        own = self.job.optimizer
+        saved_groups, saved_state = own.param_groups, own.state
         state = self._state_for(parameters, given)
         groups = self._marked_groups(parameters, given)
-        optimizer.param_groups = [dict(group) for group in groups]
-        optimizer.state = state
+        own.param_groups = [dict(group) for group in groups]
+        own.state = state
         try:
             # The optimizer's hooks may go through the model (clipping does).
-            twins = {id(own): twin for own, twin in zip(self.real, parameters, strict=True)}
+            twins = {id(real): twin for real, twin in zip(self.real, parameters, strict=True)}
             with standing_in(self.job.model, twins):
                 update_parameters(self.job)
-            _check_groups(groups, optimizer.param_groups)
+            _check_groups(groups, own.param_groups)
         finally:
-            optimizer.param_groups, optimizer.state = saved_groups, saved_state
+            own.param_groups, own.state = saved_groups, saved_state
         return self._new_state(parameters, state, given)
 
     def _state_for(
@@ -295,6 +303,24 @@ def _live_items(read: Any) -> Iterator[None]:
         yield
     finally:
         torch.Tensor.item = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _forms_as_eager(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """The trace takes the form (one tensor at a time, or many) that the eager step takes.
+
+    torch chooses it by the tensors' types, and the forms may round differently on a GPU. Twins
+    count as what they stand for. Requires TRACE_LOCK, as it patches torch.
+    """
+    kinds = [optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types]
+    usual = all(type(parameter) in kinds[0] for parameter in parameters)
+    for kind in kinds if usual else ():
+        kind.append(FakeTensor)
+    try:
+        yield
+    finally:
+        for kind in kinds if usual else ():
+            kind.remove(FakeTensor)
 
 
 def _check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:
