@@ -330,8 +330,15 @@ void bind_storage(py::module_& m) {
           run_unlocked([&] { former = move_into_arena(tensor, arena, job); });
           return former;
         });
-  m.def("move_out_of_arena", &move_out_of_arena, py::arg("tensor"), py::arg("arena"),
-        py::arg("former") = std::shared_ptr<FormerMemory>());
+  m.def(
+      "move_out_of_arena",
+      [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena,
+         const std::shared_ptr<FormerMemory>& former) {
+        run_unlocked([&] { move_out_of_arena(tensor, arena, former); });
+      },
+      py::arg("tensor"), py::arg("arena"), py::arg("former") = std::shared_ptr<FormerMemory>());
+  m.def("move_within_arena", &move_within_arena, py::arg("tensor"), py::arg("arena"),
+        py::arg("job"), py::arg("offset"));
   m.def("swap_for_copy",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
           std::shared_ptr<FormerMemory> former;

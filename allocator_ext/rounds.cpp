@@ -82,11 +82,7 @@ RoundResult LanePool::run(const Round& round) {
   if (lanes_ > 1) wake_.notify_all();
   run_lane(0);
   lanes_done_.wait_until(lanes_ - 1);
-  try {
-    device_->settle();
-  } catch (...) {
-    if (!failure_) failure_ = std::current_exception();
-  }
+  settle();
   for (const RoundJob& job : round.jobs) {  // also of a round that failed: their blocks live on
     if (job.script) job.script->close(*arena_);
   }
@@ -126,6 +122,19 @@ void LanePool::run_task(const Task& task) {
     execute(task);
   } catch (...) {
     fail(task.job);
+  }
+}
+
+// What is still queued uses the round and its scripts: a wait that fails is tried once more. If it
+// fails again the device is lost, and nothing that was queued will run.
+void LanePool::settle() {
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    try {
+      device_->settle();
+      return;
+    } catch (...) {
+      if (!failure_) failure_ = std::current_exception();
+    }
   }
 }
 

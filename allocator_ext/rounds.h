@@ -82,6 +82,7 @@ class LanePool {
   void execute(const Task& task);
   void fail(int job);
   void finish_pair();
+  void settle();
 
   std::shared_ptr<Arena> arena_;
   int lanes_;

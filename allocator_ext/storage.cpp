@@ -48,6 +48,19 @@ void move_out_of_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& a
   storage->set_data_ptr(std::move(target));  // the old pointer dies here and frees arena memory
 }
 
+bool move_within_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job,
+                       std::optional<std::size_t> offset) {
+  auto* storage = storage_of(tensor);
+  void* memory = offset ? arena->allocate_at(*offset, storage->nbytes(), 0, job)
+                        : arena->allocate(storage->nbytes(), 0, job);
+  if (memory == nullptr) return false;
+  c10::DataPtr target{memory, memory, &release_memory, storage->device()};
+  arena->copy(memory, storage->data(), storage->nbytes());
+  storage->set_data_ptr(std::move(target));  // the old place becomes free here
+  arena->synchronize();
+  return true;
+}
+
 std::shared_ptr<FormerMemory> swap_for_copy(const at::Tensor& tensor,
                                             const std::shared_ptr<Arena>& arena, JobId job) {
   auto* storage = storage_of(tensor);

@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "core/arena.h"
 
@@ -24,6 +26,11 @@ std::shared_ptr<FormerMemory> move_into_arena(const at::Tensor& tensor,
 // Does nothing when the storage is not in the arena.
 void move_out_of_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& arena,
                        const std::shared_ptr<FormerMemory>& former);
+
+// Moves a storage that is in the arena to `offset` of it, or to any place if there is none given.
+// Returns whether there was room; the storage stays where it is otherwise.
+bool move_within_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job,
+                       std::optional<std::size_t> offset);
 
 // Gives the storage a private copy of its bytes in `arena` and returns what it had before,
 // untouched.

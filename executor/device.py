@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,9 @@ class Device:
     def pinned(self, size: int) -> Any:
         """A page-locked buffer to send batches from."""
         raise NotImplementedError(f"{self.name} needs no page-locked memory")
+
+    def wait_for_thread(self) -> None:
+        """Returns when all that torch has queued for the calling thread is done."""
 
     def failure(self) -> str:
         """What has broken the device for good; empty while it works."""
@@ -174,7 +178,8 @@ class CudaDevice(Device):
         leave a hole in its job's plan.
         """
         before = torch.cuda.memory_allocated(self.index)
-        with torch.no_grad():
+        # Flags that the user has set may forbid the products; then his own steps will say so.
+        with torch.no_grad(), contextlib.suppress(RuntimeError):
             for dtype in (torch.float32, torch.bfloat16):
                 square = torch.ones(64, 64, device=self.tensors, dtype=dtype)
                 torch.nn.functional.linear(square, square, square[0]).sum()
@@ -182,6 +187,10 @@ class CudaDevice(Device):
                 del square
         after = torch.cuda.memory_allocated(self.index)
         self._workspaces[thread] = max(0, after - before)
+
+    def wait_for_thread(self) -> None:
+        """See `Device`."""
+        torch.cuda.current_stream(self.tensors).synchronize()
 
     def generator(self, seed: int) -> torch.Generator | None:
         """See `Device`."""

@@ -44,6 +44,7 @@ class Lanes:
         self.arena: Any
         self.arena, executes = device.open(budget, lanes)
         self._committed = False
+        self._failure: Exception | None = None
         _C.register_arena(self.arena)
         self._pool = _C.LanePool(self.arena, lanes, executes)
         self._workers = [
@@ -55,7 +56,10 @@ class Lanes:
             worker.start()
 
     def _serve(self, lane: int) -> None:
-        self.adopt_lane(lane)
+        try:
+            self.adopt_lane(lane)
+        except Exception as error:  # raised by the next round; a lane that is missing would hang it
+            self._failure = error
         self._pool.serve(lane)
 
     def adopt_lane(self, lane: int) -> None:
@@ -86,6 +90,8 @@ class Lanes:
         Raises:
             RuntimeError: the device is lost.
         """
+        if self._failure is not None:
+            raise self._failure
         return self._pool.run(round_)
 
     def scope(self, job: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,28 +88,49 @@ class Residence:
         self._arena.synchronize()
 
     def leave(self, job: int, also: Iterable[torch.Tensor] = ()) -> None:
-        """Moves the job's storages back to ordinary memory, and what of `also` is in the arena."""
+        """Moves the job's storages back to ordinary memory, and what of `also` is in the arena.
+
+        Where there is no such memory they stay: the arena lives on until they are gone.
+        """
         for key, resident in list(self._residents.items()):
             resident.users.discard(job)
             if not resident.users:
-                _C.move_out_of_arena(resident.tensor, self._arena, resident.former)
+                self._move_out(resident.tensor, resident.former)
                 del self._residents[key]
         for tensor in unique_storages(also).values():
             here = tensor.device == self._device.tensors
             if here and storage_key(tensor) not in self._residents:
-                _C.move_out_of_arena(tensor, self._arena)
+                self._move_out(tensor, None)
         self._arena.synchronize()
+
+    def _move_out(self, tensor: torch.Tensor, former: Any) -> None:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            _C.move_out_of_arena(tensor, self._arena, former)
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Forgets a storage that nobody needs any more: its memory goes with its last tensor."""
         self._residents.pop(storage_key(tensor), None)
 
     def repack(self) -> None:
-        """Closes the gaps between persistent storages. Only while no step is under way."""
-        owners = {key: min(resident.users) for key, resident in self._residents.items()}
-        for resident in self._residents.values():
-            _C.move_out_of_arena(resident.tensor, self._arena, resident.former)
+        """Closes the gaps between persistent storages. Only while no step is under way.
+
+        All moves are within the arena: a device may have no memory beside it.
+        """
         self._arena.synchronize()
-        for key, resident in self._residents.items():
-            resident.former = _C.move_into_arena(resident.tensor, self._arena, owners[key])
-        self._arena.synchronize()
+        end = 0
+        for resident in sorted(self._residents.values(), key=self._offset):
+            if self._offset(resident) > end:
+                self._move_down(resident, end)
+            size = rounded(resident.tensor.untyped_storage().nbytes(), self._device.alignment)
+            end = self._offset(resident) + size
+
+    def _offset(self, resident: _Resident) -> int:
+        return int(self._arena.offset_of(resident.tensor.untyped_storage().data_ptr()))
+
+    def _move_down(self, resident: _Resident, offset: int) -> None:
+        tensor, job = resident.tensor, min(resident.users)
+        if _C.move_within_arena(tensor, self._arena, job, offset):
+            return
+        # Its new place and its old one overlap: by way of a third, if there is one.
+        if _C.move_within_arena(tensor, self._arena, job, None):
+            _C.move_within_arena(tensor, self._arena, job, offset)

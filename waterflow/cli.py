@@ -18,7 +18,13 @@ import typer
 from rich.console import Console
 
 from waterflow.atomic import write_atomically
-from waterflow.partitioner.errors import JobError, PlanError, ReportError, WaterflowError
+from waterflow.partitioner.errors import (
+    DeviceLostError,
+    JobError,
+    PlanError,
+    ReportError,
+    WaterflowError,
+)
 from waterflow.partitioner.policies import POLICIES, get_policy
 from waterflow.report import Report
 from waterflow.units import parse_bytes
@@ -46,7 +52,7 @@ Memory = Annotated[
     str | None,
     typer.Option(help='budget for all jobs, like "512MiB"; default: MEMORY in the file'),
 ]
-Device = Annotated[str, typer.Option(help='where to train; this version knows "cpu"')]
+Device = Annotated[str, typer.Option(help='where to train: "cpu", "cuda" or "cuda:1"')]
 PolicyName = Annotated[str, typer.Option(help="temporal, waterwave or waterwave-s")]
 
 
@@ -98,7 +104,12 @@ def run(
         jobs = job_file.make_jobs()
         import waterflow as wf
 
-        result = wf.run(jobs, memory=budget, device=device, policy=policy, progress=True)
+        try:
+            result = wf.run(jobs, memory=budget, device=device, policy=policy, progress=True)
+        except DeviceLostError as lost:  # what the host holds is saved, then the process must end
+            lost.report.save(out)
+            typer.echo(f"error: {lost}\nreport written to {out}", err=True)
+            raise typer.Exit(FAILED) from None
         result.save(out)
     _show(result, as_json)
     typer.echo(f"report written to {out}", err=True)

@@ -41,7 +41,8 @@ class Finding:
 def diagnose() -> dict[str, Any]:
     """Return {"ok": bool, "summary": str, "items": [finding as a dict]}; raises nothing."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _python, _torch, _extension, _engine, _processor, _memory, _compiler, _torch_cuda, _driver,
+        _python, _torch, _extension, _engine, _processor, _memory, _compiler, _torch_cuda,
+        _extension_cuda, _cuda_driver, _cuda_engine, _management,
     )  # fmt: skip
     findings: list[Finding] = []
     for check in checks:
@@ -70,11 +71,7 @@ def render(diagnosis: dict[str, Any]) -> RenderableType:
 
 
 def _summary(works: bool) -> str:
-    verdict = "ready" if works else "not ready: see FAIL above"
-    return (
-        f"CPU engine: {verdict}. This version runs on the CPU's host backend; the CUDA backend is "
-        'not part of it yet, and device="cuda" says so with an error.'
-    )
+    return f"CPU engine: {'ready' if works else 'not ready: see FAIL above'}."
 
 
 def _python() -> Iterator[Finding]:
@@ -120,7 +117,7 @@ def _extension() -> Iterator[Finding]:
 
 def _engine() -> Iterator[Finding]:
     try:
-        detail = _train_two_jobs()
+        detail = _train_two_jobs("cpu")
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         detail = f"{_line(error)} ({os.path.basename(last.filename)}, line {last.lineno})"
@@ -130,8 +127,8 @@ def _engine() -> Iterator[Finding]:
     yield Finding(what="CPU engine", ok=True, detail=detail, required=True)
 
 
-def _train_two_jobs() -> str:
-    """Train two tiny jobs in the host arena; raises if one fails."""
+def _train_two_jobs(device: str) -> str:
+    """Train two tiny jobs under a budget; raises if one fails."""
     import torch
 
     import waterflow as wf
@@ -142,12 +139,13 @@ def _train_two_jobs() -> str:
     def job(name: str) -> Any:
         generator = torch.Generator().manual_seed(1)
         data = [(torch.randn(4, 8, generator=generator), torch.zeros(4, 1)) for _ in range(2)]
-        model = torch.nn.Linear(8, 1)
+        model = torch.nn.Linear(8, 1).to(device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return wf.Job(name, model=model, optimizer=optimizer, loss=loss, data=data, epochs=1)
 
     with torch.random.fork_rng(devices=[]):  # a check leaves the caller's random numbers alone
-        report = wf.run([job("first"), job("second")], memory="32MiB", progress=False)
+        jobs = [job("first"), job("second")]
+        report = wf.run(jobs, memory="32MiB", device=device, progress=False)
     for one in report:
         if one.state != "finished":
             raise RuntimeError(f"a test job ended as {one.state}: {one.error}")
@@ -191,38 +189,92 @@ def _compiler() -> Iterator[Finding]:
     yield Finding(what="compiler", ok=done.returncode == 0, detail=f"{path}: {first}")
 
 
+_FOR_A_GPU = "only needed to train on a GPU"
+
+
 def _torch_cuda() -> Iterator[Finding]:
     import torch
 
     if torch.version.cuda is None:
         reason = "this torch is built without CUDA"
+        remedy = f"{_FOR_A_GPU}: install a CUDA build of torch, then reinstall waterflow beside it"
     elif not torch.cuda.is_available():
         reason = f"torch is built for CUDA {torch.version.cuda} but finds no usable GPU and driver"
+        remedy = f"{_FOR_A_GPU}: see the lines below"
     else:
         detail = f"CUDA {torch.version.cuda}, {torch.cuda.device_count()} GPUs"
         yield Finding(what="torch CUDA", ok=True, detail=detail)
         return
-    remedy = "not needed: this version of waterflow trains on the CPU"
     yield Finding(what="torch CUDA", ok=False, detail=reason, remedy=remedy)
 
 
-def _driver() -> Iterator[Finding]:
+def _extension_cuda() -> Iterator[Finding]:
+    extension = importlib.import_module("waterflow.allocator_ext._C")
+    if extension.cuda_built:
+        yield Finding(what="extension CUDA", ok=True, detail="built for this torch's CUDA")
+        return
+    remedy = (
+        f"{_FOR_A_GPU}: {_REINSTALL}, with --no-build-isolation, beside a CUDA build of torch and "
+        "the CUDA toolkit's headers (or pip's nvidia-cuda-runtime and nvidia-cuda-crt)"
+    )
+    detail = "built without CUDA: torch had none, or its headers were missing"
+    yield Finding(what="extension CUDA", ok=False, detail=detail, remedy=remedy)
+
+
+def _cuda_driver() -> Iterator[Finding]:
+    """Opens every device as the engine does."""
+    extension = importlib.import_module("waterflow.allocator_ext._C")
+    from waterflow.executor.device import CudaDevice
+
+    index = 0
+    while True:
+        try:
+            device = extension.CudaDevice(CudaDevice.library, index)
+        except extension.BackendError as error:
+            if index == 0:
+                detail = f"cannot be used: {' '.join(str(error).split())}"
+                yield Finding(what="CUDA driver", ok=False, detail=detail, remedy=_FOR_A_GPU)
+            return
+        free, total = device.memory()
+        version = f"{device.driver_version // 1000}.{device.driver_version % 1000 // 10}"
+        detail = f"{device.name}, {format_bytes(free)} of {format_bytes(total)} free"
+        detail += f", driver for CUDA {version}"
+        yield Finding(what=f"device cuda:{index}", ok=True, detail=detail)
+        index += 1
+
+
+def _cuda_engine() -> Iterator[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        detail = "not tried: torch finds no GPU"
+        yield Finding(what="CUDA engine", ok=False, detail=detail, remedy=_FOR_A_GPU)
+        return
+    try:
+        detail = _train_two_jobs("cuda")
+    except Exception as error:
+        yield Finding(what="CUDA engine", ok=False, detail=_line(error), remedy="see above")
+        return
+    yield Finding(what="CUDA engine", ok=True, detail=detail)
+
+
+def _management() -> Iterator[Finding]:
     try:
         import pynvml
     except ImportError as error:
         remedy = "pip install nvidia-ml-py"
-        yield Finding(what="NVIDIA driver", ok=False, detail=_line(error), remedy=remedy)
+        yield Finding(what="NVIDIA management", ok=False, detail=_line(error), remedy=remedy)
         return
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         detail = f"NVML, the driver's library, does not answer: {error}"
         remedy = "not needed: only a machine with an NVIDIA GPU has it"
-        yield Finding(what="NVIDIA driver", ok=False, detail=detail, remedy=remedy)
+        yield Finding(what="NVIDIA management", ok=False, detail=detail, remedy=remedy)
         return
     try:
         version = pynvml.nvmlSystemGetDriverVersion()
-        yield Finding(what="NVIDIA driver", ok=True, detail=_text(version))
+        yield Finding(what="NVIDIA management", ok=True, detail=_text(version))
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import threading
@@ -192,7 +193,7 @@ class Preparer:
                 "from the capture. Make batches of tensors, numbers, strings, sequences, mappings "
                 "and data classes, or give the job capture=False."
             ) from None
-        parcel = self._parcel(flat)
+        flat, parcel = self._on_its_way(flat)
         key = (flat.signature, self._modes())
         if key not in self._shapes:
             before_capture()  # not under the lock: the step under way may need it
@@ -203,11 +204,18 @@ class Preparer:
                     self._shapes[key] = self._prepare(flat)
         return Ready(batch, flat, self._shapes[key], parcel)
 
-    def _parcel(self, flat: FlatBatch) -> Parcel | None:
-        """The batch, packed for the device; what is not on the host is there by itself."""
-        if self.mailbox is None or any(tensor.device.type != "cpu" for tensor in flat.tensors):
-            return None
-        return self.mailbox.pack(flat.tensors)
+    def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, Parcel | None]:
+        """The batch packed for the device; one that the data has put there is brought as a whole.
+
+        Lanes do not wait for the streams of the user's threads, so this one does.
+        """
+        if self.mailbox is None:
+            return flat, None
+        if all(tensor.device.type == "cpu" for tensor in flat.tensors):
+            return flat, self.mailbox.pack(flat.tensors)
+        there = [tensor.to(self.device.tensors) for tensor in flat.tensors]
+        self.device.wait_for_thread()
+        return dataclasses.replace(flat, tensors=there), None
 
     def refresh(self, ready: Ready) -> Ready:
         """The same batch, captured again where a callback has changed the model's modes since."""

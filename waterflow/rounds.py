@@ -30,6 +30,7 @@ class _Queued:
     turns: Sequence[Turn]
     rates: Sequence[tuple[float, ...]]
     finishing: list[bool]  # per turn: whether its step was queued as a whole
+    batches: Sequence[Ready]  # kept, as the device may still read them
 
 
 class Rounds:
@@ -61,6 +62,7 @@ class Rounds:
         self._guard = guard
         self._show = show
         self._queued: _Queued | None = None
+        self._batches: list[Ready] = []
         self.seconds = 0.0  # that the last round took
 
     @property
@@ -75,6 +77,7 @@ class Rounds:
             DeviceLostError: the device fails every call from now on.
         """
         started = time.perf_counter()
+        self._batches = [ready for _, ready in turns]
         flowing: list[Turn] = []
         apart: list[tuple[Member, Ready]] = []
         for member, ready in turns:
@@ -181,7 +184,7 @@ class Rounds:
         for (member, _), fine in zip(turns, finishing, strict=True):
             if fine:
                 self._guard(member, member.step_queued)
-        self._queued = _Queued(result, turns, rates, finishing)
+        self._queued = _Queued(result, turns, rates, finishing, self._batches)
         if not self._lanes.device.queues or any(m.waits_for_loss for m, _ in turns):
             self.conclude()
 

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Sequence
 
 from waterflow.engine import Engine
+from waterflow.executor.device import Device
 from waterflow.job import Job
 from waterflow.partitioner import Policy
 from waterflow.partitioner.errors import JobError
@@ -16,7 +17,7 @@ def run(
     jobs: Sequence[Job],
     memory: int | str,
     *,
-    device: str = "cpu",
+    device: str | Device = "cpu",
     policy: str | Policy = "waterwave",
     lanes: int = 2,
     threads: int | None = None,
@@ -30,7 +31,7 @@ def run(
     Args:
         jobs: the jobs, with unique names.
         memory: bytes that all jobs together may hold, or a text such as "512MiB".
-        device: "cpu".
+        device: "cpu", "cuda" (torch's current device) or "cuda:1". The models must be there.
         policy: "waterwave", "waterwave-s", "temporal", or a policy of one's own.
         lanes: node groups that may run at once.
         threads: intra-op threads of each lane; torch's count divided by the lanes if None.
@@ -39,6 +40,7 @@ def run(
     Raises:
         JobError: an argument cannot be used.
         BudgetError: a job cannot fit even alone; raised before anything runs.
+        DeviceLostError: a kernel has broken the GPU's context; its ``report`` is the run so far.
     """
     jobs = list(jobs)
     _check_jobs(jobs)

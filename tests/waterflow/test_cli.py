@@ -335,3 +335,13 @@ def test_a_budget_too_small_for_the_real_engine(file):
     pytest.importorskip("waterflow.engine")
     file.write_text(REAL_JOBS.replace('print("a line of the user\'s own")', "pass"))
     assert "too small" in refused(call("run", file, "--memory", "1KiB"))
+
+
+def test_a_lost_device_saves_the_report_so_far(engine, file, tmp_path):
+    lost = waterflow.DeviceLostError("cuda:0 is lost: an illegal address")
+    lost.report = Report(jobs={"a": engine.one(FakeJob("a"))}, device="cuda:0")
+    engine.error = lost
+    result = call("run", file, "--memory", "64MiB", "--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "cuda:0 is lost" in result.stderr
+    assert Report.load(tmp_path / "out")["a"].losses == [1.0, 0.5]

@@ -5,6 +5,7 @@ import json
 import sys
 import types
 
+import case_fakecuda
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -13,6 +14,7 @@ import waterflow
 from waterflow import doctor
 from waterflow.cli import app
 from waterflow.doctor import diagnose, render
+from waterflow.executor.device import CudaDevice
 from waterflow.report import JobReport, Report
 
 
@@ -32,14 +34,21 @@ class FakeArena:
         assert address == 1
 
 
+def no_driver(library, index):
+    raise RuntimeError(f"{library} cannot be loaded")
+
+
 @pytest.fixture
 def works(monkeypatch):
     """A machine where the extension imports and the engine trains."""
     extension = types.ModuleType("waterflow.allocator_ext._C")
     extension.__file__ = "_C.so"
     extension.Arena = FakeArena
+    extension.BackendError = RuntimeError
+    extension.CudaDevice = no_driver
+    extension.cuda_built = False
     monkeypatch.setitem(sys.modules, "waterflow.allocator_ext._C", extension)
-    monkeypatch.setattr(doctor, "_train_two_jobs", lambda: "trained")
+    monkeypatch.setattr(doctor, "_train_two_jobs", lambda device: f"trained on {device}")
 
 
 def item(diagnosis, what):
@@ -63,9 +72,9 @@ def test_a_machine_that_works(works):
         "memory",
     ):
         assert item(diagnosis, what)
-    for what in ("compiler", "torch CUDA", "NVIDIA driver"):
+    for what in ("compiler", "torch CUDA", "NVIDIA management"):
         assert not item(diagnosis, what)["required"]
-    assert "CUDA backend is not part of it yet" in diagnosis["summary"]
+    assert diagnosis["summary"] == "CPU engine: ready."
 
 
 def test_json_and_exit_code(works):
@@ -93,8 +102,8 @@ def test_an_arena_that_fails(works, monkeypatch):
 
 
 def test_an_engine_that_fails(works, monkeypatch):
-    def fail():
-        raise RuntimeError("undefined symbol")
+    def fail(device):
+        raise RuntimeError(f"undefined symbol on {device}")
 
     monkeypatch.setattr(doctor, "_train_two_jobs", fail)
     diagnosis = diagnose()
@@ -117,7 +126,7 @@ def test_a_job_that_fails_in_the_check_is_a_failure(monkeypatch):
     monkeypatch.setattr(waterflow, "Job", FakeJob, raising=False)
     monkeypatch.setattr(waterflow, "run", run, raising=False)
     with pytest.raises(RuntimeError, match="failed: boom"):
-        doctor._train_two_jobs()
+        doctor._train_two_jobs("cpu")
 
 
 def test_a_check_that_breaks_is_a_finding(works, monkeypatch):
@@ -175,18 +184,18 @@ def test_gpus_are_listed(works, monkeypatch):
     nvml = FakeNvml(driver=True)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     diagnosis = diagnose()
-    assert item(diagnosis, "NVIDIA driver")["detail"] == "580.0"
+    assert item(diagnosis, "NVIDIA management")["detail"] == "580.0"
     assert item(diagnosis, "GPU 1")["detail"] == "GPU number 1, 16.0 GiB, 1.0 GiB free"
     assert nvml.open == 0
 
 
 def test_no_driver_and_no_pynvml(works, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(driver=False))
-    assert "Not Found" in item(diagnose(), "NVIDIA driver")["detail"]
+    assert "Not Found" in item(diagnose(), "NVIDIA management")["detail"]
     monkeypatch.setitem(sys.modules, "pynvml", None)
     diagnosis = diagnose()
     assert diagnosis["ok"]
-    assert "nvidia-ml-py" in item(diagnosis, "NVIDIA driver")["remedy"]
+    assert "nvidia-ml-py" in item(diagnosis, "NVIDIA management")["remedy"]
 
 
 def test_reasons_why_cuda_is_missing(works, monkeypatch):
@@ -194,7 +203,33 @@ def test_reasons_why_cuda_is_missing(works, monkeypatch):
     assert "without CUDA" in item(diagnose(), "torch CUDA")["detail"]
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert "no usable GPU" in item(diagnose(), "torch CUDA")["detail"]
+    diagnosis = diagnose()
+    assert "no usable GPU" in item(diagnosis, "torch CUDA")["detail"]
+    assert "headers" in item(diagnosis, "extension CUDA")["remedy"]
+    assert "libcuda.so.1 cannot be loaded" in item(diagnosis, "CUDA driver")["detail"]
+    assert "not tried" in item(diagnosis, "CUDA engine")["detail"]
+    assert diagnosis["ok"], "a GPU is not needed to train on the CPU"
+
+
+def test_a_machine_with_a_gpu(works, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    sys.modules["waterflow.allocator_ext._C"].cuda_built = True
+    diagnosis = diagnose()
+    assert item(diagnosis, "extension CUDA")["ok"]
+    assert item(diagnosis, "CUDA engine")["detail"] == "trained on cuda"
+
+
+@pytest.mark.fakecuda
+def test_devices_are_opened_as_the_engine_does(monkeypatch):
+    driver = case_fakecuda.FakeDriver()
+    driver.reset()
+    driver.devices(2)
+    monkeypatch.setattr(CudaDevice, "library", str(case_fakecuda.library()))
+    second = item(diagnose(), "device cuda:1")
+    assert second["detail"].startswith("Fake GPU 1, 256.0 MiB of 256.0 MiB free, driver for CUDA")
+    driver.reset()
 
 
 @pytest.mark.cpu
