@@ -113,12 +113,14 @@ class Arena {
   TensorKind tensors_ = TensorKind::kHost;
   std::size_t growth_ = 0;
   std::atomic<std::size_t> capacity_;
-  std::atomic<std::size_t> fixed_live_{0};  // what the allocator holds, for lanes without the lock
-  std::atomic<std::size_t> planned_live_{0};
-  std::atomic<std::size_t> planned_peak_{0};  // of both together
   std::size_t planned_extent_ = 0;
   std::vector<std::size_t> planned_job_peaks_;
   Timeline timeline_;
+  // Lanes write these at every request of a planned step: apart from what they only read.
+  static constexpr std::size_t kCacheLine = 64;
+  alignas(kCacheLine) std::atomic<std::size_t> planned_live_{0};
+  std::atomic<std::size_t> fixed_live_{0};    // what the allocator holds
+  std::atomic<std::size_t> planned_peak_{0};  // of both together
 };
 
 }  // namespace waterflow

@@ -110,7 +110,7 @@ void* Script::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
   if (!keeps_blocks_) return arena.allocate_at(offset, rounded, lane, job_);
   if (!is_free(request)) return nullptr;
   live_.insert(offset, static_cast<Index>(request));
-  is_live_[request] = true;
+  is_live_[request] = 1;
   alive_ += mark_of(request);
   count(arena, static_cast<std::ptrdiff_t>(rounded));
   return arena.pointer_to(offset);
@@ -125,7 +125,7 @@ void* Script::take_above(Arena& arena, std::size_t rounded, Lane lane) {
 bool Script::is_free(std::size_t request) const {
   const auto begin = predecessors_.begin();
   return std::none_of(begin + first_predecessor_[request], begin + first_predecessor_[request + 1],
-                      [this](std::uint32_t who) { return is_live_[who]; });
+                      [this](std::uint32_t who) { return is_live_[who] != 0; });
 }
 
 bool Script::release(Arena& arena, const void* pointer) {
@@ -134,7 +134,7 @@ bool Script::release(Arena& arena, const void* pointer) {
   const Index request = live_.find(offset);
   if (request == kNone) return false;
   live_.erase(offset);
-  is_live_[request] = false;
+  is_live_[request] = 0;
   alive_ -= mark_of(request);
   count(arena, -static_cast<std::ptrdiff_t>(bytes_[request]));
   return true;
@@ -152,7 +152,7 @@ void Script::hand_over(Arena& arena, Lane lane) {
   for (std::size_t request = 0; request < offsets_.size() && live_.size() > 0; ++request) {
     if (!is_live_[request]) continue;
     live_.erase(offsets_[request]);
-    is_live_[request] = false;
+    is_live_[request] = 0;
     held_ -= bytes_[request];
     arena.count_planned(-static_cast<std::ptrdiff_t>(bytes_[request]));
     if (arena.allocate_at(offsets_[request], bytes_[request], lane, job_) == nullptr) {

@@ -30,7 +30,7 @@ struct RoundMemory {
   std::atomic<bool> deviated{false};     // some step's blocks are not as planned
 };
 
-class Script {
+class alignas(64) Script {  // lanes write to theirs all the time: no cache line has two
  public:
   // `events` as profiled, with the instruction of each, and the place of each allocation in order.
   Script(const std::vector<StepEvent>& events, const std::vector<std::int32_t>& instructions,
@@ -76,7 +76,7 @@ class Script {
   std::size_t limit_ = 0;
   std::uint64_t alive_ = 0;
   OffsetMap live_;  // offset -> request
-  std::vector<bool> is_live_;
+  std::vector<std::uint8_t> is_live_;
   std::size_t fixed_ = 0;  // what the job holds beside its planned blocks
   std::size_t held_ = 0;   // its planned blocks
 
