@@ -188,6 +188,12 @@ class CudaDevice(Device):
         after = torch.cuda.memory_allocated(self.index)
         self._workspaces[thread] = max(0, after - before)
 
+    def _drop_workspaces(self) -> None:
+        """Workspaces of streams that are gone would be kept for ever; those in use come back."""
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+
     def wait_for_thread(self) -> None:
         """See `Device`."""
         torch.cuda.current_stream(self.tensors).synchronize()
@@ -236,6 +242,7 @@ class CudaDevice(Device):
     def close(self) -> None:
         """See `Device`."""
         self._profiler.shutdown()
+        self._drop_workspaces()
 
     def adopt_lane(self, lane: int) -> None:
         """See `Device`."""

@@ -49,6 +49,9 @@ class FakeCudaDevice(CudaDevice):
     def _take_workspaces(self, thread: str) -> None:
         self._workspaces[thread] = 0
 
+    def _drop_workspaces(self) -> None:
+        pass
+
     def generator(self, seed: int) -> torch.Generator | None:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import os
 import re
 import subprocess
@@ -38,6 +39,36 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def breakable() -> Iterator[FakeDriver]:
+    """The driver that engines load. A test may break it beyond giving back what was taken."""
+    driver = FakeDriver()
+    driver.reset()
+    driver.memory(2 << 30)
+    yield driver
+    driver.reset()
+    gc.collect()
+
+
+@pytest.fixture
+def driver(breakable: FakeDriver) -> Iterator[FakeDriver]:
+    """The driver that engines load; whatever a test leaves behind fails the test."""
+    gc.collect()
+    before = breakable.live_objects()
+
+    def left() -> dict[str, int]:
+        gc.collect()
+        after = breakable.live_objects()
+        return {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]}
+
+    yield breakable
+    breakable.reset()
+    deadline = time.monotonic() + 5
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left()
 
 
 @pytest.fixture(scope="module")
