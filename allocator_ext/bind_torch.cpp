@@ -240,6 +240,7 @@ void bind_tape(py::module_& m) {
       .def("set_register", &Tape::set_register)
       .def("set_batch", &Tape::set_batch)
       .def("set_generators", &Tape::set_generators, py::arg("host"), py::arg("device"))
+      .def("set_transient", &Tape::set_transient)
       .def("clear", &Tape::clear)
       .def_property_readonly("loss", [](const Tape& tape) { return loss_of(tape.loss()); })
       .def("run",

@@ -109,7 +109,7 @@ void LanePool::finish_pair() {
   try {
     if (!broken_.load()) arena_->synchronize();
   } catch (...) {
-    failure_ = std::current_exception();
+    note_failure();
     broken_.store(true);
   }
   pairs_done_.arrive();  // in any case: the other lanes wait for it
@@ -122,7 +122,18 @@ void LanePool::run_task(const Task& task) {
     execute(task);
   } catch (...) {
     fail(task.job);
+    settle();  // groups of the step that are queued still use its tape
+    const RoundJob& job = round_->jobs[task.job];
+    LaneScope scope({arena_, task.lane, job.id, job.script.get()});
+    abandon(task);
   }
+}
+
+// Others are to get the places of a failed step as planned: it must let go of them now.
+void LanePool::abandon(const Task& task) {
+  const RoundJob& job = round_->jobs[task.job];
+  job.tape->abandon();
+  if (job.script) job.script->abandon(*arena_, task.lane);
 }
 
 // What is still queued uses the round and its scripts: a wait that fails is tried once more. If it
@@ -133,9 +144,14 @@ void LanePool::settle() {
       device_->settle();
       return;
     } catch (...) {
-      if (!failure_) failure_ = std::current_exception();
+      note_failure();
     }
   }
+}
+
+void LanePool::note_failure() {
+  std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::current_exception();
 }
 
 void LanePool::fail(int job) {
@@ -154,6 +170,7 @@ void LanePool::execute(const Task& task) {
       job.tape->run(task.start, task.stop);
     } catch (...) {
       fail(task.job);
+      abandon(task);
     }
   });
   spans_[task.lane].push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});

@@ -81,8 +81,10 @@ class LanePool {
   void run_task(const Task& task);
   void execute(const Task& task);
   void fail(int job);
+  void abandon(const Task& task);
   void finish_pair();
   void settle();
+  void note_failure();
 
   std::shared_ptr<Arena> arena_;
   int lanes_;

@@ -269,6 +269,7 @@ void Tape::compute(const Instruction& instruction) {
 }
 
 void Tape::clear(const std::vector<int>& slots) {
+  stack_.clear();
   for (int slot : slots) slots_[slot].reset();
 }
 

@@ -90,8 +90,11 @@ class Tape {
 
   // Runs instructions [start, stop) on the calling thread. Throws what the kernels throw.
   void run(int start, int stop);
-  // Drops the values of the slots named: what a failed step left behind.
+  // Drops the values of the slots named.
   void clear(const std::vector<int>& slots);
+  // The slots that only hold values while a step runs; and their end when a step has failed.
+  void set_transient(std::vector<int> slots) { transient_ = std::move(slots); }
+  void abandon() { clear(transient_); }
 
  private:
   void execute(const Instruction& instruction);
@@ -110,6 +113,7 @@ class Tape {
   std::optional<at::Generator> host_generator_;
   std::optional<at::Generator> device_generator_;
   std::vector<c10::IValue> stack_;
+  std::vector<int> transient_;
   int loads_ = 0;
   int forward_length_ = 0;
   std::variant<double, at::Tensor> loss_;

@@ -163,6 +163,7 @@ class _Compiler:
             compiled._views.append((self.slots[node], self._view_maker(compiled, node)))
             fixed.add(self.slots[node])
         compiled.transient = [slot for slot in self.slots.values() if slot not in fixed]
+        compiled.tape.set_transient(compiled.transient)
         self.fixed = fixed
 
     def _view_maker(self, compiled: CompiledStep, node: fx.Node) -> Callable[[], torch.Tensor]:

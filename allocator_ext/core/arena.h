@@ -80,6 +80,7 @@ class Arena {
   bool has_memory() const { return backend_->base() != nullptr; }
   TensorKind tensors() const { return tensors_; }
   std::size_t alignment() const { return allocator_.alignment(); }
+  std::size_t capacity() const { return capacity_.load(std::memory_order_relaxed); }
 
   void commit();  // takes memory that was only reserved so far; throws BackendError
   bool resize(std::size_t capacity);

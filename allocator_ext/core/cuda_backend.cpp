@@ -52,12 +52,14 @@ void CudaBackend::commit() {
 bool CudaBackend::resize(std::size_t capacity) {
   if (in_pages(capacity) > reserved_) return false;
   if (committed_) {
+    const std::size_t before = mapped_;
     try {
       map_until(capacity);
+      unmap_down_to(capacity);
     } catch (const BackendError&) {
+      map_until(before);  // what a shrink had given back already is needed again
       return false;
     }
-    unmap_down_to(capacity);
   }
   capacity_ = capacity;
   return true;

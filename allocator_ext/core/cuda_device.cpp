@@ -3,19 +3,6 @@
 #include <utility>
 
 namespace waterflow {
-namespace {
-
-// For destructors: where the context is lost there is nothing to release.
-template <typename Function>
-void in_context(const CudaDevice& device, Function function) {
-  cu::Context popped;
-  if (device.driver().cuCtxPushCurrent_v2(device.context()) != cu::kSuccess) return;
-  function();
-  device.driver().cuCtxPopCurrent_v2(&popped);
-}
-
-}  // namespace
-
 CudaDevice::CudaDevice(std::shared_ptr<const Driver> driver, int index)
     : driver_(std::move(driver)), index_(index) {
   find(index);

@@ -65,6 +65,15 @@ class ContextScope {
   const Driver& driver_;
 };
 
+// For destructors: where the context is lost there is nothing to release.
+template <typename Function>
+void in_context(const CudaDevice& device, Function function) {
+  cu::Context popped;
+  if (device.driver().cuCtxPushCurrent_v2(device.context()) != cu::kSuccess) return;
+  function();
+  device.driver().cuCtxPopCurrent_v2(&popped);
+}
+
 // An event of a device; destroyed with its owner.
 class CudaEvent {
  public:

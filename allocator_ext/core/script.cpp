@@ -118,7 +118,11 @@ void* Script::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
 
 void* Script::take_above(Arena& arena, std::size_t rounded, Lane lane) {
   ++deviations_;
-  return arena.allocate_at(round_->overflow.fetch_add(rounded), rounded, lane, job_);
+  std::size_t offset = round_->overflow.load();
+  do {  // a request that is refused must not take the room of others
+    if (rounded > arena.capacity() || offset > arena.capacity() - rounded) return nullptr;
+  } while (!round_->overflow.compare_exchange_weak(offset, offset + rounded));
+  return arena.allocate_at(offset, rounded, lane, job_);
 }
 
 // By induction over the requests so far it is enough to ask those who had the place last.
@@ -138,6 +142,10 @@ bool Script::release(Arena& arena, const void* pointer) {
   alive_ -= mark_of(request);
   count(arena, -static_cast<std::ptrdiff_t>(bytes_[request]));
   return true;
+}
+
+void Script::abandon(Arena& arena, Lane lane) {
+  if (round_) deviate(arena, lane);
 }
 
 void Script::deviate(Arena& arena, Lane lane) {

@@ -45,6 +45,8 @@ class alignas(64) Script {  // lanes write to theirs all the time: no cache line
   void* take(Arena& arena, std::size_t bytes, Lane lane);
   // Whether the block was one that the step keeps itself; then it is gone.
   bool release(Arena& arena, const void* pointer);
+  // The step has failed: what it still holds is not as planned.
+  void abandon(Arena& arena, Lane lane);
   // Hands blocks that are still alive to the allocator, and the records to the arena.
   void close(Arena& arena);
 

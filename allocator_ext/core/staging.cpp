@@ -1,5 +1,7 @@
 #include "core/staging.h"
 
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace waterflow {
@@ -13,11 +15,10 @@ PinnedBuffer::PinnedBuffer(std::shared_ptr<const CudaDevice> device, std::size_t
 
 PinnedBuffer::~PinnedBuffer() {
   try {
-    wait();  // a copy may still read it
-    ContextScope scope(*device_);
-    device_->driver().cuMemFreeHost(data_);
-  } catch (const DriverError&) {  // the context is lost, and the memory with it
+    wait();                       // a copy may still read it
+  } catch (const DriverError&) {  // then nothing is copied any more
   }
+  in_context(*device_, [this] { device_->driver().cuMemFreeHost(data_); });
 }
 
 Inbox::Inbox(std::shared_ptr<CudaStream> copies, std::shared_ptr<const CudaDevice> device)
@@ -27,6 +28,10 @@ Inbox::Inbox(std::shared_ptr<CudaStream> copies, std::shared_ptr<const CudaDevic
       emptied_(device_, /*timed=*/false) {}
 
 void Inbox::send(PinnedBuffer& source, void* target, std::size_t bytes) {
+  if (bytes > source.bytes()) {
+    throw std::invalid_argument("a batch of " + std::to_string(bytes) +
+                                " bytes is not in a buffer of " + std::to_string(source.bytes()));
+  }
   emptied_.hold_back(copies_->get());
   {
     ContextScope scope(*device_);

@@ -367,11 +367,12 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(symbol, place, driver, ca
 @pytest.mark.parametrize("work", [1, 40, 150])
 def test_a_lost_context_ends_the_engine_and_keeps_the_losses(work, breakable, eager):
     breakable.delay(50, seed=6)
+    jobs = [JOBS[name]() for name in SMALL]  # built apart: the engine lends torch's generator
     device = FakeCudaDevice()
     with pytest.raises(wf.DeviceLostError) as caught:  # noqa: PT012
         engine = wf.Engine("64MiB", device=device, threads=1)
         with engine:
-            handles = [engine.submit(JOBS[name]()) for name in SMALL]
+            handles = [engine.submit(job) for job in jobs]
             while not all(handle.losses for handle in handles):
                 time.sleep(0.001)
             breakable.break_after(work, ILLEGAL_ADDRESS)

@@ -98,6 +98,20 @@ def test_report_of_a_run() -> None:
     assert {span.job for span in report.spans} == {"a", "b"}
 
 
+@pytest.mark.parametrize("policy", ["temporal", "waterwave"])
+def test_jobs_that_fail_in_the_same_round_end_alone(policy):
+    """Each leaves blocks behind in the middle of its step; one may lie where another's would."""
+    good = [(IMAGES[:32], LABELS[:32])] * 3
+    bad = [*good, (IMAGES[:32], LABELS[:32] + 100)]
+    jobs = [make_job(f"bad-{n}", n, data=bad, steps=6) for n in range(3)]
+    job = make_job("good", 3, steps=6)
+    report = run([*jobs, job], policy=policy)
+    for failed in jobs:
+        assert report[failed.name].state == "failed"
+        assert report[failed.name].steps == 3
+    assert_equal_to_eager(job, report["good"], make_job("good", 3, steps=6))
+
+
 @pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s"])
 def test_tight_budget_keeps_the_numbers(policy: str) -> None:
     jobs = [make_job(f"j{seed}", seed, epochs=4) for seed in range(3)]
