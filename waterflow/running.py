@@ -53,8 +53,9 @@ def run(
             for job in jobs:
                 engine.submit(job)
             engine._release_when_prepared()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # also one that came while the engine was being closed
         engine._interrupted = True
+        engine.stop_all()
         engine.close()
     return engine.report()
 
