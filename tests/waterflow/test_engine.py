@@ -370,12 +370,12 @@ def test_ctrl_c_ends_at_the_step_boundary_with_a_report(tmp_path: Path) -> None:
 
 
 def test_engine_jobs_come_and_go() -> None:
+    second_job = make_job("b", 2)  # built apart: a running engine lends torch's generator
     with wf.Engine(memory="32MiB", threads=1) as engine:
         first = engine.submit(make_job("a", 1, steps=10**9))
         while len(first.losses) < 3:
             time.sleep(0.01)
         assert first.status == "running"
-        second_job = make_job("b", 2)
         second = engine.submit(second_job)
         assert second.result(timeout=60).state == "finished"
         first.stop()
