@@ -312,7 +312,10 @@ def _forms_as_eager(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     torch chooses it by the tensors' types, and the forms may round differently on a GPU. Twins
     count as what they stand for. Requires TRACE_LOCK, as it patches torch.
     """
-    kinds = [optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types]
+    kinds: list[Any] = [  # lists of types, told as something else by torch's annotations
+        optimizer._foreach_supported_types,
+        _foreach_utils._foreach_supported_types,
+    ]
     usual = all(type(parameter) in kinds[0] for parameter in parameters)
     for kind in kinds if usual else ():
         kind.append(FakeTensor)
