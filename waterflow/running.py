@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 from waterflow.engine import Engine
 from waterflow.executor.device import Device
@@ -49,15 +53,41 @@ def run(
     )
     engine._hold_admission = True
     try:
-        with engine:
+        with _stopped_by_interrupt(engine), engine:
             for job in jobs:
-                engine.submit(job)
+                if not engine._interrupted:
+                    engine.submit(job)
             engine._release_when_prepared()
-    except KeyboardInterrupt:  # also one that came while the engine was being closed
+    except KeyboardInterrupt:  # of a handler of the user's own, or the second one
         engine._interrupted = True
         engine.stop_all()
         engine.close()
     return engine.report()
+
+
+@contextlib.contextmanager
+def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
+    """Ctrl-C asks the jobs to stop; a second one raises KeyboardInterrupt.
+
+    The first raises nothing: an exception between two bytecodes of a `with` statement can leave a
+    lock taken for good. Signals reach the main thread only, and a user's own handler stays.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if engine._interrupted:
+            signal.default_int_handler(signum, frame)
+        engine._interrupted = True
+        engine.stop_all()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _check_jobs(jobs: Sequence[Job]) -> None:
