@@ -18,6 +18,8 @@
 #include "core/checker.h"
 #include "core/cuda_device.h"
 #include "core/drive.h"
+#include "core/gate.h"
+#include "core/pile.h"
 #include "core/rehearsal.h"
 #include "core/script.h"
 
@@ -289,9 +291,7 @@ void bind_rehearsal(py::module_& m) {
 // Steps of one round share what tells them of each other's deviations.
 void begin_scripts(const Arena& arena,
                    const std::vector<std::pair<std::shared_ptr<Script>, JobId>>& scripts,
-                   std::size_t above, bool keep_blocks) {
-  auto round = std::make_shared<RoundMemory>();
-  round->overflow = above;
+                   const std::shared_ptr<RoundMemory>& round, bool keep_blocks) {
   for (const auto& [script, job] : scripts) script->begin(arena, job, round, keep_blocks);
 }
 
@@ -322,7 +322,56 @@ void bind_script(py::module_& m) {
           },
           "arena"_a, "pointer"_a)
       .def("close", &Script::close, "arena"_a);
-  m.def("begin_scripts", &begin_scripts, "arena"_a, "scripts"_a, "above"_a, "keep_blocks"_a);
+  py::class_<RoundMemory, std::shared_ptr<RoundMemory>>(m, "RoundMemory")
+      .def(py::init<std::size_t, std::size_t>(), "start"_a, "stop"_a)
+      .def_property_readonly("deviated",
+                             [](const RoundMemory& self) { return self.deviated.load(); });
+  m.def("begin_scripts", &begin_scripts, "arena"_a, "scripts"_a, "round"_a, "keep_blocks"_a);
+}
+
+Pile pile_arrays(const Array<std::int64_t>& bytes, const Array<std::int32_t>& ids,
+                 std::size_t limit) {
+  const std::vector<StepEvent> events = as_step({bytes, ids, Array<std::int32_t>()}).events;
+  py::gil_scoped_release release;
+  return pile_up(events, limit);
+}
+
+void bind_flow(py::module_& m) {
+  py::class_<Pile>(m, "Pile")
+      .def_property_readonly("offsets",
+                             [](const Pile& self) { return as_array<std::size_t>(self.offsets); })
+      .def_property_readonly("reach",
+                             [](const Pile& self) { return as_array<std::size_t>(self.reach); })
+      .def_readonly("extent", &Pile::extent);
+  m.def("pile_up", &pile_arrays, "bytes"_a, "ids"_a, "limit"_a);
+  m.def(
+      "reach_of",
+      [](const Array<std::int64_t>& bytes, const Array<std::int32_t>& ids,
+         const std::vector<std::size_t>& offsets) {
+        const std::vector<StepEvent> events = as_step({bytes, ids, Array<std::int32_t>()}).events;
+        return as_array<std::size_t>(reach_of(events, offsets));
+      },
+      "bytes"_a, "ids"_a, "offsets"_a);
+  py::class_<Demand, std::shared_ptr<Demand>>(m, "Demand")
+      .def(py::init<std::vector<std::size_t>, std::vector<std::size_t>>(), "during"_a, "after"_a)
+      .def_readonly("during", &Demand::during)
+      .def_readonly("after", &Demand::after)
+      .def_property_readonly("most", &Demand::most)
+      .def("__len__", &Demand::groups);
+  // Those that wait are not bound: only lanes wait, and they do it without the GIL.
+  py::class_<Gate, std::shared_ptr<Gate>>(m, "Gate")
+      .def(py::init<std::size_t, int>(), "range"_a, "lanes"_a)
+      .def(
+          "try_begin",
+          [](Gate& self, Lane lane, const std::shared_ptr<Demand>& demand) {
+            return self.try_begin(lane, demand);
+          },
+          "lane"_a, "demand"_a)
+      .def("try_enter", &Gate::try_enter, "lane"_a)
+      .def(
+          "leave", [](Gate& self, Lane lane) { self.leave(lane, Mark{}); }, "lane"_a)
+      .def("end", &Gate::end, "lane"_a)
+      .def_property_readonly("waits", &Gate::waits);
 }
 
 py::dict drive_dict(std::uint64_t seed, std::uint64_t operations, int lanes, Keying keying,
@@ -367,6 +416,7 @@ void bind_core(py::module_& m) {
   bind_arena_state(arena);
   bind_rehearsal(m);
   bind_script(m);
+  bind_flow(m);
   bind_judges(m);
 }
 

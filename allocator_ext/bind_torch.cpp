@@ -248,14 +248,17 @@ void bind_tape(py::module_& m) {
 }
 
 // Job, script and tape travel as plain tuples: a round is made once per step.
+using JobTuple =
+    std::tuple<std::shared_ptr<Tape>, std::shared_ptr<Script>, JobId, std::shared_ptr<Inbox>>;
+
+RoundJob make_job(const JobTuple& fields) {
+  const auto& [tape, script, id, inbox] = fields;
+  return {tape, script, id, inbox};
+}
+
 Round make_round(const py::list& jobs, const py::list& pairs) {
   Round round;
-  for (auto item : jobs) {
-    auto [tape, script, id, inbox] = py::cast<
-        std::tuple<std::shared_ptr<Tape>, std::shared_ptr<Script>, JobId, std::shared_ptr<Inbox>>>(
-        item);
-    round.jobs.push_back({tape, script, id, inbox});
-  }
+  for (auto item : jobs) round.jobs.push_back(make_job(py::cast<JobTuple>(item)));
   for (auto pair : pairs) {
     auto& tasks = round.pairs.emplace_back();
     for (auto item : py::cast<py::list>(pair)) {
@@ -270,6 +273,30 @@ std::shared_ptr<RoundResult> run_round(LanePool& pool, const Round& round) {
   auto result = std::make_shared<RoundResult>();
   run_unlocked([&] { *result = pool.run(round); });
   return result;
+}
+
+std::shared_ptr<RoundResult> run_step(LanePool& pool, int lane, const FlowStep& step, Gate& gate) {
+  auto result = std::make_shared<RoundResult>();
+  run_unlocked([&] { *result = pool.run_step(lane, step, gate); });
+  return result;
+}
+
+// The error of any lane, the first if there are several, is raised when all are done.
+void run_on_all(LanePool& pool, const py::function& work) {
+  std::exception_ptr error;
+  std::mutex mutex;
+  run_unlocked([&] {
+    pool.run_on_all([&](int lane) {
+      try {
+        py::gil_scoped_acquire acquire;
+        work(lane);
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    });
+  });
+  if (error) std::rethrow_exception(error);
 }
 
 py::list errors_of(const RoundResult& result) {
@@ -295,6 +322,13 @@ py::list spans_of(const RoundResult& result) {
 
 void bind_rounds(py::module_& m) {
   py::class_<Round>(m, "Round").def(py::init(&make_round), py::arg("jobs"), py::arg("pairs"));
+  py::class_<FlowStep, std::shared_ptr<FlowStep>>(m, "FlowStep")
+      .def(py::init([](const JobTuple& job, std::vector<std::pair<int, int>> groups,
+                       std::shared_ptr<Demand> demand) {
+             return std::make_shared<FlowStep>(
+                 FlowStep{make_job(job), std::move(groups), std::move(demand)});
+           }),
+           py::arg("job"), py::arg("groups"), py::arg("demand"));
   py::class_<RoundResult, std::shared_ptr<RoundResult>>(m, "RoundResult")
       .def_property_readonly("errors", &errors_of)
       .def("wait",
@@ -306,6 +340,8 @@ void bind_rounds(py::module_& m) {
            py::arg("lanes"), py::arg("device"))
       .def("serve", &LanePool::serve, py::call_guard<py::gil_scoped_release>())
       .def("run", &run_round)
+      .def("run_on_all", &run_on_all, py::arg("work"))
+      .def("run_step", &run_step, py::arg("lane"), py::arg("step"), py::arg("gate"))
       .def("shutdown", &LanePool::shutdown, py::call_guard<py::gil_scoped_release>());
 }
 

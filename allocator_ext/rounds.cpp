@@ -55,16 +55,27 @@ void LanePool::serve(int lane) {
     }
     if (stop_.load()) return;
     seen = generation_.load();
-    run_lane(lane);
+    (*work_)(lane);
     lanes_done_.arrive();
   }
 }
 
+void LanePool::run_on_all(const std::function<void(int)>& work) {
+  work_ = &work;
+  failure_ = nullptr;
+  lanes_done_.reset();
+  {
+    std::lock_guard lock(mutex_);
+    generation_.fetch_add(1);
+  }
+  if (lanes_ > 1) wake_.notify_all();
+  work(0);
+  lanes_done_.wait_until(lanes_ - 1);
+}
+
 RoundResult LanePool::run(const Round& round) {
   round_ = &round;
-  errors_.assign(round.jobs.size(), nullptr);
-  std::vector<std::atomic<bool>>(round.jobs.size()).swap(failed_);
-  failure_ = nullptr;
+  std::vector<Failure>(round.jobs.size()).swap(failures_);
   broken_.store(false);
   arena_->synchronize();  // what Python did on lane 0 since the last round comes first
   for (auto& spans : spans_) spans.clear();
@@ -74,20 +85,14 @@ RoundResult LanePool::run(const Round& round) {
   }
   remaining_.swap(remaining);
   pairs_done_.reset();
-  lanes_done_.reset();
-  {
-    std::lock_guard lock(mutex_);
-    generation_.fetch_add(1);
-  }
-  if (lanes_ > 1) wake_.notify_all();
-  run_lane(0);
-  lanes_done_.wait_until(lanes_ - 1);
+  run_on_all([this](int lane) { run_lane(lane); });
   settle();
   for (const RoundJob& job : round.jobs) {  // also of a round that failed: their blocks live on
     if (job.script) job.script->close(*arena_);
   }
-  if (failure_) std::rethrow_exception(failure_);
-  RoundResult result{std::move(errors_), {}, {}, device_->mark(0), device_};
+  rethrow_failure();
+  RoundResult result{{}, {}, {}, device_->mark(0), device_};
+  for (const Failure& failure : failures_) result.errors.push_back(failure.error);
   for (const RoundJob& job : round.jobs) result.losses.push_back(job.tape->loss());
   for (auto& spans : spans_) result.spans.insert(result.spans.end(), spans.begin(), spans.end());
   return result;
@@ -116,24 +121,24 @@ void LanePool::finish_pair() {
 }
 
 void LanePool::run_task(const Task& task) {
+  const RoundJob& job = round_->jobs[task.job];
+  Failure& failure = failures_[task.job];
   // An earlier group of this step failed, or the device is lost.
-  if (failed_[task.job].load() || broken_.load()) return;
+  if (failure.happened.load() || broken_.load()) return;
   try {
-    execute(task);
+    execute(job, task, failure, spans_[task.lane]);
   } catch (...) {
-    fail(task.job);
+    failure.note();
     settle();  // groups of the step that are queued still use its tape
-    const RoundJob& job = round_->jobs[task.job];
-    LaneScope scope({arena_, task.lane, job.id, job.script.get()});
-    abandon(task);
+    abandon(job, task.lane);
   }
 }
 
 // Others are to get the places of a failed step as planned: it must let go of them now.
-void LanePool::abandon(const Task& task) {
-  const RoundJob& job = round_->jobs[task.job];
+void LanePool::abandon(const RoundJob& job, Lane lane) {
+  LaneScope scope({arena_, lane, job.id, job.script.get()});
   job.tape->abandon();
-  if (job.script) job.script->abandon(*arena_, task.lane);
+  if (job.script) job.script->abandon(*arena_, lane);
 }
 
 // What is still queued uses the round and its scripts: a wait that fails is tried once more. If it
@@ -154,28 +159,63 @@ void LanePool::note_failure() {
   if (!failure_) failure_ = std::current_exception();
 }
 
-void LanePool::fail(int job) {
-  errors_[job] = std::current_exception();
-  failed_[job].store(true);
+void LanePool::rethrow_failure() {
+  std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
 }
 
-void LanePool::execute(const Task& task) {
-  const RoundJob& job = round_->jobs[task.job];
+void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
+                       std::vector<Span>& spans) {
   if (job.inbox && task.start == 0) device_->hold_back(task.lane, job.inbox->filled());
   const Mark start = device_->mark(task.lane);
-  device_->execute(task.lane, [this, &job, &task] {
-    if (failed_[task.job].load()) return;
+  device_->execute(task.lane, [this, &job, &failure, task] {
+    if (failure.happened.load()) return;
     LaneScope scope({arena_, task.lane, job.id, job.script.get()});
     try {
       job.tape->run(task.start, task.stop);
     } catch (...) {
-      fail(task.job);
-      abandon(task);
+      failure.note();
+      abandon(job, task.lane);
     }
   });
-  spans_[task.lane].push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});
+  spans.push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});
   const bool read_batch = task.start < job.tape->loads() && task.stop >= job.tape->loads();
   if (job.inbox && read_batch) device_->record(task.lane, job.inbox->emptied());
+}
+
+RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate) {
+  Failure failure;
+  RoundResult result{{}, {}, {}, {}, device_};
+  gate.begin(lane, step.demand);
+  try {
+    run_groups(lane, step, gate, failure, result.spans);
+  } catch (...) {
+    failure.note();
+    settle();
+    abandon(step.job, lane);
+  }
+  // A stand-in's host functions refer to this call.
+  if (device_->calls_back()) settle();
+  step.job.script->close(*arena_);
+  gate.end(lane);
+  rethrow_failure();
+  result.end = device_->mark(lane);
+  result.errors.push_back(failure.error);
+  result.losses.push_back(step.job.tape->loss());
+  return result;
+}
+
+void LanePool::run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
+                          std::vector<Span>& spans) {
+  for (std::size_t group = 0; group < step.groups.size(); ++group) {
+    const auto [start, stop] = step.groups[group];
+    if (const auto former = gate.enter(lane)) device_->hold_back(lane, *former->event);
+    if (step.job.script->is_judged()) arena_->synchronize();
+    execute(step.job, {lane, 0, static_cast<int>(group), start, stop}, failure, spans);
+    if (step.job.script->is_judged() && device_->calls_back()) settle();
+    gate.leave(lane, spans.back().stop);
+    if (failure.happened.load()) return;
+  }
 }
 
 void LanePool::shutdown() {

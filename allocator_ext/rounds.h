@@ -1,16 +1,23 @@
-// Runs one round of a schedule: every lane executes its column of node groups; a counter barrier
-// lets pair k+1 start when all groups of pair k are done, or queued on a device; the sync between
-// them hands what pair k freed to everybody (Waterwave, section 4.3).
+// Runs steps on lanes, in one of two ways.
+//
+// A round of a schedule: every lane executes its column of node groups; a counter barrier lets pair
+// k+1 start when all groups of pair k are done, or queued on a device; the sync between them hands
+// what pair k freed to everybody (Waterwave, section 4.3).
+//
+// Or one step by itself, on the lane that asks, beside whatever the other lanes do: a gate admits
+// its groups (policy `flow`).
 #pragma once
 
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <variant>
 #include <vector>
 
+#include "core/gate.h"
 #include "core/lane_device.h"
 #include "core/staging.h"
 #include "lane.h"
@@ -37,12 +44,30 @@ struct Span {
   Mark start, stop;
 };
 
+// Why a step has failed; groups of it that come later see that it has.
+struct Failure {
+  std::exception_ptr error;
+  std::atomic<bool> happened{false};  // set last, so that who sees it may look
+
+  void note() {
+    error = std::current_exception();
+    happened.store(true);
+  }
+};
+
 struct Round {
   std::vector<RoundJob> jobs;
   std::vector<std::vector<Task>> pairs;
 };
 
-// A round that has run, or that a device still runs.
+// A step to run by itself: its groups' instructions, one after another, and how far each reaches.
+struct FlowStep {
+  RoundJob job;
+  std::vector<std::pair<int, int>> groups;
+  std::shared_ptr<const Demand> demand;
+};
+
+// A round, or a step, that has run, or that a device still runs.
 struct RoundResult {
   std::vector<std::exception_ptr> errors;  // per job, null when all of its step was queued
   std::vector<std::variant<double, at::Tensor>> losses;  // per job, to be read after the end
@@ -74,26 +99,33 @@ class LanePool {
   // Runs a round with the calling thread as lane 0; returns when every lane has executed or queued
   // all of it. Throws what keeps the lanes from waiting for each other: then the device is lost.
   RoundResult run(const Round& round);
+  // Calls `work` with the number of each lane, on its thread; with 0 on the calling one. Returns
+  // when all have. It must not throw.
+  void run_on_all(const std::function<void(int)>& work);
+  // Runs one step on the calling lane, within run_on_all. Throws as run does.
+  RoundResult run_step(int lane, const FlowStep& step, Gate& gate);
   void shutdown();
 
  private:
   void run_lane(int lane);
   void run_task(const Task& task);
-  void execute(const Task& task);
-  void fail(int job);
-  void abandon(const Task& task);
+  void execute(const RoundJob& job, const Task& task, Failure& failure, std::vector<Span>& spans);
+  void abandon(const RoundJob& job, Lane lane);
+  void run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
+                  std::vector<Span>& spans);
   void finish_pair();
   void settle();
   void note_failure();
+  void rethrow_failure();
 
   std::shared_ptr<Arena> arena_;
   int lanes_;
   std::shared_ptr<LaneDevice> device_;
+  const std::function<void(int)>* work_ = nullptr;
   const Round* round_ = nullptr;
   std::vector<std::atomic<int>> remaining_;  // groups of each pair not yet done
-  std::vector<std::exception_ptr> errors_;
-  std::vector<std::atomic<bool>> failed_;  // per job; set last, so that who sees it may look
-  std::exception_ptr failure_;             // of the round as a whole
+  std::vector<Failure> failures_;            // per job of the round
+  std::exception_ptr failure_;               // of all lanes' work as a whole
   std::atomic<bool> broken_{false};
   std::vector<std::vector<Span>> spans_;  // per lane
   CounterBarrier pairs_done_, lanes_done_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from waterflow.allocator_ext import _C
@@ -93,6 +94,22 @@ class Lanes:
         if self._failure is not None:
             raise self._failure
         return self._pool.run(round_)
+
+    def run_on_all(self, work: Callable[[int], None]) -> None:
+        """Calls `work` with each lane's number on its thread; returns when all have returned.
+
+        Raises what a lane raises.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._pool.run_on_all(work)
+
+    def run_step(self, lane: int, step: Any, gate: Any) -> Any:
+        """Runs one step on the calling lane, or queues it, as its gate admits it.
+
+        Within `run_on_all`. Raises RuntimeError where the device is lost.
+        """
+        return self._pool.run_step(lane, step, gate)
 
     def scope(self, job: int) -> Any:
         """Context manager: the device's tensors of this thread come from the arena, as lane 0."""

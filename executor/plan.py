@@ -25,7 +25,12 @@ class StepMemory:
         self._bytes = np.ascontiguousarray(events["bytes"], dtype=np.int64)
         self._ids = np.ascontiguousarray(events["id"], dtype=np.int32)
         self._nodes = events["node"]
-        self._extent: int | None = None
+        self._solo: Any = None
+
+    @property
+    def events(self) -> tuple[Any, Any]:
+        """Bytes and block numbers of the step's events."""
+        return self._bytes, self._ids
 
     def arrays(self, groups: Sequence[NodeGroup]) -> tuple[Any, Any, Any]:
         """The step's events cut into groups, as the rehearsal takes them."""
@@ -42,12 +47,19 @@ class StepMemory:
     @property
     def extent(self) -> int:
         """Bytes of arena that the step needs above the persistent tensors, gaps included."""
-        if self._extent is None:
+        return int(self._rehearsed().extent)
+
+    @property
+    def solo_offsets(self) -> Any:
+        """A place per request, of the step run alone from address 0."""
+        return self._rehearsed().offsets[0]
+
+    def _rehearsed(self) -> Any:
+        if self._solo is None:
             whole = [NodeGroup(0, self.profile.num_nodes, 0, 0, 0.0)]
             state = _C.Allocator(1 << 60, self._alignment, 1)
-            result = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
-            self._extent = int(result.extent)
-        return self._extent
+            self._solo = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
+        return self._solo
 
 
 @dataclass
@@ -76,7 +88,8 @@ class RoundPlan:
             own_blocks: steps keep their blocks themselves, without the allocator's lock; not where
                 the arena records every event or blocks survive the step.
         """
-        _C.begin_scripts(arena, self.scripts, self.extent, own_blocks)
+        beside = _C.RoundMemory(self.extent, arena.statistics().capacity)
+        _C.begin_scripts(arena, self.scripts, beside, own_blocks)
 
     @property
     def deviations(self) -> int:
@@ -112,7 +125,7 @@ def plan_round(
         for (_, _, memory), offsets in zip(steps, result.offsets, strict=True)
     ]
     round_ = make_round(schedule, steps, scripts)
-    extent = max(int(result.extent), _live_end(arena))
+    extent = max(int(result.extent), live_end(arena))
     return RoundPlan(
         schedule, round_, list(zip(scripts, jobs, strict=True)), extent, int(result.peak)
     )
@@ -143,7 +156,8 @@ def solo_round(job: int, step: CompiledStep) -> Any:
     return _C.Round([(step.tape, None, job, step.inbox)], [[(0, 0, 0, 0, len(step.tape))]])
 
 
-def _live_end(arena: Any) -> int:
+def live_end(arena: Any) -> int:
+    """The end of the highest live chunk."""
     return int(_C.layout(arena)[1])
 
 

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from waterflow.partitioner.profile import Profile
+from waterflow.partitioner.profile import Profile, node_times
+
+FLOW_SHARE = 1 / 48
+"""By how much of the peak a group of the policy `flow` changes the live bytes."""
+
+FLOW_SECONDS = 100e-6
+"""How long a group of the policy `flow` lasts at least."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,23 @@ def cut_at(profile: Profile, nodes: Iterable[int]) -> tuple[NodeGroup, ...]:
     seconds = np.add.reduceat(profile.node_seconds, starts)
     columns = (starts, stops, net, growth, seconds)
     return tuple(map(NodeGroup, *(column.tolist() for column in columns)))
+
+
+def partition_for_flow(profile: Profile) -> tuple[NodeGroup, ...]:
+    """Cut a step where another one may want to take over what it has freed, or wait for it.
+
+    A group changes the live bytes by about `FLOW_SHARE` of the transient peak and lasts at least
+    `FLOW_SECONDS`, as each costs a look at the other lanes.
+    """
+    split = max(1, int(profile.transient_peak_bytes * FLOW_SHARE))
+    ends = np.cumsum(node_times([profile])[0])
+    cuts: list[int] = []
+    begun = 0.0
+    for group in partition(profile, split):
+        if ends[group.stop - 1] - begun >= FLOW_SECONDS:
+            cuts.append(group.stop)
+            begun = float(ends[group.stop - 1])
+    return cut_at(profile, cuts)
 
 
 def two_groups_at_peak(profile: Profile) -> tuple[NodeGroup, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from waterflow.executor.device import Device, get_device
 from waterflow.executor.feeder import Fed
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.residence import Residence
+from waterflow.flowing import Flowing
 from waterflow.job import Job
 from waterflow.jobreport import JobReport
 from waterflow.member import Member
@@ -93,7 +94,7 @@ class Engine:
         Args:
             memory: bytes that all jobs together may hold, or a text such as "512MiB".
             device: "cpu", "cuda" (torch's current device) or "cuda:1".
-            policy: "waterwave", "waterwave-s", "temporal", or a policy of one's own.
+            policy: "waterwave", "waterwave-s", "flow", "temporal", or a policy of one's own.
             lanes: node groups that may run at once.
             threads: intra-op threads of each lane; torch's count divided by the lanes, at least 1,
                 if None.
@@ -135,6 +136,16 @@ class Engine:
             check=check,
             guard=self._guard,
             show=self._show,
+        )
+        self._flowing = Flowing(
+            self._lanes,
+            self._residence,
+            self._recorder,
+            self._state,
+            check=check,
+            guard=self._guard,
+            show=self._show,
+            check_device=self._rounds.check_device,
         )
         self._check = check
         self._arena.record(check)
@@ -218,8 +229,8 @@ class Engine:
             spans=self._recorder.spans(names),
             versions=versions(),
             schedules=list(self._planner.texts),
-            syncs=int(statistics.forced_syncs + statistics.explicit_syncs),
-            deviations=self._planner.deviations,
+            syncs=int(statistics.forced_syncs + statistics.explicit_syncs) + self._flowing.waits,
+            deviations=self._planner.deviations + self._flowing.deviations,
             workspace_bytes=self._lanes.device.workspace_bytes,
         )
 
@@ -326,11 +337,10 @@ class Engine:
         self._start_feeders()
         self._end_stopped()
         self._admit()
-        turns = self._collect_turns()
-        if turns:
-            self._rounds.run(turns)
+        if self.policy.flows:
+            self._flow()
         else:
-            self._rounds.conclude()
+            self._run_round(self._members)
         for member in self._members:
             if member.ended and member.admitted:
                 self._dismiss(member)
@@ -406,16 +416,47 @@ class Engine:
             member.end("finished")
         self._show(member)
 
+    # Flowing
+
+    def _flow(self) -> None:
+        """Whoever needs more than a lane takes a turn in a round; then the others flow."""
+        flows = self._flowing.can_flow
+        self._run_round([m for m in self._members if self._may_step(m) and not flows(m)])
+        members = [m for m in self._members if self._may_step(m) and flows(m)]
+        if not members:
+            return
+        self._rounds.conclude()
+        if self._flowing.run(members, lambda: self._is_interrupted(members)):
+            left = self._flowing.take_left()
+            if left:
+                self._rounds.run(left)
+        else:
+            self._run_round(members)
+
+    def _is_interrupted(self, flowing: Sequence[Member]) -> bool:
+        """Whether somebody wants something that cannot be done while jobs flow."""
+        return any(
+            member.stop_requested if member in flowing else self._needs_attention(member)
+            for member in self._members
+        )
+
     # Rounds
 
-    def _collect_turns(self) -> list[tuple[Member, Ready]]:
-        """Everybody's next batch. Jobs that are nearly ready are waited for, a little."""
+    def _run_round(self, members: Sequence[Member]) -> None:
+        turns = self._collect_turns(members)
+        if turns:
+            self._rounds.run(turns)
+        else:
+            self._rounds.conclude()
+
+    def _collect_turns(self, members: Sequence[Member]) -> list[tuple[Member, Ready]]:
+        """Their next batches. Jobs that are nearly ready are waited for, a little."""
         patience = max(_LEAST_GRACE_SECONDS, _GRACE * self._rounds.seconds)
         with self._state:
-            if any(self._may_step(m) for m in self._members):
-                self._state.wait_for(self._all_ready, patience)
+            if any(map(self._may_step, members)):
+                self._state.wait_for(lambda: self._all_ready(members), patience)
         turns: list[tuple[Member, Ready]] = []
-        for member in self._members:
+        for member in members:
             if not self._may_step(member):
                 continue
             fed = member.feeder.take()
@@ -428,8 +469,8 @@ class Engine:
     def _may_step(self, member: Member) -> bool:
         return member.admitted and not member.ended and member.next_turn() is not None
 
-    def _all_ready(self) -> bool:
-        return all(m.next_turn() is not None for m in self._members if m.admitted and not m.ended)
+    def _all_ready(self, members: Sequence[Member]) -> bool:
+        return all(m.next_turn() is not None for m in members if m.admitted and not m.ended)
 
     def _guard(self, member: Member, action: Callable[[], Any]) -> bool:
         """Runs something of the user's; an error ends this job alone."""

@@ -87,6 +87,8 @@ class Job:
         clip_grad_norm: where given, ``torch.nn.utils.clip_grad_norm_`` with this norm between
             ``backward`` and ``optimizer.step``.
         stop_on_nan: end the job as failed when its loss is NaN or infinite.
+        weight: share of the lanes' time, beside other jobs' weights, under the policy "flow" when
+            there are more jobs than lanes.
 
     Raises:
         JobError: an argument is of the wrong kind; the message names the job and the value.
@@ -106,6 +108,7 @@ class Job:
     capture: bool = True
     clip_grad_norm: float | None = None
     stop_on_nan: bool = False
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -153,6 +156,8 @@ class Job:
             self.clip_grad_norm is None or self.clip_grad_norm > 0,
             f"clip_grad_norm must be above 0 or None, got {self.clip_grad_norm!r}",
         )
+        good_weight = type(self.weight) in (int, float) and 0 < self.weight < float("inf")
+        self._require(good_weight, f"weight must be a number above 0, got {self.weight!r}")
         if self.epochs is None and self.steps is None:
             self.epochs = 1
 

@@ -143,6 +143,22 @@ class Member:
             self._bound.add(step)
         return step
 
+    def ready_step(self, ready: Ready) -> PreparedStep | None:
+        """The step to run on this batch, where a lane is all that it needs: None where it is new,
+        a first step or eager, or where its batch needs a larger inbox."""
+        mailbox = self.preparer.mailbox
+        if ready.shape is None or not self.preparer.is_fresh(ready):
+            return None
+        if ready.parcel is not None and mailbox is not None and not mailbox.fits(ready.parcel):
+            return None
+        step = self.preparer.step_for(ready.shape)
+        return None if step is None or step.creates_state or step not in self._bound else step
+
+    @property
+    def bound(self) -> list[PreparedStep]:
+        """The steps that have their tensors."""
+        return list(self._bound)
+
     @property
     def bound_steps(self) -> int:
         """How many steps have their tensors."""

@@ -16,6 +16,7 @@ import torch
 from waterflow.batch import FlatBatch, UnknownLeafError, flatten
 from waterflow.capture import gradient_layouts, join
 from waterflow.executor.device import Device
+from waterflow.executor.flow import PiledStep
 from waterflow.executor.measure import Scratch
 from waterflow.executor.plan import StepMemory
 from waterflow.executor.residence import storage_bytes
@@ -57,6 +58,7 @@ class PreparedStep:
     compiled: CompiledStep
     optimizer: OptimizerTrace | None
     memory: StepMemory = field(init=False)
+    piles: dict[float, PiledStep] = field(default_factory=dict)  # by slack; see executor.flow
     valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
 
     @property
@@ -219,8 +221,12 @@ class Preparer:
 
     def refresh(self, ready: Ready) -> Ready:
         """The same batch, captured again where a callback has changed the model's modes since."""
+        return ready if self.is_fresh(ready) else self(ready.batch)
+
+    def is_fresh(self, ready: Ready) -> bool:
+        """Whether the model's modes are still those that the batch was captured with."""
         assert ready.shape is not None
-        return ready if ready.shape.modes == self._modes() else self(ready.batch)
+        return ready.shape.modes == self._modes()
 
     def _modes(self) -> Hashable:
         """What a callback may change between steps: flags, plain attributes, frozen parameters."""

@@ -29,6 +29,7 @@ class LaneDevice {
   // Does the work, or queues it, in the lane's order.
   virtual void execute(Lane, const std::function<void()>& work) { work(); }
   virtual void settle() {}  // returns when all that was executed has thrown or never will
+  virtual bool calls_back() const { return false; }  // whether work may run after execute returns
 
   virtual Mark mark(Lane) { return {steady_seconds(), nullptr}; }
   virtual void wait(const Mark&) {}  // the host waits
@@ -51,6 +52,7 @@ class CudaLaneDevice final : public LaneDevice {
   void bind(Lane lane) override;
   void execute(Lane lane, const std::function<void()>& work) override;
   void settle() override;
+  bool calls_back() const override { return host_functions_; }
   Mark mark(Lane lane) override;
   void wait(const Mark& mark) override { mark.event->wait(); }
   double seconds(const Mark& mark) override;

@@ -101,7 +101,7 @@ void* Script::take(Arena& arena, std::size_t bytes, Lane lane) {
     if (void* memory = take_planned(arena, rounded, lane)) return memory;
   }
   deviate(arena, lane);
-  return take_above(arena, rounded, lane);
+  return take_beside(arena, rounded, lane);
 }
 
 void* Script::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
@@ -116,11 +116,12 @@ void* Script::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
   return arena.pointer_to(offset);
 }
 
-void* Script::take_above(Arena& arena, std::size_t rounded, Lane lane) {
+void* Script::take_beside(Arena& arena, std::size_t rounded, Lane lane) {
   ++deviations_;
   std::size_t offset = round_->overflow.load();
   do {  // a request that is refused must not take the room of others
-    if (rounded > arena.capacity() || offset > arena.capacity() - rounded) return nullptr;
+    const std::size_t stop = round_->overflow_stop;
+    if (rounded > stop || offset > stop - rounded) return nullptr;
   } while (!round_->overflow.compare_exchange_weak(offset, offset + rounded));
   return arena.allocate_at(offset, rounded, lane, job_);
 }

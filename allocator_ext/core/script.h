@@ -6,7 +6,7 @@
 // it did when it was profiled (its workspace depends on its data), so each request is compared with
 // the plan, and the blocks alive after each instruction with those that should be. At the first
 // difference anywhere in the round all steps of it hand their blocks to the allocator, which then
-// judges every place; what has no place there is served above every planned address.
+// judges every place; what has no place there is served beside every planned address.
 #pragma once
 
 #include <atomic>
@@ -24,10 +24,14 @@
 
 namespace waterflow {
 
-// What the steps of one round share.
+// What the steps share that run beside each other: room beside the whole plan for requests that are
+// not as planned, and whether there has been one.
 struct RoundMemory {
-  std::atomic<std::size_t> overflow{0};  // next free offset above the whole plan
-  std::atomic<bool> deviated{false};     // some step's blocks are not as planned
+  RoundMemory(std::size_t start, std::size_t stop) : overflow(start), overflow_stop(stop) {}
+
+  std::atomic<std::size_t> overflow;  // next free offset
+  const std::size_t overflow_stop;
+  std::atomic<bool> deviated{false};  // some step's blocks are not as planned
 };
 
 class alignas(64) Script {  // lanes write to theirs all the time: no cache line has two
@@ -41,7 +45,7 @@ class alignas(64) Script {  // lanes write to theirs all the time: no cache line
   void begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> round, bool keep_blocks);
   void begin_instruction(std::size_t index);
   void end_instruction(Arena& arena, Lane lane);
-  // The place for a request; nullptr: it is not as planned and there is no room above the plan.
+  // The place for a request; nullptr: it is not as planned and there is no room beside the plan.
   void* take(Arena& arena, std::size_t bytes, Lane lane);
   // Whether the block was one that the step keeps itself; then it is gone.
   bool release(Arena& arena, const void* pointer);
@@ -51,11 +55,15 @@ class alignas(64) Script {  // lanes write to theirs all the time: no cache line
   void close(Arena& arena);
 
   std::size_t deviations() const { return deviations_; }
+  // Whether the allocator judges the places: they are free for a lane only after a sync.
+  bool is_judged() const {
+    return !keeps_blocks_ || round_->deviated.load(std::memory_order_relaxed);
+  }
 
  private:
   void find_predecessors();
   void* take_planned(Arena& arena, std::size_t rounded, Lane lane);
-  void* take_above(Arena& arena, std::size_t rounded, Lane lane);
+  void* take_beside(Arena& arena, std::size_t rounded, Lane lane);
   bool is_free(std::size_t request) const;
   void hand_over(Arena& arena, Lane lane);
   void deviate(Arena& arena, Lane lane);

@@ -6,12 +6,13 @@ import difflib
 
 from waterflow.partitioner.errors import JobError
 from waterflow.partitioner.policies.base import PlanJob, Policy
+from waterflow.partitioner.policies.flow import Flow
 from waterflow.partitioner.policies.temporal import Temporal
 from waterflow.partitioner.policies.waterwave import WaterWave
 from waterflow.partitioner.policies.waterwave_s import WaterWaveS
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Temporal, WaterWave, WaterWaveS)
+    policy.name: policy for policy in (Flow, Temporal, WaterWave, WaterWaveS)
 }
 """The policy classes by the names that users write; each can be made without arguments."""
 
@@ -26,6 +27,7 @@ def get_policy(name: str) -> Policy:
 
 __all__ = [
     "POLICIES",
+    "Flow",
     "PlanJob",
     "Policy",
     "Temporal",

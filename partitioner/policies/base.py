@@ -46,6 +46,8 @@ class Policy(ABC):
     """
 
     name: ClassVar[str]
+    flows: ClassVar[bool] = False
+    """Whether lanes take steps at their own pace where they can; rounds are for the rest then."""
 
     @abstractmethod
     def schedule(self, jobs: Sequence[PlanJob], budget: int, lanes: int = 2) -> Schedule:

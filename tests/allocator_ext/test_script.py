@@ -70,7 +70,8 @@ class Plan:
         ends = [chunk.offset + chunk.bytes for chunk in chunks if chunk.state == _C.ChunkState.LIVE]
         jobs = [(script, job) for job, script in enumerate(self.scripts)]
         above = max(self.result.extent, *ends, 0)
-        _C.begin_scripts(self.arena, jobs, above, keep_blocks)
+        beside = _C.RoundMemory(above, self.arena.statistics().capacity)
+        _C.begin_scripts(self.arena, jobs, beside, keep_blocks)
 
 
 def make_plan(arena: _C.Arena, steps: list[Step], pairs: list[list[Slot]]) -> Plan:

@@ -99,20 +99,21 @@ def same_numbers(
     return report
 
 
-@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s"])
+@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s", "flow"])
 def test_numbers_are_those_of_the_loop_however_late_the_work(policy, driver, eager):
     driver.delay(400, seed=3)
-    report = same_numbers(["cnn_shuffled", "noisy_shuffled", "encoder", "tied"], eager)
+    names = ["cnn_shuffled", "noisy_shuffled", "encoder", "tied"]
+    report = same_numbers(names, eager, policy=policy)
     assert report.device == "cuda:0"
     assert 0 < report.peak_bytes <= report.budget_bytes
     assert report.deviations == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))
-def test_every_kind_of_job(part, driver, eager):
+@pytest.mark.parametrize(("policy", "part"), [("waterwave", 0), ("flow", 1)])
+def test_every_kind_of_job(policy, part, driver, eager):
     driver.delay(20, seed=part)
-    same_numbers(TOGETHER[part::2], eager, memory="1GiB")
+    same_numbers(TOGETHER[part::2], eager, memory="1GiB", policy=policy)
 
 
 HOPPING = ["tied", "custom"]
@@ -150,10 +151,11 @@ def test_a_missing_wait_would_show(eager):
     assert done.returncode != 0 or ast.literal_eval(done.stdout) != expected
 
 
-def test_the_checker_finds_no_race(driver):
+@pytest.mark.parametrize("policy", ["waterwave", "flow"])
+def test_the_checker_finds_no_race(policy, driver):
     driver.delay(100, seed=1)
-    device = FakeCudaDevice()
-    with wf.Engine("64MiB", device=device, threads=1, lanes=3, check=True) as engine:
+    options = {"device": FakeCudaDevice(), "policy": policy, "lanes": 3, "check": True}
+    with wf.Engine("64MiB", threads=1, **options) as engine:
         handles = [engine.submit(JOBS[name]()) for name in SMALL]
     assert [handle.result().state for handle in handles] == ["finished"] * 3
     assert engine.check_races() == []

@@ -61,7 +61,7 @@ def test_solo(name):
     assert_same_numbers(expected, eager, job, run([job])[name])
 
 
-@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s"])
+@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s", "flow"])
 def test_together(policy):
     jobs = {name: on_gpu(name) for name in REPEATED}
     report = run(list(jobs.values()), policy=policy)

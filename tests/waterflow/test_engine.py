@@ -98,7 +98,7 @@ def test_report_of_a_run() -> None:
     assert {span.job for span in report.spans} == {"a", "b"}
 
 
-@pytest.mark.parametrize("policy", ["temporal", "waterwave"])
+@pytest.mark.parametrize("policy", ["temporal", "waterwave", "flow"])
 def test_jobs_that_fail_in_the_same_round_end_alone(policy):
     """Each leaves blocks behind in the middle of its step; one may lie where another's would."""
     good = [(IMAGES[:32], LABELS[:32])] * 3
@@ -112,7 +112,7 @@ def test_jobs_that_fail_in_the_same_round_end_alone(policy):
     assert_equal_to_eager(job, report["good"], make_job("good", 3, steps=6))
 
 
-@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s"])
+@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s", "flow"])
 def test_tight_budget_keeps_the_numbers(policy: str) -> None:
     jobs = [make_job(f"j{seed}", seed, epochs=4) for seed in range(3)]
     probe = run([make_job(f"j{seed}", seed) for seed in range(3)])
@@ -435,7 +435,7 @@ def test_jobs_joining_and_leaving_at_random_do_not_disturb_each_other() -> None:
     assert any(report.state == "finished" for report in reports)
 
 
-@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s"])
+@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s", "flow"])
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_every_run_is_free_of_races(policy: str, lanes: int) -> None:
     with wf.Engine(memory="2MiB", policy=policy, lanes=lanes, threads=1, check=True) as engine:

@@ -50,10 +50,10 @@ def test_solo(name, eager):
 @pytest.mark.cpu
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "part"), [("temporal", 0), ("waterwave", 1), ("waterwave-s", 2)]
+    ("policy", "part"), [("temporal", 0), ("waterwave", 1), ("waterwave-s", 2), ("flow", 3)]
 )
 def test_together(policy, part, eager):
-    names = TOGETHER[part::3]
+    names = TOGETHER[part::4]
     jobs = {name: JOBS[name]() for name in names}
     report = wf.run(list(jobs.values()), memory="1GiB", policy=policy, threads=1)
     for name, job in jobs.items():

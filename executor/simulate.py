@@ -1,0 +1,194 @@
+"""Predicts how jobs flow, by the clock of their profiles; nothing runs.
+
+The decisions are the real ones: the same gate admits the groups. What is assumed is that lanes do
+not slow each other down, so the times are those of lanes with enough cores, or of a device that
+one job does not fill. Everything here is simulated, never measured.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from waterflow.allocator_ext import _C
+from waterflow.executor.flow import PiledStep, num_ranges
+from waterflow.partitioner.policies.placement import PAIR_SECONDS
+from waterflow.partitioner.profile import FloatArray
+
+#: Steps of the longest job that are simulated; the first ones only fill the pipeline.
+_STEPS = 6
+_WARM_UP = 2
+#: No simulation is longer than this many groups.
+_MOST_GROUPS = 40_000
+
+
+@dataclass(frozen=True)
+class FlowForecast:
+    """What flowing is predicted to be like, in the long run. Simulated.
+
+    Attributes:
+        seconds: for one step of every job, in the mean.
+        overlap: fraction of the busy time during which more than one lane works, 0.0 to 1.0.
+        waits: groups per step of every job that have to wait for memory.
+        peak_bytes: the most that the piles reach together, in bytes.
+    """
+
+    seconds: float
+    overlap: float
+    waits: float
+    peak_bytes: int
+
+
+@dataclass
+class _Runner:
+    """A job in the simulation."""
+
+    piled: PiledStep
+    seconds: list[float]
+    weight: float
+    used: float = 0.0  # seconds of lanes, by its weight
+    steps: int = 0
+    lane: int | None = None
+    group: int = 0
+
+
+@dataclass
+class _Clock:
+    """Moments of the simulation, and what the lanes did between them."""
+
+    now: float = 0.0
+    events: list[tuple[float, int, int]] = field(default_factory=list)  # (time, sequence, lane)
+    sequence: int = 0
+    busy: float = 0.0
+    both: float = 0.0
+
+    def schedule(self, seconds: float, lane: int) -> None:
+        self.sequence += 1
+        heapq.heappush(self.events, (self.now + seconds, self.sequence, lane))
+
+    def advance(self) -> int:
+        """Goes on to the next event and returns its lane."""
+        time, _, lane = heapq.heappop(self.events)
+        working = len(self.events) + 1
+        self.busy += time - self.now if working > 0 else 0.0
+        self.both += time - self.now if working > 1 else 0.0
+        self.now = time
+        return lane
+
+
+def simulate_flow(
+    steps: Sequence[PiledStep],
+    times: Sequence[FloatArray],
+    range_bytes: int,
+    lanes: int,
+    weights: Sequence[float] | None = None,
+) -> FlowForecast:
+    """Lets jobs flow by the clock of their profiles.
+
+    Args:
+        steps: a piled step per job, none taller than `range_bytes`.
+        times: seconds per node of each step.
+        range_bytes: memory for the piles.
+        lanes: how many lanes there are.
+        weights: the jobs' weights, all 1.0 if None.
+    """
+    weights = weights or [1.0] * len(steps)
+    runners = [
+        _Runner(step, np.add.reduceat(time, [g.start for g in step.groups]).tolist(), weight)
+        for step, time, weight in zip(steps, times, weights, strict=True)
+    ]
+    count = num_ranges(range_bytes, max(step.extent for step in steps), lanes)
+    simulation = _Simulation(runners, range_bytes // count, min(lanes, 2 * count))
+    return simulation.run()
+
+
+class _Simulation:
+    def __init__(self, runners: list[_Runner], size: int, lanes: int) -> None:
+        self.runners = runners
+        self.gate = _C.Gate(size, lanes)
+        self.on_lane: list[_Runner | None] = [None] * lanes
+        self.running = [False] * lanes
+        self.reach = [0] * lanes
+        self.clock = _Clock()
+        self.peak = 0
+
+    def run(self) -> FlowForecast:
+        goal, groups = _STEPS, 0
+        warm = (0.0, 0.0, 0.0, 0, 0)
+        self._dispatch()
+        while self.clock.events and groups < _MOST_GROUPS:
+            self._finish_group(self.clock.advance())
+            self._dispatch()
+            groups += 1
+            least = min(runner.steps for runner in self.runners)
+            if least < _WARM_UP:
+                warm = self._marks()
+            if least >= goal:
+                break
+        now, busy, both, waits, steps = self._marks()
+        rounds = max(1, steps - warm[4]) / len(self.runners)
+        worked = busy - warm[1]
+        return FlowForecast(
+            seconds=(now - warm[0]) / rounds,
+            overlap=(both - warm[2]) / worked if worked else 0.0,
+            waits=(waits - warm[3]) / rounds,
+            peak_bytes=self.peak,
+        )
+
+    def _marks(self) -> tuple[float, float, float, int, int]:
+        clock = self.clock
+        steps = sum(runner.steps for runner in self.runners)
+        return clock.now, clock.busy, clock.both, self.gate.waits, steps
+
+    def _finish_group(self, lane: int) -> None:
+        runner = self.on_lane[lane]
+        assert runner is not None
+        self.gate.leave(lane)
+        self.running[lane] = False
+        runner.group += 1
+        self.reach[lane] = runner.piled.demand.after[runner.group]
+        if runner.group == len(runner.seconds):
+            self.gate.end(lane)
+            self.on_lane[lane] = runner.lane = None
+            runner.steps += 1
+
+    def _dispatch(self) -> None:
+        """Starts whatever may start; who waits longest is asked first."""
+        progress = True
+        while progress:
+            progress = any(self._start(lane) for lane in range(len(self.on_lane)))
+
+    def _start(self, lane: int) -> bool:
+        if self.running[lane] or not (self.on_lane[lane] or self._take_job(lane)):
+            return False
+        runner = self.on_lane[lane]
+        assert runner is not None
+        if not self.gate.try_enter(lane):
+            return False
+        seconds = runner.seconds[runner.group]
+        runner.used += seconds / runner.weight
+        self.running[lane] = True
+        self.reach[lane] = runner.piled.demand.during[runner.group]
+        self.peak = max(self.peak, sum(self.reach))
+        self.clock.schedule(seconds, lane)
+        return True
+
+    def _take_job(self, lane: int) -> bool:
+        """Whose turn it is: the job that has had the least of the lanes, by its weight."""
+        free = [runner for runner in self.runners if runner.lane is None]
+        if not free:
+            return False
+        runner = min(free, key=lambda runner: runner.used)
+        if not self.gate.try_begin(lane, runner.piled.demand):
+            return False
+        runner.lane, runner.group = lane, 0
+        self.on_lane[lane] = runner
+        return True
+
+
+def serial_seconds(times: Sequence[FloatArray]) -> float:
+    """What one step of every job takes one after another. Simulated."""
+    return sum(float(time.sum()) + PAIR_SECONDS for time in times)
