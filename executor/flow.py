@@ -47,10 +47,11 @@ class PiledStep:
         return stop - self.offsets - self.sizes if from_top else start + self.offsets
 
 
-def pile_step(memory: StepMemory, slack: float) -> PiledStep:
+def pile_step(memory: StepMemory, slack: float, room: int) -> PiledStep:
     """Piles a step up, at most `slack` of its peak higher than that if such a pile is found.
 
-    With a slack of 0.0 the result is the lowest that is known, so it fits wherever the step does.
+    It is lower where there is only `room` bytes. With a slack of 0.0 the result is the lowest that
+    is known, so it fits wherever the step does.
 
     Raises ValueError where blocks outlive the step.
     """
@@ -59,7 +60,7 @@ def pile_step(memory: StepMemory, slack: float) -> PiledStep:
         raise ValueError(f"step {profile.name!r}: blocks that outlive it cannot be piled up")
     sizes, ids = memory.events
     peak = profile.transient_peak_bytes
-    pile = _C.pile_up(sizes, ids, int(peak * (1 + slack)))
+    pile = _C.pile_up(sizes, ids, min(int(peak * (1 + slack)), room))
     offsets, reach = pile.offsets, pile.reach
     if slack == 0.0 and memory.extent < pile.extent:
         offsets = memory.solo_offsets

@@ -109,15 +109,9 @@ def plan_round(
         schedule: one step of each job.
         steps: for each job of the schedule its number, its compiled step and its memory.
     """
-    arrays = [
-        memory.arrays(groups) for groups, (_, _, memory) in zip(schedule.groups, steps, strict=True)
-    ]
-    slots = [
-        [(lane, ref.job, ref.group) for lane, ref in enumerate(pair) if ref is not None]
-        for pair in schedule.pairs
-    ]
     jobs = [job for job, _, _ in steps]
-    result = _C.rehearse(arena.snapshot(), arrays, jobs, slots)
+    memories = [memory for _, _, memory in steps]
+    result = rehearse_round(arena.snapshot(), schedule, jobs, memories)
     if not result.fits:
         return None
     scripts = [
@@ -129,6 +123,27 @@ def plan_round(
     return RoundPlan(
         schedule, round_, list(zip(scripts, jobs, strict=True)), extent, int(result.peak)
     )
+
+
+def rehearse_round(
+    state: Any, schedule: Schedule, jobs: Sequence[int], memories: Sequence[StepMemory]
+) -> Any:
+    """The places of a schedule's blocks in an allocator of this state, and its peak and extent.
+
+    Args:
+        state: an allocator; it stays as it is.
+        schedule: one step of each job.
+        jobs: the jobs' numbers.
+        memories: the memory of their steps.
+    """
+    arrays = [
+        memory.arrays(groups) for groups, memory in zip(schedule.groups, memories, strict=True)
+    ]
+    slots = [
+        [(lane, ref.job, ref.group) for lane, ref in enumerate(pair) if ref is not None]
+        for pair in schedule.pairs
+    ]
+    return _C.rehearse(state, arrays, list(jobs), slots)
 
 
 def make_round(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from waterflow.allocator_ext import _C
 from waterflow.executor.flow import PiledStep, num_ranges
 from waterflow.partitioner.policies.placement import PAIR_SECONDS
 from waterflow.partitioner.profile import FloatArray
+from waterflow.partitioner.schedule import Schedule
 
 #: Steps of the longest job that are simulated; the first ones only fill the pipeline.
 _STEPS = 6
@@ -25,27 +27,40 @@ _WARM_UP = 2
 _MOST_GROUPS = 40_000
 
 
+class SimulatedSpan(NamedTuple):
+    """A node group on a lane; times in seconds, `job` and `group` counted from 0."""
+
+    start: float
+    stop: float
+    lane: int
+    job: int
+    group: int
+
+
 @dataclass(frozen=True)
 class FlowForecast:
     """What flowing is predicted to be like, in the long run. Simulated.
 
     Attributes:
-        seconds: for one step of every job, in the mean.
+        seconds: for the work of one step of every job.
         overlap: fraction of the busy time during which more than one lane works, 0.0 to 1.0.
         waits: groups per step of every job that have to wait for memory.
         peak_bytes: the most that the piles reach together, in bytes.
+        spans: what ran when, from the first step on.
     """
 
     seconds: float
     overlap: float
     waits: float
     peak_bytes: int
+    spans: tuple[SimulatedSpan, ...] = ()
 
 
 @dataclass
 class _Runner:
     """A job in the simulation."""
 
+    number: int
     piled: PiledStep
     seconds: list[float]
     weight: float
@@ -97,8 +112,8 @@ def simulate_flow(
     """
     weights = weights or [1.0] * len(steps)
     runners = [
-        _Runner(step, np.add.reduceat(time, [g.start for g in step.groups]).tolist(), weight)
-        for step, time, weight in zip(steps, times, weights, strict=True)
+        _Runner(i, step, np.add.reduceat(time, [g.start for g in step.groups]).tolist(), weight)
+        for i, (step, time, weight) in enumerate(zip(steps, times, weights, strict=True))
     ]
     count = num_ranges(range_bytes, max(step.extent for step in steps), lanes)
     simulation = _Simulation(runners, range_bytes // count, min(lanes, 2 * count))
@@ -114,10 +129,12 @@ class _Simulation:
         self.reach = [0] * lanes
         self.clock = _Clock()
         self.peak = 0
+        self.work = 0.0  # seconds of all groups that have ended
+        self.spans: list[SimulatedSpan] = []
 
     def run(self) -> FlowForecast:
         goal, groups = _STEPS, 0
-        warm = (0.0, 0.0, 0.0, 0, 0)
+        warm = (0.0, 0.0, 0.0, 0.0, 0)
         self._dispatch()
         while self.clock.events and groups < _MOST_GROUPS:
             self._finish_group(self.clock.advance())
@@ -128,26 +145,29 @@ class _Simulation:
                 warm = self._marks()
             if least >= goal:
                 break
-        now, busy, both, waits, steps = self._marks()
-        rounds = max(1, steps - warm[4]) / len(self.runners)
-        worked = busy - warm[1]
+        passed, busy, both, work, waits = (
+            after - before for after, before in zip(self._marks(), warm, strict=True)
+        )
+        # Of the work, not of the steps: jobs are in the middle of theirs when the clock is read.
+        rounds = work / sum(sum(runner.seconds) for runner in self.runners)
         return FlowForecast(
-            seconds=(now - warm[0]) / rounds,
-            overlap=(both - warm[2]) / worked if worked else 0.0,
-            waits=(waits - warm[3]) / rounds,
+            seconds=passed / rounds,
+            overlap=both / busy if busy else 0.0,
+            waits=waits / rounds,
             peak_bytes=self.peak,
+            spans=tuple(self.spans),
         )
 
-    def _marks(self) -> tuple[float, float, float, int, int]:
+    def _marks(self) -> tuple[float, float, float, float, int]:
         clock = self.clock
-        steps = sum(runner.steps for runner in self.runners)
-        return clock.now, clock.busy, clock.both, self.gate.waits, steps
+        return clock.now, clock.busy, clock.both, self.work, self.gate.waits
 
     def _finish_group(self, lane: int) -> None:
         runner = self.on_lane[lane]
         assert runner is not None
         self.gate.leave(lane)
         self.running[lane] = False
+        self.work += runner.seconds[runner.group]
         runner.group += 1
         self.reach[lane] = runner.piled.demand.after[runner.group]
         if runner.group == len(runner.seconds):
@@ -173,6 +193,8 @@ class _Simulation:
         self.running[lane] = True
         self.reach[lane] = runner.piled.demand.during[runner.group]
         self.peak = max(self.peak, sum(self.reach))
+        now = self.clock.now
+        self.spans.append(SimulatedSpan(now, now + seconds, lane, runner.number, runner.group))
         self.clock.schedule(seconds, lane)
         return True
 
@@ -187,6 +209,22 @@ class _Simulation:
         runner.lane, runner.group = lane, 0
         self.on_lane[lane] = runner
         return True
+
+
+def simulate_round(schedule: Schedule, times: Sequence[FloatArray]) -> tuple[SimulatedSpan, ...]:
+    """What runs when in a round, pair after pair, each as long as its longest group. Simulated."""
+    spans: list[SimulatedSpan] = []
+    begun = 0.0
+    for pair in schedule.pairs:
+        longest = 0.0
+        for lane, ref in enumerate(pair):
+            if ref is not None:
+                group = schedule.groups[ref.job][ref.group]
+                seconds = float(times[ref.job][group.start : group.stop].sum())
+                spans.append(SimulatedSpan(begun, begun + seconds, lane, ref.job, ref.group))
+                longest = max(longest, seconds)
+        begun += longest + PAIR_SECONDS
+    return tuple(spans)
 
 
 def serial_seconds(times: Sequence[FloatArray]) -> float:

@@ -26,6 +26,8 @@ from waterflow.rounds import Guard
 
 #: So many jobs are simulated to choose how steep their piles are; more would say little new.
 _MOST_SIMULATED = 6
+#: Piles kept of a step: another room is another pile, and rooms change with every job that comes.
+_MOST_PILES = 16
 
 
 @dataclass
@@ -153,14 +155,15 @@ class Flowing:
 
     def _make_plan(self, steps: Sequence[tuple[Member, PreparedStep]]) -> FlowPlan | None:
         arena = self._lanes.arena
-        lowest = max(pile_of(step, 0.0).extent for _, step in steps)
+        lowest = max(step.memory.extent for _, step in steps)
         if lowest > self._room():
             self._residence.repack()  # gaps between persistent tensors may be what is in the way
-        if lowest > self._room():
+        room = self._room()
+        if lowest > room:
             return None
-        slack = self._choose_slack(steps, self._room())
+        slack = self._choose_slack(steps, room)
         flowing = [
-            ((member.number, step.compiled, step.memory), pile_of(step, slack))
+            ((member.number, step.compiled, step.memory), pile_of(step, slack, room))
             for member, step in steps
         ]
         return FlowPlan(arena, self._lanes.lanes, flowing)
@@ -176,16 +179,16 @@ class Flowing:
         fitting = [
             slack
             for slack in SLACKS
-            if all(pile_of(step, slack).extent <= room for _, step in steps)
+            if all(pile_of(step, slack, room).extent <= room for _, step in steps)
         ]
-        tallest = max(pile_of(step, fitting[0]).extent for _, step in steps)
+        tallest = max(pile_of(step, fitting[0], room).extent for _, step in steps)
         if len(simulated) == 1 or tallest * 2 <= room:
             return fitting[0]
         times = node_times([step.memory.profile for _, step in simulated])
         weights = [member.job.weight for member, _ in simulated]
 
         def seconds(slack: float) -> float:
-            piles = [pile_of(step, slack) for _, step in simulated]
+            piles = [pile_of(step, slack, room) for _, step in simulated]
             return simulate_flow(piles, times, room, self._lanes.lanes, weights).seconds
 
         return min(fitting, key=seconds)
@@ -287,8 +290,10 @@ class Flowing:
             self._show(member)
 
 
-def pile_of(step: PreparedStep, slack: float) -> PiledStep:
+def pile_of(step: PreparedStep, slack: float, room: int) -> PiledStep:
     """The step piled up, remembered."""
-    if slack not in step.piles:
-        step.piles[slack] = pile_step(step.memory, slack)
-    return step.piles[slack]
+    if (slack, room) not in step.piles:
+        if len(step.piles) >= _MOST_PILES:
+            step.piles.clear()
+        step.piles[slack, room] = pile_step(step.memory, slack, room)
+    return step.piles[slack, room]

@@ -23,6 +23,18 @@ _KEPT_PLANS = 64
 Turn = tuple[Member, PreparedStep]
 
 
+def candidates(
+    policy: Policy, jobs: Sequence[PlanJob], budget: int, lanes: int
+) -> Iterator[Schedule]:
+    """Schedules to rehearse one after another, from the boldest; a policy's last is the safest."""
+    with contextlib.suppress(BudgetError):
+        for share in _TIGHTER:
+            yield policy.schedule(jobs, int(budget * share), lanes)
+    if not policy.published:
+        with contextlib.suppress(BudgetError):
+            yield get_policy("temporal").schedule(jobs, budget, lanes)
+
+
 class RoundPlanner:
     """Makes the plan of a round, and keeps it while the arena's persistent part stays as it is."""
 
@@ -92,11 +104,7 @@ class RoundPlanner:
         if key in self._schedules:
             yield self._schedules[key]
         jobs = [self._plan_job(member, step) for member, step in turns]
-        with contextlib.suppress(BudgetError):
-            for share in _TIGHTER:
-                yield self._policy.schedule(jobs, int(budget * share), self._lanes.lanes)
-        with contextlib.suppress(BudgetError):
-            yield get_policy("temporal").schedule(jobs, budget, self._lanes.lanes)
+        yield from candidates(self._policy, jobs, budget, self._lanes.lanes)
 
     def _plan_job(self, member: Member, step: PreparedStep) -> PlanJob:
         held = int(self._arena.held(member.number))

@@ -58,7 +58,7 @@ class PreparedStep:
     compiled: CompiledStep
     optimizer: OptimizerTrace | None
     memory: StepMemory = field(init=False)
-    piles: dict[float, PiledStep] = field(default_factory=dict)  # by slack; see executor.flow
+    piles: dict[tuple[float, int], PiledStep] = field(default_factory=dict)  # see executor.flow
     valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
 
     @property

@@ -48,6 +48,8 @@ class Policy(ABC):
     name: ClassVar[str]
     flows: ClassVar[bool] = False
     """Whether lanes take steps at their own pace where they can; rounds are for the rest then."""
+    published: bool = False
+    """Whether it refuses what the paper's form cannot do, where the jobs would fit in turn."""
 
     @abstractmethod
     def schedule(self, jobs: Sequence[PlanJob], budget: int, lanes: int = 2) -> Schedule:

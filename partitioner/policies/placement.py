@@ -188,14 +188,20 @@ def interleaved(table: GroupTable, order: Sequence[int], lanes: int, most_open: 
     return index
 
 
-def arrangements(table: GroupTable, spare_groups: int, lanes: int) -> Iterator[IntArray]:
+def arrangements(
+    table: GroupTable, spare_groups: int, lanes: int, published: bool = False
+) -> Iterator[IntArray]:
     """Every arrangement worth a try on two or more lanes.
 
     ``spare_groups`` is the paper's choice of p: how many groups of split size fit beside the
-    first job's peak, less one.
+    first job's peak, less one. ``published``: only those that the paper's algorithm can make.
     """
     order = table.by_group_bytes()
     most = min(table.num_ang[job] for job in order[:2])
+    if published:
+        for p in _sample(most, 0, min(spare_groups, most)):
+            yield algorithm_1(table, order, p)
+        return
     for p in _sample(most, -table.longest, min(spare_groups, most)):
         yield algorithm_1(table, order, p)
     order = table.by_seconds()

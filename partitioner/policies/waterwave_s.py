@@ -15,14 +15,18 @@ class WaterWaveS(Policy):
     """Two groups per job, cut at the peak node or where backward begins, the better of the two.
 
     One cut is chosen for all jobs; a job whose boundary is unknown is cut at its peak.
+    ``published`` is as with `WaterWave`.
     """
 
     name: ClassVar[str] = "waterwave-s"
 
+    def __init__(self, published: bool = False) -> None:
+        self.published = published
+
     def schedule(self, jobs: Sequence[PlanJob], budget: int, lanes: int = 2) -> Schedule:
         """Plan a round; see ``Policy.schedule``. One lane gives the order of ``temporal``."""
         check_request(jobs, budget, lanes)
-        return quickest(self.name, jobs, budget, lanes, self._cuts(jobs))
+        return quickest(self.name, jobs, budget, lanes, self._cuts(jobs), self.published)
 
     def _cuts(self, jobs: Sequence[PlanJob]) -> Iterable[Cut]:
         # A group is as large as the largest peak here, so that is the split size of the formula.
