@@ -1,12 +1,27 @@
-"""BERT (Devlin et al., 2018) with its masked language model head, post-norm as published."""
+"""BERT (Devlin et al., 2018) with its masked language model head, post-norm as published.
+
+A batch is token ids and labels, both (N, T): a label is the token to be guessed, or `IGNORED`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from waterflow.models.task import Task
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+#: The label of tokens that are not to be guessed.
+IGNORED = -100
+#: The id of [MASK] in the uncased vocabulary.
+MASK = 103
+#: Share of the tokens that are to be guessed (section 3.1).
+_MASKED = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,3 +162,48 @@ def bert_tiny(vocabulary: int = 128, positions: int = 64) -> Bert:
     """Two layers of width 32, for tests."""
     sizes = {"width": 32, "layers": 2, "heads": 2, "inner": 64}
     return Bert(BertConfig(vocabulary=vocabulary, positions=positions, **sizes))
+
+
+def masked_language_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy over the tokens to be guessed."""
+    ids, labels = batch
+    logits = model(ids)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+
+
+def masked_text(sequences: int, length: int, vocabulary: int) -> Batch:
+    """Random ids and labels, both (sequences, length), masked as in section 3.1.
+
+    Of the tokens to be guessed eight in ten are replaced by `MASK`, one by a random token, and one
+    is left. The first token is always among them: a loss over no token would be NaN.
+    """
+    tokens = torch.randint(1, vocabulary, (sequences, length))
+    chosen = torch.rand(tokens.shape) < _MASKED
+    chosen[:, 0] = True
+    fate = torch.rand(tokens.shape)
+    ids = tokens.masked_fill(chosen & (fate < 0.8), MASK)
+    ids = torch.where(chosen & (fate > 0.9), torch.randint_like(tokens, 1, vocabulary), ids)
+    return ids, tokens.masked_fill(~chosen, IGNORED)
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-4)
+
+
+def _task(
+    name: str, parameters: int, model: Callable[[], Bert], length: int, vocabulary: int
+) -> Task:
+    return Task(
+        name=name,
+        unit="sequences",
+        parameters=parameters,
+        model=model,
+        loss=masked_language_loss,
+        batch=lambda sequences: masked_text(sequences, length, vocabulary),
+        optimizer=_adam,
+    )
+
+
+#: Sequences of 128 tokens, as in most of the published training.
+BERT_BASE = _task("bert_base", 109_514_298, bert_base, 128, 30_522)
+BERT_BASE_SMALL = _task("bert_base_small", 24_608, bert_tiny, 16, 128)

@@ -2,12 +2,22 @@
 
 `nn.LSTM` and `nn.LSTMCell` fuse the gates, and cuDNN whole sequences. This one spells every gate
 out and is unrolled by Python, as recurrent cells of one's own are: what limits it is the launching.
+
+The task is the "medium" model of Zaremba et al., "Recurrent neural network regularization" (2014),
+on the Penn Treebank's 10,000 words. A batch is ids and the ids that follow them, both (N, T).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
+import torch.nn.functional as F
 from torch import nn
+
+from waterflow.models.task import Task
+
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Cell(nn.Module):
@@ -29,11 +39,15 @@ class Cell(nn.Module):
 
 
 class LstmModel(nn.Module):
-    """Layers of cells over embedded tokens: ids (N, T) to logits (N, T, vocabulary)."""
+    """Layers of cells over embedded tokens: ids (N, T) to logits (N, T, vocabulary).
 
-    def __init__(self, vocabulary: int, width: int, layers: int) -> None:
+    Each call starts from zeros; `dropout` is that of all connections but the recurrent ones.
+    """
+
+    def __init__(self, vocabulary: int, width: int, layers: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.width = width
+        self.dropout = nn.Dropout(dropout)
         self.embedding = nn.Embedding(vocabulary, width)
         self.cells = nn.ModuleList(Cell(width, width) for _ in range(layers))
         self.decoder = nn.Linear(width, vocabulary)
@@ -44,7 +58,50 @@ class LstmModel(nn.Module):
         for cell in self.cells:
             hidden = memory = xs[0].new_zeros(ids.shape[0], self.width)
             for time, x in enumerate(xs):
-                hidden, memory = cell(x, hidden, memory)
+                hidden, memory = cell(self.dropout(x), hidden, memory)
                 xs[time] = hidden
-        logits: torch.Tensor = self.decoder(torch.stack(xs, dim=1))
+        logits: torch.Tensor = self.decoder(self.dropout(torch.stack(xs, dim=1)))
         return logits
+
+
+def language_model(vocabulary: int, width: int, layers: int) -> LstmModel:
+    """An LSTM with dropout 0.5 and weights from -0.05 to 0.05, as the medium model of the paper."""
+    model = LstmModel(vocabulary, width, layers, dropout=0.5)
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.05, 0.05)
+    return model
+
+
+def next_token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Mean cross entropy of the tokens that follow."""
+    ids, following = batch
+    logits = model(ids)
+    return F.cross_entropy(logits.flatten(0, 1), following.flatten())
+
+
+def _text(sequences: int, length: int, vocabulary: int) -> Batch:
+    text = torch.randint(vocabulary, (sequences, length + 1))
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def _task(
+    name: str, parameters: int, model: Callable[[], LstmModel], length: int, vocabulary: int
+) -> Task:
+    return Task(
+        name=name,
+        unit="sequences",
+        parameters=parameters,
+        model=model,
+        loss=next_token_loss,
+        batch=lambda sequences: _text(sequences, length, vocabulary),
+        optimizer=_sgd,
+    )
+
+
+#: The paper clips the gradients' norm to 5, which is for the job to do, not for its optimizer.
+LSTM_LM = _task("lstm_lm", 19_780_400, lambda: language_model(10_000, 650, 2), 35, 10_000)
+LSTM_LM_SMALL = _task("lstm_lm_small", 2_002, lambda: language_model(50, 8, 2), 6, 50)

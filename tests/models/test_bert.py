@@ -8,12 +8,35 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from case_compare import MEMORY, assert_same_numbers
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from waterflow.models.bert import Bert, BertConfig, bert_base, bert_tiny
+import waterflow as wf
+from waterflow.models.bert import (
+    BERT_BASE,
+    BERT_BASE_SMALL,
+    IGNORED,
+    MASK,
+    Bert,
+    BertConfig,
+    bert_base,
+    bert_tiny,
+    masked_language_loss,
+    masked_text,
+)
 
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.cpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 NAMES = {
     r"bert\.embeddings\.word_embeddings": "embeddings.words",
@@ -117,3 +140,87 @@ def test_the_padding_embedding_starts_at_zero():
     words = bert_tiny().embeddings.words.weight
     assert not words[0].any()
     assert words[1].any()
+
+
+def test_masked_language_loss(pair):
+    model, reference = (model.eval() for model in pair)
+    ids = torch.randint(1, 50, (3, 11))
+    labels = torch.where(torch.rand(ids.shape) < 0.3, ids, IGNORED)
+    labels[0, 0] = ids[0, 0]
+    with torch.no_grad():
+        found = masked_language_loss(model, (ids, labels))
+        wanted = reference(ids, labels=labels).loss
+    torch.testing.assert_close(found, wanted)
+
+
+def test_masked_text():
+    torch.manual_seed(0)
+    ids, labels = masked_text(200, 128, 30_522)
+    guessed = labels != IGNORED
+    assert guessed[:, 0].all()
+    assert 0.14 < guessed[:, 1:].float().mean() < 0.16
+    assert labels[guessed].min() >= 1
+    masked, same = ids[guessed] == MASK, ids[guessed] == labels[guessed]
+    assert 0.78 < masked.float().mean() < 0.82
+    assert 0.08 < same.float().mean() < 0.12
+    assert 0.08 < (~masked & ~same).float().mean() < 0.12
+    assert (ids[~guessed] != MASK).float().mean() > 0.999
+    assert 1 <= ids.min() <= ids.max() < 30_522
+
+
+def test_shapes_at_full_size():
+    with FakeTensorMode():
+        model, batch = BERT_BASE.model(), BERT_BASE.batch(2)
+        assert [tensor.shape for tensor in batch] == [(2, 128), (2, 128)]
+        assert model(batch[0]).shape == (2, 128, 30_522)
+        assert BERT_BASE.loss(model, batch).shape == ()
+
+
+@pytest.mark.parametrize("task", [BERT_BASE, BERT_BASE_SMALL], ids=lambda task: task.name)
+def test_the_task_knows_its_parameters(task):
+    with torch.device("meta"):
+        model = task.model()
+    assert sum(parameter.numel() for parameter in model.parameters()) == task.parameters
+
+
+def settled_loss(model, batch):
+    """The loss without dropout."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return BERT_BASE_SMALL.loss(model.eval(), batch).item()
+
+
+def test_thirty_steps_on_a_batch_lower_its_loss():
+    torch.manual_seed(0)
+    model, batch = BERT_BASE_SMALL.model(), BERT_BASE_SMALL.batch(2)
+    optimizer = BERT_BASE_SMALL.optimizer(model.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.01  # the usual one is for millions of parameters
+    before = settled_loss(model, batch)
+    model.train()
+    for _ in range(30):
+        optimizer.zero_grad()
+        BERT_BASE_SMALL.loss(model, batch).backward()
+        optimizer.step()
+    assert settled_loss(model, batch) < 0.3 * before
+
+
+def job(name):
+    """Equal jobs, but for the name."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = BERT_BASE_SMALL.model()
+        data = [BERT_BASE_SMALL.batch(2) for _ in range(3)]
+    optimizer = BERT_BASE_SMALL.optimizer(model.parameters())
+    return wf.Job(
+        name, model=model, optimizer=optimizer, loss=BERT_BASE_SMALL.loss, data=data, seed=5
+    )
+
+
+def test_two_at_once_train_as_the_plain_loop():
+    eager, *jobs = (job(name) for name in ("eager", "one", "two"))
+    expected = wf.run_eager(eager, threads=1)
+    assert len(expected.losses) == 3
+    report = wf.run(jobs, memory=MEMORY, threads=1)
+    for each in jobs:
+        assert_same_numbers(eager, expected, each, report.jobs[each.name])
