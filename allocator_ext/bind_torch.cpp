@@ -275,9 +275,10 @@ std::shared_ptr<RoundResult> run_round(LanePool& pool, const Round& round) {
   return result;
 }
 
-std::shared_ptr<RoundResult> run_step(LanePool& pool, int lane, const FlowStep& step, Gate& gate) {
+std::shared_ptr<RoundResult> run_step(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
+                                      const std::shared_ptr<RoundResult>& former) {
   auto result = std::make_shared<RoundResult>();
-  run_unlocked([&] { *result = pool.run_step(lane, step, gate); });
+  run_unlocked([&] { *result = pool.run_step(lane, step, gate, former.get()); });
   return result;
 }
 
@@ -341,7 +342,8 @@ void bind_rounds(py::module_& m) {
       .def("serve", &LanePool::serve, py::call_guard<py::gil_scoped_release>())
       .def("run", &run_round)
       .def("run_on_all", &run_on_all, py::arg("work"))
-      .def("run_step", &run_step, py::arg("lane"), py::arg("step"), py::arg("gate"))
+      .def("run_step", &run_step, py::arg("lane"), py::arg("step"), py::arg("gate"),
+           py::arg("former") = nullptr)
       .def("shutdown", &LanePool::shutdown, py::call_guard<py::gil_scoped_release>());
 }
 

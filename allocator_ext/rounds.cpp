@@ -24,6 +24,21 @@ bool spin(Ready ready) {
   return ready();
 }
 
+// A step at its gate, which it leaves whatever happens: the other lane may wait for its memory.
+class Passage {
+ public:
+  Passage(Gate& gate, Lane lane, std::shared_ptr<const Demand> demand) : gate_(gate), lane_(lane) {
+    gate_.begin(lane_, std::move(demand));
+  }
+  Passage(const Passage&) = delete;
+  Passage& operator=(const Passage&) = delete;
+  ~Passage() { gate_.end(lane_); }
+
+ private:
+  Gate& gate_;
+  const Lane lane_;
+};
+
 }  // namespace
 
 void CounterBarrier::arrive() {
@@ -183,26 +198,34 @@ void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
   if (job.inbox && read_batch) device_->record(task.lane, job.inbox->emptied());
 }
 
-RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate) {
+RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
+                               const RoundResult* former) {
   Failure failure;
   RoundResult result{{}, {}, {}, {}, device_};
-  gate.begin(lane, step.demand);
-  try {
-    run_groups(lane, step, gate, failure, result.spans);
-  } catch (...) {
-    failure.note();
-    settle();
-    abandon(step.job, lane);
+  {
+    const Passage passage(gate, lane, step.demand);
+    try {
+      hold_back(lane, former);
+      run_groups(lane, step, gate, failure, result.spans);
+    } catch (...) {
+      failure.note();
+      settle();
+      abandon(step.job, lane);
+    }
+    // A stand-in's host functions refer to this call.
+    if (device_->calls_back()) settle();
+    step.job.script->close(*arena_);
   }
-  // A stand-in's host functions refer to this call.
-  if (device_->calls_back()) settle();
-  step.job.script->close(*arena_);
-  gate.end(lane);
   rethrow_failure();
   result.end = device_->mark(lane);
   result.errors.push_back(failure.error);
   result.losses.push_back(step.job.tape->loss());
   return result;
+}
+
+// On a device the former step may only be queued, on another lane's stream.
+void LanePool::hold_back(int lane, const RoundResult* former) {
+  if (former != nullptr && former->end.event) device_->hold_back(lane, *former->end.event);
 }
 
 void LanePool::run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,

@@ -102,8 +102,9 @@ class LanePool {
   // Calls `work` with the number of each lane, on its thread; with 0 on the calling one. Returns
   // when all have. It must not throw.
   void run_on_all(const std::function<void(int)>& work);
-  // Runs one step on the calling lane, within run_on_all. Throws as run does.
-  RoundResult run_step(int lane, const FlowStep& step, Gate& gate);
+  // Runs one step on the calling lane, within run_on_all, after the job's `former` one, which may
+  // have been another lane's; null where that is known to be done. Throws as run does.
+  RoundResult run_step(int lane, const FlowStep& step, Gate& gate, const RoundResult* former);
   void shutdown();
 
  private:
@@ -111,6 +112,7 @@ class LanePool {
   void run_task(const Task& task);
   void execute(const RoundJob& job, const Task& task, Failure& failure, std::vector<Span>& spans);
   void abandon(const RoundJob& job, Lane lane);
+  void hold_back(int lane, const RoundResult* former);
   void run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
                   std::vector<Span>& spans);
   void finish_pair();

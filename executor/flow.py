@@ -106,8 +106,9 @@ class FlowPlan:
         self._ranges = [(start + i * size, start + (i + 1) * size) for i in range(count)]
         self.lanes = min(lanes, 2 * count)
         self.gate = _C.Gate(size, self.lanes)
-        between = (start + tallest, self._ranges[0][1] - tallest)
-        self._between = between if count == 1 and between[0] < between[1] else (stop, stop)
+        # What no pile reaches; a lane by itself piles up from the bottom only.
+        between = (start + tallest, start + size - (tallest if self.lanes > 1 else 0))
+        self._between = between if between[0] < between[1] else (stop, stop)
         self._arena = arena
         self._piled: Mapping[int, tuple[Flowing, PiledStep]] = {
             id(flowing[1]): (flowing, piled) for flowing, piled in steps

@@ -104,12 +104,14 @@ class Lanes:
             raise self._failure
         self._pool.run_on_all(work)
 
-    def run_step(self, lane: int, step: Any, gate: Any) -> Any:
+    def run_step(self, lane: int, step: Any, gate: Any, former: Any) -> Any:
         """Runs one step on the calling lane, or queues it, as its gate admits it.
 
-        Within `run_on_all`. Raises RuntimeError where the device is lost.
+        Within `run_on_all`. Behind `former`, the job's step before it, which may still be queued on
+        another lane; None where it is known to be done. Raises RuntimeError where the device is
+        lost.
         """
-        return self._pool.run_step(lane, step, gate)
+        return self._pool.run_step(lane, step, gate, former)
 
     def scope(self, job: int) -> Any:
         """Context manager: the device's tensors of this thread come from the arena, as lane 0."""

@@ -26,6 +26,7 @@ from waterflow.partitioner.errors import (
 )
 from waterflow.report import JobReport, Report
 from waterflow.running import run
+from waterflow.study import MaxBatch, Pair, Plan, max_batch, pair, plan
 
 __all__ = [
     "STOP",
@@ -37,12 +38,18 @@ __all__ = [
     "JobError",
     "JobHandle",
     "JobReport",
+    "MaxBatch",
     "NonFiniteLossError",
+    "Pair",
+    "Plan",
     "PlanError",
     "Report",
     "ReportError",
     "StepResult",
     "WaterflowError",
+    "max_batch",
+    "pair",
+    "plan",
     "run",
     "run_eager",
 ]

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 #: Leaves that are part of a step graph's identity: another value is another graph.
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
@@ -78,7 +79,8 @@ def _identity(value: Any) -> Hashable:
 
 
 def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
-    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided:
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    if not plain or value.layout != torch.strided:
         raise UnknownLeafError(f"{type(value).__qualname__} with layout {value.layout}")
     index = len(tensors)
     tensors.append(value)

@@ -27,7 +27,7 @@ from waterflow.optimizer_step import OptimizerTrace
 from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
-from waterflow.tracing import capture_error, users_line
+from waterflow.tracing import capture_error, is_of_job, users_line
 
 _aten = torch.ops.aten
 #: Below autograd these return their argument; the tensor itself serves.
@@ -86,10 +86,11 @@ class _Join:
     def run(self) -> StepGraph:
         forward_map, forward_end = self._copy_forward()
         outputs: dict[Hashable, fx.Node] = {}
+        found = _gradients_by_parameter(self.job, self.forward)
         gradients = {
             index: forward_map[node]
             for index, parameter in enumerate(trained_parameters(self.job.optimizer))
-            if (node := self._gradient_of(parameter)) is not None
+            if (node := found.get(id(parameter))) is not None
         }
         plain: dict[tuple[int, Any], Any] = {}
         if self.optimizer is None:
@@ -111,9 +112,6 @@ class _Join:
             mutated=self.mutated,
             plain_state=plain,
         )
-
-    def _gradient_of(self, parameter: torch.Tensor) -> fx.Node | None:
-        return _gradients_by_parameter(self.job, self.forward).get(id(parameter))
 
     def _copy_forward(self) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:
         module = self.forward.module
@@ -247,7 +245,7 @@ class _Join:
         return self.graph._root
 
     def _constant(self, tensor: torch.Tensor, node: fx.Node | None = None) -> fx.Node:
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) and not is_of_job(tensor):
             raise capture_error(
                 self.job.name,
                 "it keeps a tensor of the capture itself",
@@ -273,7 +271,7 @@ class _Join:
 def _identity(tensor: torch.Tensor, node: fx.Node | None) -> Hashable:
     """Constants are told apart by identity; numbers that the step only copies, by their value."""
     copied = node is not None and all(u.target is _LIFT_COPY for u in node.users)
-    if copied and tensor.numel() == 1:
+    if copied and tensor.numel() == 1 and not isinstance(tensor, FakeTensor):
         return tensor.dtype, tuple(tensor.shape), repr(tensor.item())
     return id(tensor)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.console import Console
@@ -36,6 +36,13 @@ FAILED = 1
 BAD_INPUT = 2
 INTERRUPTED = 130
 
+
+class _Json(Protocol):
+    def to_json(self) -> str: ...
+
+
+Shown = TypeVar("Shown", bound=_Json)
+
 _PICTURES = (".png", ".svg", ".pdf")
 
 app = typer.Typer(
@@ -53,7 +60,12 @@ Memory = Annotated[
     typer.Option(help='budget for all jobs, like "512MiB"; default: MEMORY in the file'),
 ]
 Device = Annotated[str, typer.Option(help='where to train: "cpu", "cuda" or "cuda:1"')]
-PolicyName = Annotated[str, typer.Option(help="temporal, waterwave or waterwave-s")]
+PolicyName = Annotated[str, typer.Option(help=", ".join(POLICIES))]
+PlanJobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="see above")]
+PlanMemory = Annotated[str, typer.Option(help='budget for all jobs, like "32GiB"')]
+PlanHardware = Annotated[
+    str, typer.Option(help="times are estimated for p100, v100, a100, h100, h200 or cpu")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -111,7 +123,7 @@ def run(
             typer.echo(f"error: {lost}\nreport written to {out}", err=True)
             raise typer.Exit(FAILED) from None
         result.save(out)
-    _show(result, as_json)
+    _show(result, as_json, Report.table)
     typer.echo(f"report written to {out}", err=True)
     if result.interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -148,6 +160,84 @@ def compare(
 
 
 @app.command()
+def plan(
+    jobs: PlanJobs,
+    memory: PlanMemory,
+    hardware: PlanHardware = "v100",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="run each step of a file's jobs once, on copies")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="draw memory over time: .png, .svg, .pdf")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether jobs fit a budget together, without training: peak, overlap, predicted speed.
+
+    JOB is a model with a batch (resnet50:batch=160), a factory in a file with a batch
+    (models.py:make_job:batch=8) or a file with a function jobs(). Exit code 1: they do not fit.
+    """
+    from waterflow import study, studyview
+
+    with _one_line_errors(), _clean_stdout(as_json):
+        _check_picture(out)
+        found = study.plan(jobs, memory, hardware=hardware, measure=measure)
+        if out is not None:
+            _write_picture(out, lambda kind: studyview.draw_plan(found, kind))
+    _show(found, as_json, studyview.plan_table)
+    raise typer.Exit(0 if found.fits else FAILED)
+
+
+@app.command("max-batch")
+def max_batch(
+    jobs: PlanJobs,
+    memory: PlanMemory,
+    copies: Annotated[
+        int, typer.Option("--jobs", min=1, help="train that many of each JOB together")
+    ] = 1,
+    hardware: PlanHardware = "v100",
+    out: Annotated[
+        Path | None, typer.Option(help="draw overlap against batch: .png, .svg, .pdf")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the largest batches that fit a budget, alone and together, without training.
+
+    JOB is a model (resnet50) or a factory in a file (models.py:make_job); name one twice, or use
+    --jobs 2, to train it beside itself.
+    """
+    from waterflow import study, studyview
+
+    with _one_line_errors(), _clean_stdout(as_json):
+        _check_picture(out)
+        named = [job for job in jobs for _ in range(copies)]
+        found = study.max_batch(named, memory, hardware=hardware, frontier=out is not None)
+        if out is not None:
+            _write_picture(out, lambda kind: studyview.draw_frontier(found, kind))
+    _show(found, as_json, studyview.max_batch_table)
+
+
+@app.command()
+def pair(
+    jobs: PlanJobs,
+    memory: PlanMemory,
+    hardware: PlanHardware = "v100",
+    as_json: AsJson = False,
+) -> None:
+    """Suggest which two of some candidates to train together, and the batch for each."""
+    import json
+
+    from waterflow import study, studyview
+
+    with _one_line_errors(), _clean_stdout(as_json):
+        found = study.pair(jobs, memory, hardware=hardware)
+    if as_json:
+        typer.echo(json.dumps([one.to_dict() for one in found]))
+    else:
+        Console().print(studyview.pair_table(found))
+
+
+@app.command()
 def report(
     directory: Annotated[Path, typer.Argument(help="what `waterflow run --out` wrote")],
     out: Annotated[
@@ -159,8 +249,8 @@ def report(
     with _one_line_errors():
         loaded = Report.load(directory)
         if out is not None:
-            _draw(loaded, out)
-    _show(loaded, as_json)
+            _write_picture(out, loaded.picture)
+    _show(loaded, as_json, Report.table)
 
 
 @app.command()
@@ -227,21 +317,26 @@ def _check_out(out: Path) -> None:
         raise ReportError(f"cannot write a report to {out}: {error}") from error
 
 
-def _draw(loaded: Report, out: Path) -> None:
-    if out.suffix.lower() not in _PICTURES:
+def _check_picture(out: Path | None) -> None:
+    if out is not None and out.suffix.lower() not in _PICTURES:
         raise ReportError(f"{out}: a picture's name ends in {', '.join(_PICTURES)}")
+
+
+def _write_picture(out: Path, draw: Callable[[str], bytes]) -> None:
+    """Write what `draw` returns for the kind of file that the name asks for."""
+    _check_picture(out)
     try:
-        write_atomically(out, loaded.picture(out.suffix.lower()[1:]))
+        write_atomically(out, draw(out.suffix.lower()[1:]))
     except OSError as error:
         raise ReportError(f"cannot write {out}: {error}") from error
     typer.echo(f"picture written to {out}", err=True)
 
 
-def _show(shown: Report, as_json: bool) -> None:
+def _show(shown: Shown, as_json: bool, table: Callable[[Shown], Any]) -> None:
     if as_json:
         typer.echo(shown.to_json())
     else:
-        Console().print(shown.table())
+        Console().print(table(shown))
 
 
 def _version() -> str:

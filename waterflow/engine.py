@@ -422,11 +422,13 @@ class Engine:
         """Whoever needs more than a lane takes a turn in a round; then the others flow."""
         flows = self._flowing.can_flow
         self._run_round([m for m in self._members if self._may_step(m) and not flows(m)])
-        members = [m for m in self._members if self._may_step(m) and flows(m)]
-        if not members:
+        members = [m for m in self._members if flows(m)]
+        if not any(map(self._may_step, members)):
             return
         self._rounds.conclude()
-        if self._flowing.run(members, lambda: self._is_interrupted(members)):
+        flowed = self._flowing.run(members, lambda: self._is_interrupted(members))
+        self._planner.moved()  # it may have packed the arena
+        if flowed:
             left = self._flowing.take_left()
             if left:
                 self._rounds.run(left)

@@ -81,6 +81,7 @@ class Flowing:
         self._past = (0, 0)  # waits and deviations of former plans
         self._members: Sequence[Member] = ()
         self._interrupted: Callable[[], bool] = lambda: False
+        self._over = False  # something else is to be done
         self._ending = False
         self._busy: set[Member] = set()
         self._stepped: set[Member] = set()  # in this stretch
@@ -99,17 +100,20 @@ class Flowing:
         return self._past[1] + (self._plan.deviations if self._plan else 0)
 
     def can_flow(self, member: Member) -> bool:
-        """Whether the job's next turn needs nothing but its lane."""
-        fed = member.next_turn()
-        if fed is None or fed.item is None or member.exclusive or not member.admitted:
+        """Whether the job's next turn needs nothing but its lane, as far as is known by now."""
+        if member.exclusive or not member.admitted or member.ended:
             return False
-        return member.ready_step(fed.item) is not None
+        fed = member.next_turn()
+        if fed is None:  # one that waits for its data flows with the others when it comes
+            return any(not step.creates_state for step in member.bound)
+        return fed.item is not None and member.ready_step(fed.item) is not None
 
     def run(self, members: Sequence[Member], interrupted: Callable[[], bool]) -> bool:
-        """Lets these jobs flow until something else has to be done; at least a step each.
+        """Lets these jobs flow until something else has to be done; then whoever can and has not
+        had a step yet gets one.
 
         Args:
-            members: jobs that can flow now.
+            members: jobs that can flow, one of them at least ready for it.
             interrupted: whether the engine has something to do; asked with the engine's lock.
 
         Returns:
@@ -122,7 +126,8 @@ class Flowing:
         if plan is None:
             return False
         plan.open()
-        self._members, self._interrupted, self._ending = members, interrupted, False
+        self._members, self._interrupted = members, interrupted
+        self._over = self._ending = False
         self._stepped.clear()
         newest = min((self._used[m] for m in members if m in self._used), default=0.0)
         self._used = {member: self._used.get(member, newest) for member in members}
@@ -211,21 +216,29 @@ class Flowing:
         with self._state:
             while not self._ending:
                 waiting = [m for m in self._members if m not in self._busy and m.next_turn()]
-                over = plan.deviated or any(m.ended for m in self._members) or self._interrupted()
-                if over:  # whoever has not had a turn yet gets one: else others could starve him
-                    waiting = [m for m in waiting if m not in self._stepped and not m.ended]
-                if waiting:
+                if self._is_over(plan):
+                    waiting = [m for m in waiting if self._may_have_last_step(m)]
+                if not waiting and self._over:
+                    self._end_stretch()
+                elif not waiting:
+                    self._state.wait()
+                else:
                     member = min(waiting, key=lambda member: self._used[member])
                     if self.can_flow(member):
                         self._busy.add(member)
                         self._stepped.add(member)
                         return member, member.feeder.take()
-                    over = True
-                if over:
-                    self._end_stretch()
-                else:
-                    self._state.wait()
+                    self._over = True
         return None
+
+    def _is_over(self, plan: FlowPlan) -> bool:
+        ended = any(member.ended for member in self._members)
+        self._over = self._over or plan.deviated or ended or self._interrupted()
+        return self._over
+
+    def _may_have_last_step(self, member: Member) -> bool:
+        """Whoever has not had a turn yet gets one: else others could starve him."""
+        return member not in self._stepped and not member.stop_requested and self.can_flow(member)
 
     def _end_stretch(self) -> None:
         with self._state:
@@ -242,7 +255,8 @@ class Flowing:
             self._end_stretch()
         elif begun and begun[0] is not None:
             step, flow_step, rates = begun[0]
-            result = self._lanes.run_step(lane, flow_step, plan.gate)
+            former = self._queued.get(member)
+            result = self._lanes.run_step(lane, flow_step, plan.gate, former and former.result)
             self._settle(member, step, _Queued(result, rates, fed.item))
         with self._state:
             self._busy.discard(member)
@@ -291,7 +305,8 @@ class Flowing:
 
 
 def pile_of(step: PreparedStep, slack: float, room: int) -> PiledStep:
-    """The step piled up, remembered."""
+    """The step piled up, remembered: most rooms are ample and change nothing."""
+    room = min(room, int(step.memory.profile.transient_peak_bytes * (1 + slack)))
     if (slack, room) not in step.piles:
         if len(step.piles) >= _MOST_PILES:
             step.piles.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -47,6 +48,10 @@ class Scheduler(Protocol):
     def step(self) -> Any:
         """Sets the learning rates for the next step."""
 
+
+#: Set while a job is made to be looked at and not to be run: its model may be on "meta" then, where
+#: tensors have shapes and no memory. Such a model counts as one on the host.
+META_ALLOWED: ContextVar[bool] = ContextVar("META_ALLOWED", default=False)
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 StepCallback = Callable[[StepResult], Any]
@@ -168,7 +173,7 @@ class Job:
             f"its model is spread over the devices {', '.join(sorted(devices))}; a job trains on "
             "one: move the whole model with model.to(device) and make the optimizer afterwards",
         )
-        known = {"cpu", "cuda"}
+        known = {"cpu", "cuda", *(["meta"] if META_ALLOWED.get() else [])}
         self._require(
             all(device.split(":")[0] in known for device in devices),
             f"its model is on {', '.join(devices)}; jobs train on 'cpu' or 'cuda': move the model "
@@ -187,7 +192,9 @@ class Job:
     def device(self) -> torch.device:
         """Where the model is; the host for a model without tensors."""
         first = next(iter((*self.model.parameters(), *self.model.buffers())), None)
-        return torch.device("cpu") if first is None else first.device
+        if first is None or first.device.type == "meta":
+            return torch.device("cpu")
+        return first.device
 
     @property
     def total_steps(self) -> int | None:

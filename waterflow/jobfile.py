@@ -6,6 +6,7 @@ so that a file called `torch.py` or `report.py` replaces nothing.
 
 from __future__ import annotations
 
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -56,6 +57,41 @@ def load_job_file(path: str | os.PathLike[str]) -> JobFile:
         make_jobs=lambda: _checked(path, _call(path, function)),
         memory=getattr(module, "MEMORY", None),
     )
+
+
+def load_job_function(path: str | os.PathLike[str], name: str) -> Callable[[int], Job]:
+    """Run the file at `path` and return its function `name`, which makes a job for a batch size.
+
+    Raises JobError, which names the file and the line, if the file is missing, raises, or has no
+    such function. So does the function that is returned, if the user's raises or returns no job.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise JobError(f"{path} does not exist: give a Python file with a function {name}(batch)")
+    module = _execute(path.resolve(), path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if _is_own_function(module, value)]
+        there = f"; it has {', '.join(own)}" if own else ""
+        raise JobError(f"{path} has no function {name}(batch) that returns a wf.Job{there}")
+    return _checked_factory(path, name, function)
+
+
+def _checked_factory(path: Path, name: str, function: Callable[[int], Any]) -> Callable[[int], Job]:
+    import waterflow as wf
+
+    @functools.wraps(function)
+    def make(batch: int) -> Job:
+        job = _call(path, lambda: function(batch))
+        if not isinstance(job, wf.Job):
+            raise JobError(f"{path}: {name}({batch}) returned no wf.Job but {type(job).__name__}")
+        return job
+
+    return make
+
+
+def _is_own_function(module: ModuleType, value: Any) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
 
 
 def _execute(path: Path, shown: Path) -> ModuleType:

@@ -35,7 +35,7 @@ from waterflow.optimizer_state import (
 )
 from waterflow.standin import standing_in
 from waterflow.statewatch import StateWatch
-from waterflow.tracing import TRACE_LOCK, fake_mode, reason_of, trace
+from waterflow.tracing import TRACE_LOCK, fake_mode, fake_twin, is_of_job, reason_of, trace
 
 _ABSENT = object()
 
@@ -153,10 +153,10 @@ class _Attempt:
     def _arguments(self, mode: Any) -> list[torch.Tensor]:
         given: dict[tuple[Any, ...], torch.Tensor] = {}
         for index, parameter in enumerate(self.real):
-            given["parameter", index] = mode.from_tensor(parameter, static_shapes=True)
+            given["parameter", index] = self._twin(mode, parameter)
         for key, value in hyperparameters(self.job.optimizer).items():
             if isinstance(value, torch.Tensor):
-                given["hyper", key] = mode.from_tensor(value, static_shapes=True)
+                given["hyper", key] = self._twin(mode, value)
         with mode:
             for index, gradient in enumerate(self.gradients):
                 if gradient is not None:
@@ -167,6 +167,11 @@ class _Attempt:
                         given["state", index, key] = value.make()
         self.inputs = list(given)
         return list(given.values())
+
+    def _twin(self, mode: Any, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "meta":
+            return fake_twin(mode, tensor, self.job.device)
+        return mode.from_tensor(tensor, static_shapes=True)
 
     def _step(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         given = dict(zip(self.inputs, tensors, strict=True))
@@ -316,7 +321,7 @@ def _forms_as_eager(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
         optimizer._foreach_supported_types,
         _foreach_utils._foreach_supported_types,
     ]
-    usual = all(type(parameter) in kinds[0] for parameter in parameters)
+    usual = all(type(p) in kinds[0] or is_of_job(p) for p in parameters)
     for kind in kinds if usual else ():
         kind.append(FakeTensor)
     try:

@@ -32,13 +32,15 @@ def memory_png(
     budget_bytes: int = 0,
     peak_bytes: int = 0,
     picture_format: str = "png",
+    simulated: bool = False,
 ) -> bytes:
     """Return the picture of `timeline` as the bytes of a file, by default a PNG, 1200 x 600.
 
     Above the whole run; below, where that is too dense to see one job's memory fall while another's
     rises, the moments around the peak.
 
-    `budget_bytes` draws the budget, 0 leaves it out; `peak_bytes` is the exact peak for the title,
+    `simulated` says so above it. `budget_bytes` draws the budget, 0 leaves it out; `peak_bytes` is
+    the exact peak for the title,
     which may lie between two samples, 0 takes the samples' own. `picture_format` is "png", "svg" or
     "pdf"; raises ValueError for another.
     """
@@ -52,6 +54,8 @@ def memory_png(
         above, below = figure.subplots(2, 1)
         draw(above, timeline, budget_bytes, peak_bytes)
         draw_close_up(below, timeline, budget_bytes)
+    if simulated:
+        figure.suptitle("simulated, from estimated times", x=0.99, ha="right", fontsize="small")
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         # A job named in letters that the font lacks is no reason to disturb a training script.

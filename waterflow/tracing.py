@@ -6,7 +6,7 @@ import functools
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -85,11 +85,28 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+class JobMode(FakeTensorMode):
+    """A mode to build a whole job in, without memory: to a capture its tensors are real ones."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+
+def is_of_job(tensor: Any) -> bool:
+    """Whether a tensor is fake because its whole job is, and not because a capture made it."""
+    return isinstance(tensor, FakeTensor) and isinstance(tensor.fake_mode, JobMode)
+
+
 def fake_twin(
     mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device | None = None
 ) -> FakeTensor:
-    """A fake leaf of the same layout, on `device` if given, that calls the same gradient hooks."""
+    """A fake leaf of the same layout, on `device` if given, that calls the same gradient hooks.
+
+    A tensor on the device "meta", which has a layout and nothing else, counts as one of the host.
+    """
     twin = mode.from_tensor(tensor, static_shapes=True)
+    if device is None and tensor.device.type == "meta":
+        device = torch.device("cpu")
     if device is not None and device != tensor.device:
         layout = {"dtype": tensor.dtype, "device": device, "requires_grad": tensor.requires_grad}
         with mode:
@@ -139,12 +156,14 @@ class _RealTensors(TorchFunctionMode):
     ) -> Any:
         if func == _SET_DATA:
             raise RuntimeError("it assigns to .data (use torch.no_grad() and copy_() instead)")
-        args, kwargs = tree_map_only(torch.Tensor, self._twin, (args, kwargs or {}))
+        kwargs = kwargs or {}
+        if _may_hold_reals((args, kwargs)):
+            args, kwargs = tree_map_only(torch.Tensor, self._twin, (args, kwargs))
         result = func(*args, **kwargs)
         return self._reals.get(id(result), result)  # x += 1 leaves the same object in x
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_of_job(tensor):
             return tensor
         if id(tensor) not in self._twins:
             mode = get_proxy_mode()
@@ -159,6 +178,27 @@ class _RealTensors(TorchFunctionMode):
             self._twins[id(tensor)] = twin
             self._reals[id(twin)] = tensor
         return self._twins[id(tensor)]
+
+
+#: Arguments of operators that hold no tensor; most others are tensors, lists or tuples.
+_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.memory_format, slice)
+
+
+def _may_hold_reals(values: Iterable[Any]) -> bool:
+    """Whether there may be a tensor among these that the running capture has not made."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if is_of_job(value):
+                return True
+        elif type(value) in (list, tuple):
+            if _may_hold_reals(value):
+                return True
+        elif type(value) is dict:
+            if _may_hold_reals(value.values()):
+                return True
+        elif not isinstance(value, _PLAIN):
+            return True
+    return False
 
 
 def nodes_so_far() -> int:

@@ -57,7 +57,7 @@ bool Gate::try_begin(Lane lane, std::shared_ptr<const Demand> demand) {
 
 std::optional<Mark> Gate::enter(Lane lane) {
   std::unique_lock lock(mutex_);
-  Seat& seat = seats_.at(lane);
+  Seat& seat = seat_of(lane, /*running=*/false);
   if (!may_enter(lane)) {
     seat.waiting = true;
     ++waits_;
@@ -68,7 +68,7 @@ std::optional<Mark> Gate::enter(Lane lane) {
 
 bool Gate::try_enter(Lane lane) {
   std::lock_guard lock(mutex_);
-  Seat& seat = seats_.at(lane);
+  Seat& seat = seat_of(lane, /*running=*/false);
   const bool may = may_enter(lane);
   if (may) {
     take(lane);
@@ -82,7 +82,7 @@ bool Gate::try_enter(Lane lane) {
 void Gate::leave(Lane lane, const Mark& mark) {
   {
     std::lock_guard lock(mutex_);
-    Seat& seat = seats_.at(lane);
+    Seat& seat = seat_of(lane, /*running=*/true);
     const std::size_t reach = seat.demand->during[seat.done];
     if (mark.event) {
       while (!seat.trail.empty() && seat.trail.back().first <= reach) seat.trail.pop_back();
@@ -108,6 +108,16 @@ void Gate::end(Lane lane) {
 std::size_t Gate::waits() const {
   std::lock_guard lock(mutex_);
   return waits_;
+}
+
+// The seat of a lane in the middle of a step, which runs a group or has one to run next.
+Gate::Seat& Gate::seat_of(Lane lane, bool running) {
+  Seat& seat = seats_.at(lane);
+  if (!seat.demand || seat.done == seat.demand->groups() || seat.running != running) {
+    throw std::logic_error("lane " + std::to_string(lane) + " has no group to " +
+                           (running ? "leave" : "enter"));
+  }
+  return seat;
 }
 
 Gate::Seat* Gate::neighbour(Lane lane) {
@@ -141,6 +151,7 @@ const SafeStates& Gate::safe_states(const Seat& a, const Seat& b) {
 
 void Gate::sit(Lane lane, std::shared_ptr<const Demand> demand) {
   Seat& seat = seats_.at(lane);
+  if (seat.demand) throw std::logic_error("lane " + std::to_string(lane) + " is in a step");
   seat.demand = std::move(demand);
   seat.done = 0;
 }

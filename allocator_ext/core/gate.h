@@ -60,7 +60,8 @@ class Gate {
   // `range` bytes for each two lanes: lanes 0 and 1 share the first, 2 and 3 the second.
   Gate(std::size_t range, int lanes);
 
-  // Throws std::invalid_argument where the step does not fit the range even alone.
+  // Throws std::invalid_argument where the step does not fit the range even alone, std::logic_error
+  // (like the calls below) where it is not this call's turn on the lane.
   void begin(Lane lane, std::shared_ptr<const Demand> demand);
   // Returns the mark that the lane's stream must wait for first, if there is one.
   std::optional<Mark> enter(Lane lane);
@@ -85,6 +86,7 @@ class Gate {
     std::vector<std::pair<std::size_t, Mark>> trail;
   };
 
+  Seat& seat_of(Lane lane, bool running);
   Seat* neighbour(Lane lane);
   const SafeStates& safe_states(const Seat& a, const Seat& b);
   void check(const Demand& demand) const;

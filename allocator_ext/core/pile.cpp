@@ -103,8 +103,8 @@ Heap heap_up(const std::vector<Life>& lives, std::size_t events, std::size_t lim
 // place of their own.
 class Bundles {
  public:
-  Bundles(const std::vector<Life>& lives, std::size_t events) {
-    const std::size_t span = (events + kSpans - 1) / kSpans;
+  Bundles(const std::vector<Life>& lives, std::size_t events, std::size_t spans) {
+    const std::size_t span = (events + spans - 1) / spans;
     std::map<std::pair<std::size_t, std::size_t>, std::vector<std::size_t>> by_spans;
     for (std::size_t i = 0; i < lives.size(); ++i) {
       by_spans[{lives[i].begin / span, (lives[i].end - 1) / span}].push_back(i);
@@ -144,14 +144,21 @@ class Bundles {
     bundles_.push_back(whole);
   }
 
-  static constexpr std::size_t kSpans = 2048;
   std::vector<Life> bundles_;
   std::vector<std::size_t> inner_;   // per block: its offset in its bundle
   std::vector<std::size_t> bundle_;  // per block
 };
 
-// Above this many blocks they are bundled.
+// Above this many blocks they are bundled, into no more bundles than this.
 constexpr std::size_t kMostBlocks = 8192;
+constexpr std::size_t kMostSpans = 2048;
+
+Bundles bundle_up(const std::vector<Life>& lives, std::size_t events) {
+  std::size_t spans = kMostSpans;
+  Bundles bundles(lives, events, spans);
+  while (bundles.lives().size() > kMostBlocks) bundles = Bundles(lives, events, spans /= 2);
+  return bundles;
+}
 
 }  // namespace
 
@@ -161,7 +168,7 @@ Pile pile_up(const std::vector<StepEvent>& events, std::size_t limit) {
   if (lives.size() <= kMostBlocks) {
     pile.offsets = heap_up(lives, events.size(), limit).offsets;
   } else {
-    const Bundles bundles(lives, events.size());
+    const Bundles bundles = bundle_up(lives, events.size());
     pile.offsets = bundles.offsets(heap_up(bundles.lives(), events.size(), limit).offsets);
   }
   pile.reach = reach_of(events, pile.offsets);

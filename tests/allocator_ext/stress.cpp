@@ -2,6 +2,7 @@
 // and verified before its free, so memory that two owners share shows as a wrong byte, and a
 // missing lock as a data race.
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,7 @@
 #include "core/arena.h"
 #include "core/checker.h"
 #include "core/drive.h"
+#include "core/gate.h"
 #include "core/rehearsal.h"
 
 namespace {
@@ -213,6 +215,110 @@ class PlannedRun {
   std::vector<std::size_t> next_offset_;
 };
 
+constexpr std::size_t kRange = 1000;  // of a gate
+
+std::shared_ptr<const Demand> random_demand(std::mt19937& random) {
+  std::vector<std::size_t> during, after{0};
+  const int groups = 1 + random() % 12;
+  for (int group = 1; group <= groups; ++group) {
+    after.push_back(group == groups ? 0 : random() % kRange);
+    const std::size_t least = std::max(after[group - 1], after[group]);
+    during.push_back(least + random() % (kRange + 1 - least));
+  }
+  return std::make_shared<const Demand>(during, after);
+}
+
+// Threads as lanes push random steps through a gate. Each group writes all that it may reach and
+// finds it unchanged: bytes that neighbours hold together show as a wrong value or a data race.
+class GateRun {
+ public:
+  explicit GateRun(int lanes) : gate_(kRange, lanes), held_(lanes), ranges_((lanes + 1) / 2) {
+    for (auto& range : ranges_) range.resize(kRange);
+  }
+
+  void run(int steps) {
+    std::vector<std::thread> threads;
+    for (Lane lane = 0; lane < static_cast<Lane>(held_.size()); ++lane) {
+      threads.push_back(spawn([=] { work(lane, steps); }));
+    }
+    for (std::thread& thread : threads) thread.join();
+    expect(finished_ == steps * static_cast<int>(held_.size()), "a step has not finished");
+    expect(gate_.waits() > 0 || held_.size() == 1, "nobody ever had to wait");
+  }
+
+ private:
+  void work(Lane lane, int steps) {
+    std::mt19937 random(lane);
+    std::vector<std::shared_ptr<const Demand>> demands;  // the same step comes again and again
+    for (int at = 0; at < 5; ++at) demands.push_back(random_demand(random));
+    ++started_;
+    while (started_ < static_cast<int>(held_.size())) std::this_thread::yield();
+    for (int step = 0; step < steps; ++step) {
+      const auto& demand = demands[random() % demands.size()];
+      const bool fails = random() % 10 == 0;
+      const std::size_t stop = fails ? random() % demand->groups() : demand->groups();
+      gate_.begin(lane, demand);
+      for (std::size_t group = 0; group < stop; ++group) run_group(lane, *demand, group);
+      if (fails) gate_.enter(lane);  // fails within a group, which it never leaves
+      hold(lane, 0);
+      gate_.end(lane);
+      ++finished_;
+    }
+  }
+
+  void run_group(Lane lane, const Demand& demand, std::size_t group) {
+    gate_.enter(lane);
+    hold(lane, demand.during[group]);
+    unsigned char* data = ranges_[lane / 2].data();
+    if (lane % 2 == 1) data += kRange - demand.during[group];
+    const Held own = filled(data, demand.during[group], 7 * group + lane);
+    std::this_thread::yield();
+    verify(own);
+    hold(lane, demand.after[group + 1]);
+    gate_.leave(lane, Mark{});
+  }
+
+  void hold(Lane lane, std::size_t bytes) {
+    held_[lane] = bytes;
+    const std::size_t other = static_cast<std::size_t>(lane) ^ 1;
+    const std::size_t theirs = other < held_.size() ? held_[other].load() : 0;
+    expect(bytes + theirs <= kRange, "neighbours hold more than their range");
+  }
+
+  Gate gate_;
+  std::vector<std::atomic<std::size_t>> held_;
+  std::vector<std::vector<unsigned char>> ranges_;
+  std::atomic<int> started_{0}, finished_{0};
+};
+
+// On a device a group must wait for the last one of the neighbour that reached into its place, in
+// whatever step that was. The marks here are numbers only.
+void marks_of_neighbours() {
+  alignas(CudaEvent) static unsigned char never_used[sizeof(CudaEvent)];
+  const std::shared_ptr<CudaEvent> event(std::shared_ptr<CudaEvent>(),
+                                         reinterpret_cast<CudaEvent*>(never_used));
+  std::mt19937 random(5);
+  Gate gate(kRange, 2);
+  std::vector<std::pair<std::size_t, double>> done[2];  // reach and mark of every group so far
+  double now = 0;
+  for (int step = 0; step < 400; ++step) {
+    const Lane lane = static_cast<Lane>(random() % 2);
+    const auto demand = random_demand(random);
+    gate.begin(lane, demand);
+    for (std::size_t mine : demand->during) {
+      double expected = 0;
+      for (const auto& [reach, mark] : done[1 - lane]) {
+        if (reach + mine > kRange) expected = mark;
+      }
+      const std::optional<Mark> found = gate.enter(lane);
+      expect((found ? found->seconds : 0) == expected, "waits for another group than it must");
+      gate.leave(lane, Mark{++now, event});
+      done[lane].emplace_back(mine, now);
+    }
+    gate.end(lane);
+  }
+}
+
 void random_runs() {
   for (int lanes : {1, 2, 5}) {
     const DriveReport report = drive(lanes, 20'000, lanes, Keying::kUsers, true);
@@ -238,6 +344,8 @@ int main() {
     resizing();
     for (int lanes : {1, 2, 4}) Exchange(lanes).run(2'000);
     for (unsigned seed = 0; seed < 10; ++seed) PlannedRun(seed).run();
+    for (int lanes : {1, 2, 3, 4}) GateRun(lanes).run(500);
+    marks_of_neighbours();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "stress: %s\n", error.what());
     return 1;

@@ -291,7 +291,7 @@ def test_demo_without_scikit_learn_says_what_to_install(monkeypatch):
 def test_usage():
     result = call("--help")
     assert result.exit_code == 0
-    for command in ("demo", "run", "compare", "report", "doctor"):
+    for command in ("demo", "run", "compare", "plan", "max-batch", "pair", "report", "doctor"):
         assert re.search(rf"^\s*{command} ", result.stdout, re.MULTILINE)
     assert call("--version").stdout.strip()
     assert call("run").exit_code == 2

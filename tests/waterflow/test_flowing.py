@@ -1,0 +1,463 @@
+"""Jobs that flow: each at its own pace, within the budget, and nobody forgotten."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import waterflow as wf
+from waterflow.allocator_ext import _C
+from waterflow.executor.device import HostDevice
+from waterflow.partitioner.profile import Profile
+from waterflow.prepare import Preparer
+
+pytestmark = pytest.mark.cpu
+
+ENDLESS = 10**9
+UNIT = 64  # bytes; the arena's alignment
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def batches(*sizes: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(sum(sizes))
+    return [
+        (
+            torch.randn(size, 16, generator=generator),
+            torch.randint(4, (size,), generator=generator),
+        )
+        for size in sizes
+    ]
+
+
+def make_job(name: str, width: int = 32, dropout: float = 0.0, **options: Any) -> wf.Job:
+    """A perceptron; plain SGD unless given, so that there is no first step apart."""
+    torch.manual_seed(width)
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise([16, width, width, width]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh(), nn.Dropout(dropout)]
+    model = nn.Sequential(*layers, nn.Linear(width, 4))
+    options.setdefault("optimizer", torch.optim.SGD)
+    options["optimizer"] = options["optimizer"](model.parameters(), lr=0.1)
+    settings = {"data": batches(32), "loss": cross_entropy, "seed": 0, **options}
+    return wf.Job(name, model=model, **settings)
+
+
+def engine(memory: str | int = "64MiB", **options: Any) -> wf.Engine:
+    return wf.Engine(memory, policy="flow", threads=1, **options)
+
+
+def run(jobs: list[wf.Job], memory: str | int = "64MiB") -> wf.Report:
+    return wf.run(jobs, memory=memory, policy="flow", threads=1)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happens any more"
+        time.sleep(0.005)
+
+
+@dataclass
+class OneAtATime:
+    """A callback of several jobs that notices when two of them are in it at once."""
+
+    order: list[str] = field(default_factory=list)
+    collisions: int = 0
+    _inside: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, result: wf.StepResult) -> None:
+        free = self._inside.acquire(blocking=False)
+        self.collisions += not free
+        self.order.append(result.job)
+        time.sleep(0.0005)
+        if free:
+            self._inside.release()
+
+
+def overlap(report: wf.Report) -> float:
+    """Part of the busy time during which both lanes work."""
+    ends = [(span.start, 1) for span in report.spans] + [(span.stop, -1) for span in report.spans]
+    working, before, busy, both = 0, 0.0, 0.0, 0.0
+    for moment, change in sorted(ends):
+        busy += (moment - before) * (working > 0)
+        both += (moment - before) * (working > 1)
+        working, before = working + change, moment
+    return both / busy
+
+
+# Paces
+
+
+def test_a_short_job_makes_many_steps_while_a_long_one_makes_one() -> None:
+    with engine() as flowing:
+        long = flowing.submit(make_job("long", 512, data=batches(256), steps=ENDLESS))
+        short = flowing.submit(make_job("short", 8, data=batches(4), steps=ENDLESS))
+        wait_until(lambda: min(len(long.losses) - 4, len(short.losses) - 100) > 0)
+        flowing.stop_all()
+    report = flowing.report()
+    spans = report.spans
+    is_long = spans.job == spans.names.index("long")
+    beside = []
+    for step in np.unique(spans.step[is_long])[2:]:
+        mine = is_long & (spans.step == step)
+        begun, ended = spans.start[mine].min(), spans.stop[mine].max()
+        inside = ~is_long & (spans.start > begun) & (spans.stop < ended)
+        beside.append(len(np.unique(spans.step[inside])))
+    assert np.median(beside) >= 3, beside
+    assert report.deviations == 0
+
+
+@dataclass
+class Company:
+    """What was seen of three jobs that flowed together on two lanes, and of a fourth."""
+
+    shares: dict[str, float]  # of the lanes' time, once all three were there
+    joined: wf.JobReport
+    steps_after_stop: int
+    races: list[Any]
+    callback: OneAtATime
+    report: wf.Report
+
+
+@pytest.fixture(scope="module")
+def company() -> Company:
+    """Three jobs; a fourth joins and stops itself from its callback; then one is stopped."""
+    callback = OneAtATime()
+    weights = {"a": 1.0, "b": 2.0, "c": 2.0}
+    made = {
+        name: make_job(name, 64, weight=weight, on_step=callback, steps=ENDLESS)
+        for name, weight in weights.items()
+    }
+    known: dict[str, wf.JobHandle] = {}
+    submitted = threading.Event()
+
+    def stop_at_five(result: wf.StepResult) -> None:
+        callback(result)
+        if result.step == 5:
+            submitted.wait(60)
+            known["joining"].stop()
+
+    joining = make_job("joining", 48, on_step=stop_at_five, steps=ENDLESS)
+    with engine(check=True) as flowing:
+        handles = {name: flowing.submit(job) for name, job in made.items()}
+        wait_until(lambda: min(len(handle.losses) for handle in handles.values()) >= 40)
+        shares = shares_of_time(flowing.report().spans)
+        known["joining"] = flowing.submit(joining)
+        submitted.set()
+        joined = known["joining"].result(timeout=120)
+        before = {name: len(handle.losses) for name, handle in handles.items()}
+        wait_until(lambda: all(len(h.losses) > before[name] + 3 for name, h in handles.items()))
+        handles["c"].stop()
+        at_stop = len(handles["c"].losses)
+        after_stop = handles["c"].result(timeout=120).steps - at_stop
+        flowing.stop_all()
+        for handle in handles.values():
+            handle.result(timeout=120)
+        races = flowing.check_races()
+    return Company(shares, joined, after_stop, races, callback, flowing.report())
+
+
+def shares_of_time(spans: Any) -> dict[str, float]:
+    """What each job has had of the lanes since the last of them made its fifth step."""
+    names = np.array(spans.names)[spans.job]
+    fifth = max(spans.start[(names == name) & (spans.step == 5)].min() for name in spans.names)
+    seconds = (spans.stop - spans.start) * (spans.start > fifth)
+    used = {name: float(seconds[names == name].sum()) for name in spans.names}
+    return {name: own / sum(used.values()) for name, own in used.items()}
+
+
+def test_shares_of_the_lanes_follow_the_weights(company: Company) -> None:
+    expected = {"a": 0.2, "b": 0.4, "c": 0.4}
+    assert company.shares == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), "2", True])
+def test_weights_that_are_none_are_refused(weight: Any) -> None:
+    with pytest.raises(
+        wf.JobError, match=f"'odd': weight must be a number above 0, got {weight!r}"
+    ):
+        make_job("odd", weight=weight)
+
+
+def test_callbacks_of_different_jobs_never_run_at_the_same_time(company: Company) -> None:
+    assert set(company.callback.order) == {"a", "b", "c", "joining"}
+    assert company.callback.collisions == 0
+
+
+def test_a_job_joins_while_others_flow_and_they_go_on(company: Company) -> None:
+    others = [name for name in company.callback.order if name != "joining"]
+    first = company.callback.order.index("joining")
+    assert first >= 40 * 3
+    assert len(others) - first >= 3 * 3
+
+
+def test_a_stop_takes_effect_after_the_present_step(company: Company) -> None:
+    assert (company.joined.state, company.joined.steps) == ("stopped", 5)
+    assert company.report["c"].state == "stopped"
+    assert company.steps_after_stop <= 1
+
+
+def test_flowing_is_free_of_races(company: Company) -> None:
+    assert company.races == []
+    assert company.report.deviations == 0
+
+
+# Memory
+
+
+def persistent_bytes(job: wf.Job) -> int:
+    tensors = [*job.model.parameters(), *job.model.buffers()]
+    return sum(-(-tensor.nbytes // UNIT) * UNIT for tensor in tensors)
+
+
+def test_a_budget_that_just_admits_two_jobs_is_enough() -> None:
+    """Their parameters, and one step at a time."""
+
+    def make() -> list[wf.Job]:
+        return [
+            make_job("a", 48, data=batches(256), steps=30),
+            make_job("b", 40, data=batches(200), steps=30),
+        ]
+
+    with pytest.raises(wf.BudgetError) as caught:
+        run(make(), memory="1KiB")
+    needs = dict(re.findall(r"'(\w)' needs (\d+) bytes", str(caught.value)))
+    jobs = make()
+    own = {job.name: persistent_bytes(job) for job in jobs}
+    budget = sum(own.values()) + max(int(needs[name]) - own[name] for name in own)
+    report = run(jobs, memory=budget)
+    assert [job.state for job in report] == ["finished", "finished"]
+    assert report.peak_bytes <= report.extent_bytes <= budget
+    assert report.deviations == 0
+    stops = {name: max(s.stop for s in report.spans if s.job == name) for name in own}
+    starts = {name: min(s.start for s in report.spans if s.job == name) for name in own}
+    assert max(starts.values()) < min(stops.values()), "they did not train together"
+    for fresh, job in zip(make(), jobs, strict=True):
+        assert report[job.name].losses == wf.run_eager(fresh, threads=1).losses
+        assert all(map(torch.equal, job.model.parameters(), fresh.model.parameters()))
+
+
+class Convolutions(nn.Sequential):
+    def __init__(self) -> None:
+        layers: list[nn.Module] = [nn.Unflatten(1, (1, 4, 4))]
+        for inputs, outputs in itertools.pairwise([1, 16, 32, 32]):
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+        super().__init__(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 4))
+
+
+class Transformer(nn.Sequential):
+    def __init__(self) -> None:
+        layer = nn.TransformerEncoderLayer(16, 4, 64, batch_first=True)
+        super().__init__(nn.Linear(1, 16), layer, nn.Flatten(), nn.Linear(256, 4))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(1, 32, batch_first=True), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+def measured(model: nn.Module, shape: tuple[int, ...]) -> Profile:
+    """A step as the engine measures it."""
+    images, labels = batches(32)[0]
+    batch = images.reshape(32, *shape), labels
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    job = wf.Job("a", model=model, optimizer=optimizer, loss=cross_entropy, data=[batch], seed=0)
+    preparer = Preparer(job, HostDevice(), (torch.Generator().manual_seed(0), None), 1)
+    prepared = preparer(batch).shape
+    assert prepared is not None
+    assert prepared.steady is not None
+    return prepared.steady.memory.profile
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [(Convolutions, (16,)), (Transformer, (16, 1)), (Recurrent, (16, 1))],
+    ids=["cnn", "transformer", "lstm"],
+)
+def test_piles_of_real_steps_are_hardly_higher_than_their_live_peak(
+    model: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    profile = measured(model(), shape)
+    sizes = np.ascontiguousarray(profile.events["bytes"], np.int64)
+    names = np.ascontiguousarray(profile.events["id"], np.int32)
+    peak = profile.transient_peak_bytes
+    assert len(sizes) > 50
+    assert peak <= _C.pile_up(sizes, names, peak).extent <= 1.01 * peak
+    assert _C.pile_up(sizes, names, int(1.1 * peak)).extent <= 1.1 * peak
+
+
+# What interrupts
+
+
+def assert_equal_to_eager(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
+    assert report.error is None
+    assert report.losses == wf.run_eager(fresh, threads=1).losses
+    assert all(map(torch.equal, job.model.parameters(), fresh.model.parameters()))
+
+
+def test_a_batch_of_a_new_shape_in_the_middle() -> None:
+    def make() -> list[wf.Job]:
+        sizes = (8, 8, 8, 8, 5, 8, 5, 8)
+        return [
+            make_job("shapes", 24, data=batches(*sizes), epochs=3),
+            make_job("steady", 32, steps=40),
+        ]
+
+    jobs = make()
+    report = run(jobs)
+    for job, fresh in zip(jobs, make(), strict=True):
+        assert_equal_to_eager(job, report[job.name], fresh)
+    assert report.deviations == 0
+
+
+def test_learning_rates_change_from_step_to_step() -> None:
+    def make() -> list[wf.Job]:
+        job = make_job("rates", 24, steps=20)
+        job.scheduler = torch.optim.lr_scheduler.ExponentialLR(job.optimizer, 0.9)
+
+        def halve(result: wf.StepResult) -> None:
+            if result.step % 6 == 0:
+                for group in other.optimizer.param_groups:
+                    group["lr"] /= 2
+
+        other = make_job("callback", 32, steps=20, on_step=halve, optimizer=torch.optim.Adam)
+        return [job, other]
+
+    jobs = make()
+    report = run(jobs)
+    for job, fresh in zip(jobs, make(), strict=True):
+        assert_equal_to_eager(job, report[job.name], fresh)
+        lr = job.optimizer.param_groups[0]["lr"]
+        assert lr == fresh.optimizer.param_groups[0]["lr"]
+        assert lr < 0.1
+
+
+def test_a_job_that_needs_the_engine_for_itself_takes_turns_with_those_that_flow() -> None:
+    callback = OneAtATime()
+    jobs = [
+        make_job("a", 32, steps=40, on_step=callback),
+        make_job("b", 24, steps=40, on_step=callback),
+        make_job("eager", 16, steps=12, on_step=callback, capture=False),
+    ]
+    fresh = make_job("eager", 16, steps=12, capture=False)
+    report = run(jobs)
+    assert [job.state for job in report] == ["finished"] * 3
+    assert_equal_to_eager(jobs[2], report["eager"], fresh)
+    order = callback.order
+    ends = {job.name: len(order) - 1 - order[::-1].index(job.name) for job in jobs}
+    for flowing in ("a", "b"):
+        before = order[: min(ends[flowing], ends["eager"])]
+        together = before[before.index("eager") :]
+        assert before.count("eager") >= 4
+        assert together.count(flowing) >= 4, "it waited for the eager job to end"
+
+
+class SlowBatches(list[Any]):
+    """Batches that take a while to come, or wait for an event before the one at `stuck_at`."""
+
+    def __init__(
+        self,
+        items: list[Any],
+        seconds: float = 0.0,
+        event: threading.Event | None = None,
+        stuck_at: int = 0,
+    ) -> None:
+        super().__init__(items)
+        self.seconds, self.event, self.stuck_at = seconds, event, stuck_at
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, item in enumerate(super().__iter__()):
+            time.sleep(self.seconds)
+            if self.event is not None and number == self.stuck_at:
+                self.event.wait(120)
+            yield item
+
+
+def test_jobs_flow_together_though_none_can_fetch_ahead() -> None:
+    """With dropout a batch is fetched after the step before it: then a job is never ready twice in
+    a row, and must not be left out because it was not when the others set out."""
+    items = batches(*[512] * 8)
+    jobs = [
+        make_job(f"j{width}", width, dropout=0.1, steps=40, data=SlowBatches(items, 0.004))
+        for width in (250, 256)
+    ]
+    report = run(jobs)
+    assert [job.state for job in report] == ["finished", "finished"]
+    assert overlap(report) > 0.1
+
+
+def test_a_loader_that_hangs_stops_nobody_else() -> None:
+    event = threading.Event()
+    stuck = SlowBatches(batches(*[32] * 8), event=event, stuck_at=5)
+    try:
+        with engine() as flowing:
+            waiting = flowing.submit(make_job("waiting", 24, data=stuck, epochs=1))
+            wait_until(lambda: len(waiting.losses) == 5)
+            first = flowing.submit(make_job("first", 32, steps=20))
+            second = flowing.submit(make_job("second", 16, steps=60))
+            assert first.result(timeout=120).steps == 20
+            assert second.result(timeout=120).steps == 60
+            assert (waiting.status, len(waiting.losses)) == ("running", 5)
+            event.set()
+            assert waiting.result(timeout=120).steps == 8
+    finally:
+        event.set()
+
+
+def test_a_step_leaves_the_gate_whatever_happens() -> None:
+    """What it still holds at its end cannot be accounted for: somebody else has the place."""
+    _C.install_lane_allocator()
+    arena = _C.Arena.host(4 * UNIT, 2)
+    _C.register_arena(arena)
+    tape = _C.Tape(1, 0)
+    tape.add_load(0, 0, [])  # and keeps what it has loaded
+    tape.set_batch([torch.ones(UNIT // 4)])
+    events = np.array([UNIT], np.int64), np.array([0], np.int32), np.array([1], np.int32)
+    script = _C.Script(events, np.array([0], np.int32), 1, [0])
+    step = _C.FlowStep((tape, script, 0, None), [(0, 1)], _C.Demand([4 * UNIT], [0, 0]))
+    pool, gate = _C.LanePool(arena, 2, _C.LaneDevice()), _C.Gate(4 * UNIT, 2)
+    _C.begin_scripts(arena, [(script, 0)], _C.RoundMemory(UNIT, 4 * UNIT), True)
+    assert arena.allocate_at(0, UNIT, 0, 1) is not None
+    with pytest.raises(RuntimeError, match="where the allocator has another"):
+        pool.run_step(0, step, gate)
+    for lane in (1, 0):
+        assert gate.try_begin(lane, _C.Demand([4 * UNIT], [0, 0]))
+    assert gate.try_enter(1)
+    tape.clear([0])
+    _C.retire_arena(arena)
+
+
+def test_a_step_that_fails_leaves_its_memory_to_the_others() -> None:
+    """In memory for one step at a time; the job fails again and again under new names."""
+
+    def bad(name: str) -> wf.Job:
+        images, labels = batches(256)[0]
+        return make_job(name, 40, data=[(images, labels)] * 3 + [(images, labels + 100)])
+
+    job, fresh = (make_job("good", 40, data=batches(256), steps=40) for _ in range(2))
+    with pytest.raises(wf.BudgetError) as caught:
+        run([make_job("good", 40, data=batches(256), steps=40)], memory="1KiB")
+    (need,) = re.findall(r"needs (\d+) bytes", str(caught.value))
+    report = run([bad("one"), job, bad("two")], int(need) + 2 * persistent_bytes(job))
+    for name in ("one", "two"):
+        assert (report[name].state, report[name].steps) == ("failed", 3)
+        assert "out of bounds" in str(report[name].error)
+    assert_equal_to_eager(job, report["good"], fresh)
