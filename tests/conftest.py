@@ -8,6 +8,34 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "cases"))
 
+import case_tasks  # noqa: E402  (one of the case modules)
+from case_fakecuda import LIBRARY  # noqa: E402
+
+
+def tasks_of(item):
+    """What a test waits for: the tasks among its parameters."""
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return [value for value in parameters if isinstance(value, case_tasks.Task)]
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that wait for tasks come last, so that the tasks have been done beside the others."""
+    items.sort(key=lambda item: bool(tasks_of(item)))
+
+
+def pytest_collection_finish(session):
+    if session.config.option.collectonly:
+        return
+    if any(item.get_closest_marker("fakecuda") for item in session.items):
+        LIBRARY.start()
+    for item in session.items:
+        for task in tasks_of(item):
+            task.start()
+
+
+def pytest_sessionfinish():
+    case_tasks.stop()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def profile_cache(tmp_path_factory):

@@ -186,10 +186,9 @@ def unrolled_cells(cells: int, kept: int = 4, passing: int = 3) -> Arrays:
     return as_arrays(events)
 
 
-@pytest.mark.parametrize("cells", [700, 900])
-def test_long_steps_are_piled_as_tightly(cells: int) -> None:
-    events = unrolled_cells(cells)
-    assert (int((events[0] > 0).sum()) > BUNDLED_ABOVE) == (cells > 700)
+def test_long_steps_are_piled_as_tightly() -> None:
+    events = unrolled_cells(800)
+    assert int((events[0] > 0).sum()) > BUNDLED_ABOVE
     for slack in (0.1, 0.0):
         pile = _C.pile_up(*events, int(live_peak(events) * (1 + slack)))
         assert pile.reach.tolist() == replay(events, pile.offsets)

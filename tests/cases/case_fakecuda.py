@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import hashlib
 import os
-import shlex
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
+from case_programs import COMPILER, EXTENSION, ROOT, WARNINGS, require_compiler, succeed
+from case_tasks import Task
 
-ROOT = Path(__file__).parents[2]
-EXTENSION = ROOT / "allocator_ext"
 SOURCES = sorted((ROOT / "tests" / "fakecuda").glob("fake_*.cpp"))
 HEADERS = [*sorted((ROOT / "tests" / "fakecuda").glob("*.h")), EXTENSION / "core" / "driver.h"]
-COMPILER = shlex.split(os.environ.get("CXX", "c++"))
-WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 # Never unloaded: the threads of its streams run on after the last dlclose.
 FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-fPIC", "-shared", "-Wl,-z,defs,-z,nodelete"]
 
@@ -36,11 +29,8 @@ LIVE = (
 )
 
 
-@functools.cache
-def library() -> Path:
-    """The built driver. Its name has the hash of its sources, so an old one is never taken."""
-    if shutil.which(COMPILER[0]) is None:
-        pytest.skip(f"no compiler {COMPILER[0]}")
+def _build() -> Path:
+    require_compiler()
     command = [*COMPILER, *FLAGS, *WARNINGS, f"-I{EXTENSION}", *map(str, SOURCES)]
     content = b"".join(path.read_bytes() for path in [*SOURCES, *HEADERS])
     digest = hashlib.sha256(" ".join(command).encode() + content).hexdigest()[:16]
@@ -49,10 +39,17 @@ def library() -> Path:
         built.parent.mkdir(parents=True, exist_ok=True)
         # Another test session may build it at the same time: each finishes its own file first.
         unfinished = built.with_suffix(f".{os.getpid()}")
-        done = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        succeed(*command, "-o", unfinished)
         unfinished.replace(built)
     return built
+
+
+#: The built driver. Its name has the hash of its sources, so an old one is never taken.
+LIBRARY = Task("fake driver", _build)
+
+
+def library() -> Path:
+    return LIBRARY.result()
 
 
 class FakeDriver:

@@ -378,8 +378,8 @@ class Planned {
 
   void begin() {
     machine_.arena().synchronize();
-    auto shared = std::make_shared<RoundMemory>();
-    shared->overflow = extent_;
+    const std::size_t capacity = machine_.arena().statistics().capacity;
+    auto shared = std::make_shared<RoundMemory>(extent_, capacity);
     for (int number = 0; number < kSteps; ++number) {
       scripts_[number]->begin(machine_.arena(), number, shared, /*keep_blocks=*/true);
       steps_[number].next = 0;

@@ -104,7 +104,7 @@ def overlap(report: wf.Report) -> float:
 
 def test_a_short_job_makes_many_steps_while_a_long_one_makes_one() -> None:
     with engine() as flowing:
-        long = flowing.submit(make_job("long", 512, data=batches(256), steps=ENDLESS))
+        long = flowing.submit(make_job("long", 512, data=batches(128), steps=ENDLESS))
         short = flowing.submit(make_job("short", 8, data=batches(4), steps=ENDLESS))
         wait_until(lambda: min(len(long.losses) - 4, len(short.losses) - 100) > 0)
         flowing.stop_all()
@@ -396,7 +396,7 @@ def test_jobs_flow_together_though_none_can_fetch_ahead() -> None:
     a row, and must not be left out because it was not when the others set out."""
     items = batches(*[512] * 8)
     jobs = [
-        make_job(f"j{width}", width, dropout=0.1, steps=40, data=SlowBatches(items, 0.004))
+        make_job(f"j{width}", width, dropout=0.1, steps=25, data=SlowBatches(items, 0.004))
         for width in (250, 256)
     ]
     report = run(jobs)
