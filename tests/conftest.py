@@ -8,8 +8,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent / "cases"))
 
-import case_tasks  # noqa: E402  (one of the case modules)
-from case_fakecuda import LIBRARY  # noqa: E402
+import case_tasks
+from case_fakecuda import LIBRARY
 
 
 def tasks_of(item):

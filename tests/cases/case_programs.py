@@ -1,4 +1,4 @@
-"""The C++ programs of the tests: an object file is compiled once for all that are linked with it."""
+"""The C++ programs of the tests: an object file is compiled once for all that link it."""
 
 from __future__ import annotations
 

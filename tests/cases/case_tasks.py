@@ -113,7 +113,7 @@ def call(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 def stop() -> None:
-    """Ends all that still runs, with its children, and drops what was made; no task starts again."""
+    """Ends all that runs, with its children, and drops what was made; no task starts again."""
     with _commands.lock:
         _commands.stopped = True
         for process in _commands.running:
