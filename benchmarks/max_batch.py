@@ -7,7 +7,8 @@ Nothing is trained: steps are captured without memory and the allocator decides 
 addresses (`waterflow.max_batch`). The paper's numbers (Waterwave, Tables 1 and 2, section 5.5) were
 measured on a V100 with 32 GB and a P100 with 16 GB. `ratio` is the batch together over the batch
 alone, in the mean over the jobs; `bound` what the persistent bytes of all jobs leave of the memory,
-over what those of one leave: no policy can be far above it. One row per model, memory and policy.
+over what those of one leave, of the job that it bounds most: batches keep their proportion, so no
+policy can be far above it. One row per model, memory and policy.
 Tacotron 2 takes some minutes the first time: its step has 80,000 nodes.
 """
 
@@ -101,13 +102,13 @@ def row_of(
 
 
 def bound_of(case: Case) -> float:
-    """What is left beside all persistent bytes, over what is left beside one job's, in the mean."""
+    """What is left beside all persistent bytes, over what is left beside one job's: the least."""
     memory = parse_bytes(case.memory)
     held = [
         candidate.subject(2).persistent_bytes
         for candidate in candidates_of(case.models, get_hardware("v100"))
     ]
-    return sum((memory - sum(held)) / (memory - own) for own in held) / len(held)
+    return min((memory - sum(held)) / (memory - own) for own in held)
 
 
 def show(row: dict[str, Any]) -> None:

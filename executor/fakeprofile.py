@@ -114,7 +114,7 @@ class _Notes(_Compiler):
 
     def __init__(self, step: StepGraph) -> None:
         super().__init__(step)
-        self.node_of_slot = {}
+        self.node_of_slot: dict[int, fx.Node] = {}
         self.instructions: list[tuple[fx.Node, list[int]]] = []
 
     def run(self) -> CompiledStep:
@@ -132,8 +132,6 @@ class _Notes(_Compiler):
         super()._add(compiled, node)
         if len(compiled.tape) > before:
             self.instructions.append((node, self._release(node)))
-
-    node_of_slot: dict[int, fx.Node]
 
 
 class _Walker:
@@ -250,7 +248,7 @@ class _Walker:
             return _OUTSIDE
         key = storage_key(value)
         if key not in known:
-            # The optimizer was traced apart: its gradients are twins of those in the graph.
+            # Schemas say the rest: the optimizer, traced apart, has twins of the gradients.
             block = self.blocks[alias] if alias is not None else None
             if not isinstance(block, int):
                 block = _place(value.untyped_storage().nbytes(), fresh)

