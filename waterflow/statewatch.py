@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from waterflow.tracing import functions_of
+from waterflow.tracing import functions_of, is_of_job
 
 _MISSING = object()
 #: Registered tensors are looked after elsewhere; an optimizer's groups and state are swapped.
@@ -249,8 +249,8 @@ def _copied(value: Any) -> Any:
 
 
 def _same(before: Any, after: Any) -> bool:
-    if before is after:
-        return not isinstance(after, FakeTensor)
+    if before is after:  # one that a capture made is kept from a trace before this one
+        return not isinstance(after, FakeTensor) or is_of_job(after)
     if type(before) is not type(after):
         return False
     if isinstance(before, (int, float, complex, str, bytes)):

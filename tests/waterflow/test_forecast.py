@@ -21,6 +21,7 @@ from waterflow.footprint import RunOnlyError
 from waterflow.forecast import footprint_of, forecast, job_of
 from waterflow.models.task import Task
 from waterflow.prepare import Preparer
+from waterflow.tracing import is_of_job
 
 pytestmark = pytest.mark.cpu
 
@@ -252,9 +253,16 @@ def recurrent():
     return job(Last(), data=data)
 
 
-def test_recurrent_layers():
+def test_recurrent_layers_are_not_built_in_memory():
     """They keep lists of their weights beside the weights."""
-    same(forecast(recurrent), footprint_of(recurrent()))
+    made = []
+
+    def make():
+        made.append(recurrent())
+        return made[-1]
+
+    same(forecast(make), footprint_of(recurrent()))
+    assert [is_of_job(job.model.net.weight_ih_l0) for job in made] == [True]
 
 
 def reads_a_number():
