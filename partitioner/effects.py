@@ -63,6 +63,7 @@ def writes(node: fx.Node) -> list[fx.Node]:
 def memory_roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
     """For each node one that stands for the memory it shares with others (views, in-place)."""
     roots: dict[fx.Node, fx.Node] = {}
+    storages: dict[int, fx.Node] = {}  # some views are not declared in their schemas
 
     def find(node: fx.Node) -> fx.Node:
         while roots.setdefault(node, node) is not node:
@@ -72,6 +73,9 @@ def memory_roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
     for node in nodes:
         for touched in (node, *node.all_input_nodes):
             find(touched)
+        for tensor in tensors_of(node):
+            holder = storages.setdefault(tensor.untyped_storage()._cdata, node)
+            roots[find(node)] = find(holder)
         for source in _aliased(node):
             roots[find(node)] = find(source)
     return {node: find(node) for node in list(roots)}

@@ -27,6 +27,7 @@ from waterflow.optimizer_step import OptimizerTrace
 from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
+from waterflow.partitioner.inplace import add_in_place
 from waterflow.tracing import capture_error, is_of_job, users_line
 
 _aten = torch.ops.aten
@@ -102,6 +103,7 @@ class _Join:
         loss = forward_map[self.forward.loss]
         self.graph.output((loss, tuple(outputs.values())))
         _eliminate_dead(self.graph, self.mutated)
+        add_in_place(self.graph, kept=(loss, *outputs.values()))
         self._drop_unused_inputs()
         return StepGraph(
             graph=self.graph,

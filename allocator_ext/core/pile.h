@@ -4,8 +4,8 @@
 //
 // Blocks choose in the order of their ends, the last to die first and so lowest, each the lowest
 // place free for its life. Where the pile then gets higher than it may, the blocks that stick out
-// choose earlier the next time, and so on ("squeaky wheel" optimisation, Joslin and Clements,
-// 1999): the less room above the live peak, the slower the pile falls.
+// choose earlier the next time, and so on (see placement.h): the less room above the live peak, the
+// slower the pile falls.
 #pragma once
 
 #include <cstddef>

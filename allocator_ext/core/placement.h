@@ -1,19 +1,19 @@
-// Places all blocks of a rehearsed schedule at once, knowing every lifetime beforehand. Best fit
-// decides request by request and leaves gaps; a plan need not: the largest blocks choose first,
-// each takes the lowest place where no block that may live at the same time lies (greedy by size,
-// as static memory planners do).
+// Places all blocks of a step or a rehearsed schedule at once, knowing every lifetime beforehand.
+// Best fit decides request by request and leaves gaps; a plan need not: blocks choose one after
+// another, each the lowest place where no block lies that may live at the same time. What decides
+// is the order of choice (see the searches below).
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <limits>
 #include <vector>
 
 #include "core/types.h"
 
 namespace waterflow {
 
-// When something happens: in pair `pair`, on lane `lane`, as event number `position` of that lane.
+// When something happens: in pair `pair`, on lane `lane`, as event number `position` of all.
 struct Moment {
   std::int32_t pair;
   std::int32_t lane;
@@ -26,14 +26,17 @@ struct Moment {
   }
 };
 
+// The end of what survives.
+inline constexpr Moment kNever{std::numeric_limits<std::int32_t>::max(), 0,
+                               std::numeric_limits<std::int64_t>::max()};
+
 struct Block {
   std::size_t bytes;
   Moment begin;
-  std::optional<Moment> end;  // none: it survives the schedule
+  Moment end = kNever;
 
-  bool gone_before(const Block& other) const { return end && end->precedes(other.begin); }
   bool may_meet(const Block& other) const {
-    return !gone_before(other) && !other.gone_before(*this);
+    return !end.precedes(other.begin) && !other.end.precedes(begin);
   }
 };
 
@@ -42,7 +45,45 @@ struct Placement {
   std::size_t extent = 0;            // the end of the highest block or obstacle
 };
 
-// Places the blocks around `obstacles` (live all the time, in address order).
-Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles);
+// Around `obstacles`, which are live all the time and in address order; the blocks choose in
+// `order`.
+Placement place_in_order(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
+                         const std::vector<std::size_t>& order);
+
+// The most urgent choose first. As long as the extent is above `limit`, the blocks that stick out
+// become more urgent by `step` and all choose again ("squeaky wheel" optimisation, Joslin and
+// Clements, 1999), at most `rounds` times. Returns the first placement within the limit, or else
+// the lowest of all.
+Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
+                           std::vector<double> urgency, double step, std::size_t limit, int rounds);
+
+// The lower of two ways, the second only where the first is above `limit`: the largest blocks
+// first, as static memory planners do; then by urgency, those that live longest into the schedule
+// first. Many blocks are bundled before.
+Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
+                std::size_t limit);
+
+// Comparing every two of a hundred thousand blocks takes too long. So time is cut into spans:
+// blocks that begin in one span and end in one other become one, and those of a single span share a
+// place of their own.
+class Bundles {
+ public:
+  // Above this many blocks they are bundled, into no more bundles than this where that can be.
+  static constexpr std::size_t kMost = 8192;
+
+  explicit Bundles(const std::vector<Block>& blocks);
+
+  const std::vector<Block>& blocks() const { return bundles_; }
+  // Places of the blocks given, from those of the bundles.
+  std::vector<std::size_t> offsets(const std::vector<std::size_t>& of_bundles) const;
+
+ private:
+  void bundle_up(const std::vector<Block>& blocks, std::int64_t span);
+  void add(const std::vector<Block>& blocks, const std::vector<std::size_t>& members, bool passing);
+
+  std::vector<Block> bundles_;
+  std::vector<std::size_t> inner_;   // per block: its offset in its bundle
+  std::vector<std::size_t> bundle_;  // per block
+};
 
 }  // namespace waterflow

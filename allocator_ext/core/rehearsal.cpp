@@ -135,7 +135,7 @@ class Rehearsal {
     if (!progress.live.emplace(event.id, Held{bytes, blocks_.size(), offset}).second) {
       reject(slot.step, "allocates id " + std::to_string(event.id) + " twice");
     }
-    blocks_.push_back({bytes, {progress.pair, slot.lane, ++position_}, std::nullopt});
+    blocks_.push_back({bytes, {progress.pair, slot.lane, ++position_}});
     block_steps_.push_back(slot.step);
     if (result_.fits) result_.offsets[slot.step].push_back(offset);
     tide.now += static_cast<std::ptrdiff_t>(bytes);
@@ -153,8 +153,9 @@ class Rehearsal {
 
   // Lifetimes are known, so the plan may do better than deciding request by request.
   void plan_all_at_once() {
-    if (blocks_.size() > kMostBlocks || !within_limits_) return;
-    const Placement placement = place(blocks_, obstacles_);
+    if (!within_limits_ || result_.peak > state_.capacity()) return;
+    const auto goal = static_cast<std::size_t>(kGoal * static_cast<double>(result_.peak));
+    const Placement placement = place(blocks_, obstacles_, std::min(goal, state_.capacity()));
     if (placement.extent > state_.capacity()) return;
     if (result_.fits && placement.extent >= result_.extent) return;
     for (auto& offsets : result_.offsets) offsets.clear();
@@ -186,8 +187,7 @@ class Rehearsal {
     }
   }
 
-  // The placement compares every two blocks: beyond this many, best fit has to do.
-  static constexpr std::size_t kMostBlocks = 20000;
+  static constexpr double kGoal = 1.005;  // of the live peak: not worth a longer search below
 
   Allocator state_;
   std::vector<Chunk> obstacles_;
