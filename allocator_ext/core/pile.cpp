@@ -35,7 +35,7 @@ std::vector<std::size_t> pile_blocks(const std::vector<Block>& blocks, std::size
   const auto length = static_cast<double>(events);
   std::vector<double> urgency(blocks.size());
   for (std::size_t i = 0; i < blocks.size(); ++i) {
-    urgency[i] = std::min(length, static_cast<double>(blocks[i].end.position));
+    urgency[i] = std::min(length, static_cast<double>(blocks[i].end.position) + 1);
   }
   return place_by_urgency(blocks, {}, std::move(urgency), kStep * length, limit, kRounds).offsets;
 }
@@ -43,12 +43,13 @@ std::vector<std::size_t> pile_blocks(const std::vector<Block>& blocks, std::size
 }  // namespace
 
 Pile pile_up(const std::vector<StepEvent>& events, std::size_t limit) {
+  constexpr std::size_t kMost = 8192;  // above that they are bundled
   const std::vector<Block> blocks = blocks_of(events);
   Pile pile;
-  if (blocks.size() <= Bundles::kMost) {
+  if (blocks.size() <= kMost) {
     pile.offsets = pile_blocks(blocks, events.size(), limit);
   } else {
-    const Bundles bundles(blocks);
+    const Bundles bundles(blocks, kMost);
     pile.offsets = bundles.offsets(pile_blocks(bundles.blocks(), events.size(), limit));
   }
   pile.reach = reach_of(events, pile.offsets);

@@ -50,23 +50,36 @@ std::int64_t last_position(const std::vector<Block>& blocks) {
   return last;
 }
 
-Placement place_all(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
-                    std::size_t limit) {
+Placement lower(Placement a, Placement b) {
+  return b.extent < a.extent ? std::move(b) : std::move(a);
+}
+
+Placement place_largest_first(const std::vector<Block>& blocks,
+                              const std::vector<Chunk>& obstacles) {
+  std::vector<double> sizes;
+  for (const Block& block : blocks) sizes.push_back(static_cast<double>(block.bytes));
+  return place_in_order(blocks, obstacles, ranked(sizes));
+}
+
+// By the ends of their lives, by their lengths, by their beginnings: none is the best everywhere.
+Placement search(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
+                 std::size_t limit) {
   constexpr int kRounds = 24;
-  constexpr double kStep = 0.15;  // of the schedule
-  std::vector<double> urgency(blocks.size());
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    urgency[i] = static_cast<double>(blocks[i].bytes);
-  }
-  Placement best = place_in_order(blocks, obstacles, ranked(urgency));
-  if (best.extent <= limit) return best;
   const auto length = static_cast<double>(last_position(blocks) + 1);
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    urgency[i] = std::min(length, static_cast<double>(blocks[i].end.position));
+  std::vector<double> ends, lives, beginnings;
+  for (const Block& block : blocks) {
+    ends.push_back(std::min(length, static_cast<double>(block.end.position)));
+    beginnings.push_back(length - static_cast<double>(block.begin.position));
+    lives.push_back(ends.back() + beginnings.back());
   }
-  Placement other =
-      place_by_urgency(blocks, obstacles, std::move(urgency), kStep * length, limit, kRounds);
-  return other.extent < best.extent ? other : best;
+  Placement best;
+  for (const auto& urgency : {ends, lives, beginnings}) {
+    // As urgent as can be at once: smaller steps find no lower places and take longer.
+    Placement found = place_by_urgency(blocks, obstacles, urgency, length, limit, kRounds);
+    best = best.offsets.empty() ? std::move(found) : lower(std::move(best), std::move(found));
+    if (best.extent <= limit) break;
+  }
+  return best;
 }
 
 }  // namespace
@@ -110,34 +123,53 @@ Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<C
 
 Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                 std::size_t limit) {
-  if (blocks.size() <= Bundles::kMost) return place_all(blocks, obstacles, limit);
-  const Bundles bundles(blocks);
-  Placement placement = place_all(bundles.blocks(), obstacles, limit);
-  placement.offsets = bundles.offsets(placement.offsets);
-  return placement;
+  // Once even for a hundred thousand, which takes seconds; again and again for some thousand.
+  constexpr std::size_t kMostOnce = std::size_t{1} << 17;
+  constexpr std::size_t kMost = 8192;
+  Placement best;
+  if (blocks.size() <= kMostOnce) {
+    best = place_largest_first(blocks, obstacles);
+    if (best.extent <= limit) return best;
+  }
+  if (blocks.size() <= kMost) return lower(std::move(best), search(blocks, obstacles, limit));
+  const Bundles bundles(blocks, kMost);
+  Placement found = search(bundles.blocks(), obstacles, limit);
+  found.offsets = bundles.offsets(found.offsets);
+  return best.offsets.empty() ? found : lower(std::move(best), std::move(found));
 }
 
-Bundles::Bundles(const std::vector<Block>& blocks) {
-  constexpr std::int64_t kMostSpans = 2048;
+Bundles::Bundles(const std::vector<Block>& blocks, std::size_t most) {
+  constexpr std::int64_t kMostSpans = 1 << 16;
+  std::vector<double> sizes;
+  for (const Block& block : blocks) sizes.push_back(static_cast<double>(block.bytes));
+  std::vector<std::size_t> order = ranked(sizes);
+  order.resize(std::min(order.size(), most / 2));
+  std::vector<bool> large(blocks.size());
+  for (std::size_t index : order) large[index] = true;
   const std::int64_t length = last_position(blocks) + 1;
   for (std::int64_t spans = kMostSpans; spans > 0; spans /= 2) {
-    bundle_up(blocks, (length + spans - 1) / spans);
-    if (bundles_.size() <= kMost) return;
+    bundle_up(blocks, large, (length + spans - 1) / spans);
+    if (bundles_.size() <= most) return;
   }
 }
 
-void Bundles::bundle_up(const std::vector<Block>& blocks, std::int64_t span) {
+void Bundles::bundle_up(const std::vector<Block>& blocks, const std::vector<bool>& large,
+                        std::int64_t span) {
   using Span = std::tuple<std::int32_t, std::int32_t, std::int64_t>;
   auto span_of = [span](const Moment& moment) {
     return Span{moment.pair, moment.lane, moment.position / span};
   };
-  std::map<std::pair<Span, Span>, std::vector<std::size_t>> by_spans;
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    by_spans[{span_of(blocks[i].begin), span_of(blocks[i].end)}].push_back(i);
-  }
   bundles_.clear();
   inner_.assign(blocks.size(), 0);
   bundle_.assign(blocks.size(), 0);
+  std::map<std::pair<Span, Span>, std::vector<std::size_t>> by_spans;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (large[i]) {
+      add(blocks, {i}, false);
+    } else {
+      by_spans[{span_of(blocks[i].begin), span_of(blocks[i].end)}].push_back(i);
+    }
+  }
   for (const auto& [spans, members] : by_spans) add(blocks, members, spans.first == spans.second);
 }
 

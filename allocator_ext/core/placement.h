@@ -57,28 +57,28 @@ Placement place_in_order(const std::vector<Block>& blocks, const std::vector<Chu
 Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                            std::vector<double> urgency, double step, std::size_t limit, int rounds);
 
-// The lower of two ways, the second only where the first is above `limit`: the largest blocks
-// first, as static memory planners do; then by urgency, those that live longest into the schedule
-// first. Many blocks are bundled before.
+// The lowest of three ways, each tried only where those before are above `limit`: the largest
+// blocks first, as static memory planners do; by urgency, those that live longest into the schedule
+// first; and those that live longest first. Too many blocks are bundled before.
 Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                 std::size_t limit);
 
-// Comparing every two of a hundred thousand blocks takes too long. So time is cut into spans:
-// blocks that begin in one span and end in one other become one, and those of a single span share a
-// place of their own.
+// Comparing every two of a hundred thousand blocks again and again takes too long. So time is cut
+// into spans: blocks that begin in one span and end in one other become one, and those of a single
+// span share a place of their own. The largest blocks stay by themselves, as their lives, stretched
+// to whole spans, would cost most.
 class Bundles {
  public:
-  // Above this many blocks they are bundled, into no more bundles than this where that can be.
-  static constexpr std::size_t kMost = 8192;
-
-  explicit Bundles(const std::vector<Block>& blocks);
+  // Into no more than `most`, the large ones half of them, where that can be.
+  Bundles(const std::vector<Block>& blocks, std::size_t most);
 
   const std::vector<Block>& blocks() const { return bundles_; }
   // Places of the blocks given, from those of the bundles.
   std::vector<std::size_t> offsets(const std::vector<std::size_t>& of_bundles) const;
 
  private:
-  void bundle_up(const std::vector<Block>& blocks, std::int64_t span);
+  void bundle_up(const std::vector<Block>& blocks, const std::vector<bool>& large,
+                 std::int64_t span);
   void add(const std::vector<Block>& blocks, const std::vector<std::size_t>& members, bool passing);
 
   std::vector<Block> bundles_;

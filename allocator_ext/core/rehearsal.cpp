@@ -155,7 +155,8 @@ class Rehearsal {
   void plan_all_at_once() {
     if (!within_limits_ || result_.peak > state_.capacity()) return;
     const auto goal = static_cast<std::size_t>(kGoal * static_cast<double>(result_.peak));
-    const Placement placement = place(blocks_, obstacles_, std::min(goal, state_.capacity()));
+    // The goal is no budget, so that the extent found is the same under every budget.
+    const Placement placement = place(blocks_, obstacles_, goal);
     if (placement.extent > state_.capacity()) return;
     if (result_.fits && placement.extent >= result_.extent) return;
     for (auto& offsets : result_.offsets) offsets.clear();
