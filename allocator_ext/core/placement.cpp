@@ -109,13 +109,18 @@ Placement place_in_order(const std::vector<Block>& blocks, const std::vector<Chu
 Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                            std::vector<double> urgency, double step, std::size_t limit,
                            int rounds) {
+  constexpr int kPatience = 6;  // rounds without a lower one
   Placement best;
-  for (int round = 0; round < rounds; ++round) {
+  int best_round = 0;
+  for (int round = 0; round < rounds && round - best_round < kPatience; ++round) {
     Placement found = place_in_order(blocks, obstacles, ranked(urgency));
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (found.offsets[i] + blocks[i].bytes > limit) urgency[i] += step;
     }
-    if (round == 0 || found.extent < best.extent) best = std::move(found);
+    if (round == 0 || found.extent < best.extent) {
+      best = std::move(found);
+      best_round = round;
+    }
     if (best.extent <= limit) break;
   }
   return best;

@@ -153,6 +153,43 @@ def test_the_extent_is_a_budget_that_suffices(seed: int) -> None:
         assert not rehearse(tight, case.steps, case.jobs, case.pairs).fits
 
 
+def unrolled(frames: int, groups: int) -> Step:
+    """Each frame keeps small blocks; going back, three sums move to a new place at each frame."""
+    names = iter(range(10 * frames))
+    kept: list[list[Event]] = []
+    events: list[Event] = []
+    for frame in range(frames):
+        kept.append([(64 * (3 + (frame + i) % 7), next(names)) for i in range(5)])
+        events += kept[-1]
+    sums: dict[int, int] = {}
+    for frame in reversed(range(frames)):
+        for size in (64 * 500, 64 * 300, 64 * 200):
+            moved = next(names)
+            events.append((size, moved))
+            if size in sums:
+                events.append((-size, sums[size]))
+            sums[size] = moved
+        events += [(-size, name) for size, name in kept[frame]]
+    events += [(-size, name) for size, name in sums.items()]
+    length = -(-len(events) // groups)
+    return [events[i * length : (i + 1) * length] for i in range(groups)]
+
+
+def test_a_plan_of_many_blocks_is_tight_and_holds() -> None:
+    groups = 6
+    steps = [unrolled(600, groups) for _ in range(2)]
+    state = _C.Allocator(1 << 30, lanes=2)
+    state.allocate(5000, 0, 9)
+    pairs: list[list[Slot]] = [[(0, 0, 0)], [(0, 0, 1)]]
+    pairs += [[(0, 0, i + 2), (1, 1, i)] for i in range(groups - 2)]
+    pairs += [[(1, 1, groups - 2)], [(1, 1, groups - 1)]]
+    case = Case(steps, [0, 1], pairs, 2, state)
+    plan = rehearse(case.state, case.steps, case.jobs, case.pairs)
+    assert sum(map(len, plan.offsets)) > 8192  # so they are bundled
+    assert plan.extent <= 1.02 * plan.peak  # largest first alone: 1.03
+    Replay(case, plan, random.Random(0)).run()
+
+
 def test_what_a_lane_frees_reaches_the_other_at_the_next_pair() -> None:
     falling: Step = [[(512, 0)], [(-512, 0)]]
     rising: Step = [[(512, 0)], [(256, 1)]]
