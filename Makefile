@@ -5,11 +5,14 @@
 #   make TORCH='torch==2.13.0 --index-url URL' test
 #                                     the CPU build of torch, much smaller where the default has CUDA
 #   make test ARGS='-k allocator'     arguments for pytest
+#   make test WORKERS=0               all tests in one process, one after another
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 ARGS ?=
+# Test processes; each trains on up to two cores.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
@@ -37,7 +40,7 @@ demo: $(BUILT)
 	$(BIN)/waterflow demo
 
 test: $(BUILT)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 lint: $(BUILT) types
 	$(BIN)/ruff check .

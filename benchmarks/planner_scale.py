@@ -60,7 +60,7 @@ def plan_one(path: Path) -> dict[str, Any]:
         "nodes": footprint.steady.num_nodes,
         "events": len(footprint.steady.events),
         "solo_seconds": time.perf_counter() - started,
-        "solo_extent_ratio": subject.extent / subject.profile.transient_peak_bytes,
+        "solo_extent_ratio": subject.steady.extent / subject.profile.transient_peak_bytes,
     }
     memory = 2 * subject.persistent_bytes + int(1.5 * (needed - subject.persistent_bytes))
     for policy in ("temporal", "waterwave-s", "waterwave", "flow"):

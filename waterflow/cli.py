@@ -104,7 +104,7 @@ def run(
     file: JobsFile,
     memory: Memory = None,
     device: Device = "cpu",
-    policy: PolicyName = "waterwave",
+    policy: PolicyName = "flow",
     out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
     as_json: AsJson = False,
 ) -> None:

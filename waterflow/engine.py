@@ -83,7 +83,7 @@ class Engine:
         memory: int | str,
         *,
         device: str | Device = "cpu",
-        policy: str | Policy = "waterwave",
+        policy: str | Policy = "flow",
         lanes: int = 2,
         threads: int | None = None,
         progress: bool = False,
@@ -94,7 +94,7 @@ class Engine:
         Args:
             memory: bytes that all jobs together may hold, or a text such as "512MiB".
             device: "cpu", "cuda" (torch's current device) or "cuda:1".
-            policy: "waterwave", "waterwave-s", "flow", "temporal", or a policy of one's own.
+            policy: "flow", "waterwave", "waterwave-s", "temporal", or a policy of one's own.
             lanes: node groups that may run at once.
             threads: intra-op threads of each lane; torch's count divided by the lanes, at least 1,
                 if None.

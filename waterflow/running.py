@@ -22,7 +22,7 @@ def run(
     memory: int | str,
     *,
     device: str | Device = "cpu",
-    policy: str | Policy = "waterwave",
+    policy: str | Policy = "flow",
     lanes: int = 2,
     threads: int | None = None,
     progress: bool = False,
@@ -36,7 +36,7 @@ def run(
         jobs: the jobs, with unique names.
         memory: bytes that all jobs together may hold, or a text such as "512MiB".
         device: "cpu", "cuda" (torch's current device) or "cuda:1". The models must be there.
-        policy: "waterwave", "waterwave-s", "temporal", or a policy of one's own.
+        policy: "flow", "waterwave", "waterwave-s", "temporal", or a policy of one's own.
         lanes: node groups that may run at once.
         threads: intra-op threads of each lane; torch's count divided by the lanes if None.
         progress: show progress on stderr.

@@ -1,9 +1,10 @@
 """Work of the tests that others can wait for: compilers and long programs run beside other tests.
 
-pytest runs one test at a time, on one core. A test that needs a compiled program therefore takes a
-`Task` as a parameter, conftest.py starts the tasks of all tests that are selected when the session
-begins, and puts these tests last. The test asks for the result, which is there by then or is waited
-for, and fails with what the compiler or the program said.
+One pytest process runs one test at a time, on one core. A test that needs a compiled program
+therefore takes a `Task` as a parameter, conftest.py starts the tasks of all tests that are selected
+when the session begins, and puts these tests last. The test asks for the result, which is there by
+then or is waited for, and fails with what the compiler or the program said. Where several processes
+share the tests (pytest-xdist), no task is started before it is asked for.
 """
 
 from __future__ import annotations

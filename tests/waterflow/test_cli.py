@@ -52,7 +52,7 @@ class FakeEngine:
         self.state = "finished"
         self.error = None
 
-    def run(self, jobs, memory, *, device="cpu", policy="waterwave", **_):
+    def run(self, jobs, memory, *, device="cpu", policy="flow", **_):
         self.calls.append({"memory": memory, "device": device, "policy": policy})
         if self.error:
             raise self.error
