@@ -156,16 +156,12 @@ void LanePool::abandon(const RoundJob& job, Lane lane) {
   if (job.script) job.script->abandon(*arena_, lane);
 }
 
-// What is still queued uses the round and its scripts: a wait that fails is tried once more. If it
-// fails again the device is lost, and nothing that was queued will run.
+// What is still queued uses the round and its scripts.
 void LanePool::settle() {
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    try {
-      device_->settle();
-      return;
-    } catch (...) {
-      note_failure();
-    }
+  try {
+    device_->settle();
+  } catch (...) {
+    note_failure();
   }
 }
 

@@ -57,7 +57,7 @@ def _last_reads(
     roots: dict[fx.Node, fx.Node],
     kept: Collection[fx.Node],
 ) -> dict[fx.Node, int]:
-    """By memory the place of the last node that reads it; of inputs and kept values, past the end."""
+    """By memory the place of its last reader; of inputs and kept values, past the end."""
     last = dict.fromkeys(roots.values(), -1)
     for position, node in enumerate(nodes):
         for source in node.all_input_nodes:

@@ -1,5 +1,6 @@
 #include "core/cuda_device.h"
 
+#include <exception>
 #include <utility>
 
 namespace waterflow {
@@ -124,8 +125,21 @@ void LaneStreams::join() {
   }
 }
 
+// What is queued uses memory that the caller is about to let go of: a wait that fails is tried once
+// more. If it fails again the device is lost, and nothing that was queued will run.
 void LaneStreams::drain() const {
-  for (const auto& stream : streams_) stream->wait();
+  std::exception_ptr failure;
+  for (const auto& stream : streams_) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        stream->wait();
+        break;
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void LaneStreams::launch(Lane lane, std::function<void()> work) {

@@ -109,10 +109,11 @@ Placement place_in_order(const std::vector<Block>& blocks, const std::vector<Chu
 Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                            std::vector<double> urgency, double step, std::size_t limit,
                            int rounds) {
-  constexpr int kPatience = 6;  // rounds without a lower one
+  // Rounds without a lower one: of few blocks they cost next to nothing.
+  const int patience = blocks.size() <= 2048 ? rounds : 6;
   Placement best;
   int best_round = 0;
-  for (int round = 0; round < rounds && round - best_round < kPatience; ++round) {
+  for (int round = 0; round < rounds && round - best_round < patience; ++round) {
     Placement found = place_in_order(blocks, obstacles, ranked(urgency));
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       if (found.offsets[i] + blocks[i].bytes > limit) urgency[i] += step;

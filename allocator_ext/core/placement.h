@@ -52,8 +52,8 @@ Placement place_in_order(const std::vector<Block>& blocks, const std::vector<Chu
 
 // The most urgent choose first. As long as the extent is above `limit`, the blocks that stick out
 // become more urgent by `step` and all choose again ("squeaky wheel" optimisation, Joslin and
-// Clements, 1999), at most `rounds` times and only while that helps. Returns the first placement
-// within the limit, or else the lowest of all.
+// Clements, 1999), at most `rounds` times, and with many blocks only while that helps. Returns the
+// first placement within the limit, or else the lowest of all.
 Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                            std::vector<double> urgency, double step, std::size_t limit, int rounds);
 

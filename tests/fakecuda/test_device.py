@@ -239,6 +239,17 @@ def test_memory_is_taken_at_commit(driver: FakeDriver, streams: _C.LaneStreams) 
     assert driver.live("memory_bytes") == driver.live("reservations") == 0
 
 
+def test_a_wait_that_fails_still_leaves_nothing_queued(
+    driver: FakeDriver, streams: _C.LaneStreams
+) -> None:
+    """Whoever waits lets go of memory next, be it because of the error."""
+    before = driver.calls("cuStreamSynchronize")
+    driver.fail("cuStreamSynchronize", 1, INVALID_VALUE)
+    with pytest.raises(RuntimeError, match="cuStreamSynchronize"):
+        streams.drain()
+    assert driver.calls("cuStreamSynchronize") - before == streams.lanes + 1
+
+
 def test_memory_can_be_written_from_end_to_end(streams: _C.LaneStreams) -> None:
     arena = make_arena(streams, PIECE + PAGE)
     arena.commit()

@@ -253,7 +253,7 @@ def test_compare_interrupted_shows_what_is_complete(engine, file):
 
 def test_report_prints_and_draws_again(engine, file, tmp_path):
     call("run", file, "--memory", "8MiB", "--out", tmp_path / "kept")
-    assert "waterwave on cpu" in call("report", tmp_path / "kept").stdout
+    assert "flow on cpu" in call("report", tmp_path / "kept").stdout
     document = json.loads(call("report", tmp_path / "kept", "--json").stdout)
     assert document["budget_bytes"] == 8 * 2**20
     for name in ("again.png", "again.SVG", "again.pdf"):
