@@ -27,7 +27,7 @@ class Rehearsal {
       if (chunk.state == ChunkState::kLive) obstacles_.push_back(chunk);
     }
     state_.reset_peaks();
-    live_ = state_.live();
+    live_ = held_ = state_.live();
   }
 
   RehearsalResult run(const std::vector<std::vector<Slot>>& pairs) {
@@ -154,8 +154,10 @@ class Rehearsal {
   // Lifetimes are known, so the plan may do better than deciding request by request.
   void plan_all_at_once() {
     if (!within_limits_ || result_.peak > state_.capacity()) return;
-    const auto goal = static_cast<std::size_t>(kGoal * static_cast<double>(result_.peak));
-    // The goal is no budget, so that the extent found is the same under every budget.
+    // Neither the budget nor what is held all the time is in it, so that a step takes as much above
+    // that as it does alone.
+    const auto goal =
+        held_ + static_cast<std::size_t>(kGoal * static_cast<double>(result_.peak - held_));
     const Placement placement = place(blocks_, obstacles_, goal);
     if (placement.extent > state_.capacity()) return;
     if (result_.fits && placement.extent >= result_.extent) return;
@@ -196,6 +198,7 @@ class Rehearsal {
   std::vector<int> block_steps_;
   std::int64_t position_ = 0;
   std::size_t live_ = 0;
+  std::size_t held_ = 0;  // before and after
   bool within_limits_ = true;
   const std::vector<StepEvents>& steps_;
   const std::vector<JobId>& jobs_;
