@@ -57,9 +57,9 @@ Placement place_in_order(const std::vector<Block>& blocks, const std::vector<Chu
 Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                            std::vector<double> urgency, double step, std::size_t limit, int rounds);
 
-// The lowest of three ways, each tried only where those before are above `limit`: the largest
-// blocks first, as static memory planners do; by urgency, those that live longest into the schedule
-// first; and those that live longest first. Too many blocks are bundled before.
+// The lowest of several ways, each tried only where those before are above `limit`: the largest
+// blocks first, as static memory planners do; then by urgency, first that of the last to go, then
+// of the longest lives, then of the first to come, too many blocks being bundled before.
 Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                 std::size_t limit);
 

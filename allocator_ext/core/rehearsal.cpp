@@ -198,7 +198,7 @@ class Rehearsal {
   std::vector<int> block_steps_;
   std::int64_t position_ = 0;
   std::size_t live_ = 0;
-  std::size_t held_ = 0;  // before and after
+  std::size_t held_ = 0;  // live all the time: the obstacles' bytes
   bool within_limits_ = true;
   const std::vector<StepEvents>& steps_;
   const std::vector<JobId>& jobs_;
