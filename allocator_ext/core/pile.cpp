@@ -28,8 +28,7 @@ std::vector<Block> blocks_of(const std::vector<StepEvent>& events) {
   return blocks;
 }
 
-std::vector<std::size_t> pile_blocks(const std::vector<Block>& blocks, std::size_t events,
-                                     std::size_t limit) {
+Placement pile_blocks(const std::vector<Block>& blocks, std::size_t events, std::size_t limit) {
   constexpr int kRounds = 40;
   constexpr double kStep = 0.15;  // of the step
   const auto length = static_cast<double>(events);
@@ -37,21 +36,16 @@ std::vector<std::size_t> pile_blocks(const std::vector<Block>& blocks, std::size
   for (std::size_t i = 0; i < blocks.size(); ++i) {
     urgency[i] = std::min(length, static_cast<double>(blocks[i].end.position) + 1);
   }
-  return place_by_urgency(blocks, {}, std::move(urgency), kStep * length, limit, kRounds).offsets;
+  return place_by_urgency(blocks, {}, std::move(urgency), kStep * length, limit, kRounds);
 }
 
 }  // namespace
 
 Pile pile_up(const std::vector<StepEvent>& events, std::size_t limit) {
-  constexpr std::size_t kMost = 8192;  // above that they are bundled
-  const std::vector<Block> blocks = blocks_of(events);
   Pile pile;
-  if (blocks.size() <= kMost) {
-    pile.offsets = pile_blocks(blocks, events.size(), limit);
-  } else {
-    const Bundles bundles(blocks, kMost);
-    pile.offsets = bundles.offsets(pile_blocks(bundles.blocks(), events.size(), limit));
-  }
+  pile.offsets = place_bundled(blocks_of(events), [&](const std::vector<Block>& blocks) {
+                   return pile_blocks(blocks, events.size(), limit);
+                 }).offsets;
   pile.reach = reach_of(events, pile.offsets);
   for (std::size_t reach : pile.reach) pile.extent = std::max(pile.extent, reach);
   return pile;

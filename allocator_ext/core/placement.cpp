@@ -54,11 +54,10 @@ Placement lower(Placement a, Placement b) {
   return b.extent < a.extent ? std::move(b) : std::move(a);
 }
 
-Placement place_largest_first(const std::vector<Block>& blocks,
-                              const std::vector<Chunk>& obstacles) {
+std::vector<std::size_t> largest_first(const std::vector<Block>& blocks) {
   std::vector<double> sizes;
   for (const Block& block : blocks) sizes.push_back(static_cast<double>(block.bytes));
-  return place_in_order(blocks, obstacles, ranked(sizes));
+  return ranked(sizes);
 }
 
 // By the ends of their lives, by their lengths, by their beginnings: none is the best everywhere.
@@ -127,28 +126,34 @@ Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<C
   return best;
 }
 
-Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
-                std::size_t limit) {
-  // Once even for a hundred thousand, which takes seconds; again and again for some thousand.
-  constexpr std::size_t kMostOnce = std::size_t{1} << 17;
-  constexpr std::size_t kMost = 8192;
-  Placement best;
-  if (blocks.size() <= kMostOnce) {
-    best = place_largest_first(blocks, obstacles);
-    if (best.extent <= limit) return best;
-  }
-  if (blocks.size() <= kMost) return lower(std::move(best), search(blocks, obstacles, limit));
-  const Bundles bundles(blocks, kMost);
-  Placement found = search(bundles.blocks(), obstacles, limit);
-  found.offsets = bundles.offsets(found.offsets);
-  return best.offsets.empty() ? found : lower(std::move(best), std::move(found));
-}
+namespace {
+
+// Comparing every two of a hundred thousand blocks again and again takes too long. So time is cut
+// into spans: blocks that begin in one span and end in one other become one, and those of a single
+// span share a place of their own. The largest blocks stay by themselves, as their lives, stretched
+// to whole spans, would cost most.
+class Bundles {
+ public:
+  // Into no more than `most`, the large ones half of them, where that can be.
+  Bundles(const std::vector<Block>& blocks, std::size_t most);
+
+  const std::vector<Block>& blocks() const { return bundles_; }
+  // Places of the blocks given, from those of the bundles.
+  std::vector<std::size_t> offsets(const std::vector<std::size_t>& of_bundles) const;
+
+ private:
+  void bundle_up(const std::vector<Block>& blocks, const std::vector<bool>& large,
+                 std::int64_t span);
+  void add(const std::vector<Block>& blocks, const std::vector<std::size_t>& members, bool passing);
+
+  std::vector<Block> bundles_;
+  std::vector<std::size_t> inner_;   // per block: its offset in its bundle
+  std::vector<std::size_t> bundle_;  // per block
+};
 
 Bundles::Bundles(const std::vector<Block>& blocks, std::size_t most) {
   constexpr std::int64_t kMostSpans = 1 << 16;
-  std::vector<double> sizes;
-  for (const Block& block : blocks) sizes.push_back(static_cast<double>(block.bytes));
-  std::vector<std::size_t> order = ranked(sizes);
+  std::vector<std::size_t> order = largest_first(blocks);
   order.resize(std::min(order.size(), most / 2));
   std::vector<bool> large(blocks.size());
   for (std::size_t index : order) large[index] = true;
@@ -205,6 +210,32 @@ void Bundles::add(const std::vector<Block>& blocks, const std::vector<std::size_
     whole.bytes = inner.extent;
   }
   bundles_.push_back(whole);
+}
+
+}  // namespace
+
+Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
+                std::size_t limit) {
+  // Once even for a hundred thousand, which takes seconds.
+  constexpr std::size_t kMostOnce = std::size_t{1} << 17;
+  Placement best;
+  if (blocks.size() <= kMostOnce) {
+    best = place_in_order(blocks, obstacles, largest_first(blocks));
+    if (best.extent <= limit) return best;
+  }
+  Placement found = place_bundled(
+      blocks, [&](const std::vector<Block>& bundles) { return search(bundles, obstacles, limit); });
+  return best.offsets.empty() ? found : lower(std::move(best), std::move(found));
+}
+
+Placement place_bundled(const std::vector<Block>& blocks,
+                        const std::function<Placement(const std::vector<Block>&)>& search) {
+  constexpr std::size_t kMost = 8192;
+  if (blocks.size() <= kMost) return search(blocks);
+  const Bundles bundles(blocks, kMost);
+  Placement placement = search(bundles.blocks());
+  placement.offsets = bundles.offsets(placement.offsets);
+  return placement;
 }
 
 }  // namespace waterflow

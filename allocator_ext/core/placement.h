@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -63,27 +64,8 @@ Placement place_by_urgency(const std::vector<Block>& blocks, const std::vector<C
 Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obstacles,
                 std::size_t limit);
 
-// Comparing every two of a hundred thousand blocks again and again takes too long. So time is cut
-// into spans: blocks that begin in one span and end in one other become one, and those of a single
-// span share a place of their own. The largest blocks stay by themselves, as their lives, stretched
-// to whole spans, would cost most.
-class Bundles {
- public:
-  // Into no more than `most`, the large ones half of them, where that can be.
-  Bundles(const std::vector<Block>& blocks, std::size_t most);
-
-  const std::vector<Block>& blocks() const { return bundles_; }
-  // Places of the blocks given, from those of the bundles.
-  std::vector<std::size_t> offsets(const std::vector<std::size_t>& of_bundles) const;
-
- private:
-  void bundle_up(const std::vector<Block>& blocks, const std::vector<bool>& large,
-                 std::int64_t span);
-  void add(const std::vector<Block>& blocks, const std::vector<std::size_t>& members, bool passing);
-
-  std::vector<Block> bundles_;
-  std::vector<std::size_t> inner_;   // per block: its offset in its bundle
-  std::vector<std::size_t> bundle_;  // per block
-};
+// The search's places for the blocks; of too many it is given bundles instead.
+Placement place_bundled(const std::vector<Block>& blocks,
+                        const std::function<Placement(const std::vector<Block>&)>& search);
 
 }  // namespace waterflow
