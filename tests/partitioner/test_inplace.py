@@ -115,7 +115,7 @@ class Unrolled(nn.Module):
 
 
 def test_shared_weights_have_one_gradient():
-    """Each time step's gradient is added to the first one's: two matrices at once, and little else."""
+    """Each time step's gradient is added to the first: two matrices at once, and little else."""
     torch.manual_seed(0)
     model = Unrolled()
     weight = model.cell.weight.numel() * 4
