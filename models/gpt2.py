@@ -7,16 +7,14 @@ embedding. A batch is token ids and the ids that follow them, both (N, T).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from waterflow.models.task import Task
-
-Batch = tuple[torch.Tensor, torch.Tensor]
+from waterflow.models.text import next_token_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,37 +129,11 @@ def gpt2_tiny() -> Gpt2:
     return Gpt2(Gpt2Config(vocabulary=128, width=32, layers=2, heads=2, positions=32))
 
 
-def next_token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy of the tokens that follow."""
-    ids, following = batch
-    logits = model(ids)
-    return F.cross_entropy(logits.flatten(0, 1), following.flatten())
-
-
-def _text(sequences: int, length: int, vocabulary: int) -> Batch:
-    text = torch.randint(vocabulary, (sequences, length + 1))
-    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
-
-
 def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW with the rate and decay of the first GPT; the paper on GPT-2 gives none."""
     return torch.optim.AdamW(parameters, lr=2.5e-4, weight_decay=0.01)
 
 
-def _task(
-    name: str, parameters: int, model: Callable[[], Gpt2], length: int, vocabulary: int
-) -> Task:
-    return Task(
-        name=name,
-        unit="sequences",
-        parameters=parameters,
-        model=model,
-        loss=next_token_loss,
-        batch=lambda sequences: _text(sequences, length, vocabulary),
-        optimizer=_adamw,
-    )
-
-
 #: The model named GPT-2 small; "_small" is the variant for tests, as everywhere in the zoo.
-GPT2 = _task("gpt2", 124_439_808, gpt2, 1_024, 50_257)
-GPT2_SMALL = _task("gpt2_small", 30_592, gpt2_tiny, 16, 128)
+GPT2 = next_token_task("gpt2", 124_439_808, gpt2, _adamw, length=1_024, vocabulary=50_257)
+GPT2_SMALL = next_token_task("gpt2_small", 30_592, gpt2_tiny, _adamw, length=16, vocabulary=128)

@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from waterflow.models.task import Task
+from waterflow.models.images import Batch, classifier_task
 
-Batch = tuple[torch.Tensor, torch.Tensor]
 Kernel = int | tuple[int, int]
 
 _AUXILIARY_WEIGHT = 0.4
@@ -270,28 +269,14 @@ def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return main + _AUXILIARY_WEIGHT * F.cross_entropy(auxiliary, labels)
 
 
-def _images(count: int, size: int, classes: int) -> Batch:
-    return torch.randn(count, 3, size, size), torch.randint(classes, (count,))
-
-
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """SGD as for other image classifiers; the paper's own is RMSProp (section 8)."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
-def _task(
-    name: str, parameters: int, model: Callable[[], Inception], size: int, classes: int
-) -> Task:
-    return Task(
-        name=name,
-        unit="images",
-        parameters=parameters,
-        model=model,
-        loss=_loss,
-        batch=lambda count: _images(count, size, classes),
-        optimizer=_sgd,
-    )
-
-
-INCEPTION_V3 = _task("inception_v3", 27_161_264, inception_v3, 299, 1000)
-INCEPTION_V3_SMALL = _task("inception_v3_small", 40_666, _one_of_each, 75, 10)
+INCEPTION_V3 = classifier_task(
+    "inception_v3", 27_161_264, inception_v3, _sgd, size=299, classes=1000, loss=_loss
+)
+INCEPTION_V3_SMALL = classifier_task(
+    "inception_v3_small", 40_666, _one_of_each, _sgd, size=75, classes=10, loss=_loss
+)

@@ -9,15 +9,12 @@ on the Penn Treebank's 10,000 words. A batch is ids and the ids that follow them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from waterflow.models.task import Task
-
-Batch = tuple[torch.Tensor, torch.Tensor]
+from waterflow.models.text import next_token_task
 
 
 class Cell(nn.Module):
@@ -72,36 +69,19 @@ def language_model(vocabulary: int, width: int, layers: int) -> LstmModel:
     return model
 
 
-def next_token_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    """Mean cross entropy of the tokens that follow."""
-    ids, following = batch
-    logits = model(ids)
-    return F.cross_entropy(logits.flatten(0, 1), following.flatten())
-
-
-def _text(sequences: int, length: int, vocabulary: int) -> Batch:
-    text = torch.randint(vocabulary, (sequences, length + 1))
-    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
-
-
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
 
 
-def _task(
-    name: str, parameters: int, model: Callable[[], LstmModel], length: int, vocabulary: int
-) -> Task:
-    return Task(
-        name=name,
-        unit="sequences",
-        parameters=parameters,
-        model=model,
-        loss=next_token_loss,
-        batch=lambda sequences: _text(sequences, length, vocabulary),
-        optimizer=_sgd,
-    )
-
-
 #: The paper clips the gradients' norm to 5, which is for the job to do, not for its optimizer.
-LSTM_LM = _task("lstm_lm", 19_780_400, lambda: language_model(10_000, 650, 2), 35, 10_000)
-LSTM_LM_SMALL = _task("lstm_lm_small", 2_002, lambda: language_model(50, 8, 2), 6, 50)
+LSTM_LM = next_token_task(
+    "lstm_lm",
+    19_780_400,
+    lambda: language_model(10_000, 650, 2),
+    _sgd,
+    length=35,
+    vocabulary=10_000,
+)
+LSTM_LM_SMALL = next_token_task(
+    "lstm_lm_small", 2_002, lambda: language_model(50, 8, 2), _sgd, length=6, vocabulary=50
+)

@@ -13,15 +13,13 @@ classes (N,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from waterflow.models.task import Task
-
-Batch = tuple[torch.Tensor, torch.Tensor]
+from waterflow.models.images import classifier_task
 
 _EPSILON = 1e-3
 
@@ -246,31 +244,14 @@ def nasnet_mobile(classes: int = 1000) -> NasNet:
     return NasNet(classes)
 
 
-def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-
-def _images(count: int, size: int, classes: int) -> Batch:
-    return torch.randn(count, 3, size, size), torch.randint(classes, (count,))
-
-
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """SGD as for other image classifiers; the paper's own is RMSProp (appendix A)."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
-def _task(name: str, parameters: int, model: Callable[[], NasNet], size: int, classes: int) -> Task:
-    return Task(
-        name=name,
-        unit="images",
-        parameters=parameters,
-        model=model,
-        loss=_loss,
-        batch=lambda count: _images(count, size, classes),
-        optimizer=_sgd,
-    )
-
-
-NASNET_MOBILE = _task("nasnet_mobile", 5_289_978, nasnet_mobile, 224, 1000)
-NASNET_MOBILE_SMALL = _task("nasnet_mobile_small", 2_746, lambda: NasNet(10, 1, 1, 4, 4), 32, 10)
+NASNET_MOBILE = classifier_task(
+    "nasnet_mobile", 5_289_978, nasnet_mobile, _sgd, size=224, classes=1000
+)
+NASNET_MOBILE_SMALL = classifier_task(
+    "nasnet_mobile_small", 2_746, lambda: NasNet(10, 1, 1, 4, 4), _sgd, size=32, classes=10
+)

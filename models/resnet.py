@@ -5,15 +5,12 @@ A batch is images (N, 3, H, W) and their classes (N,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from waterflow.models.task import Task
-
-Batch = tuple[torch.Tensor, torch.Tensor]
+from waterflow.models.images import classifier_task
 
 _EXPANSION = 4
 
@@ -82,33 +79,16 @@ def resnet152(classes: int = 1000, width: int = 64) -> ResNet:
     return ResNet((3, 8, 36, 3), classes, width)
 
 
-def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-
-def _images(count: int, size: int, classes: int) -> Batch:
-    return torch.randn(count, 3, size, size), torch.randint(classes, (count,))
-
-
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of section 3.4."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 
-def _task(name: str, parameters: int, model: Callable[[], ResNet], size: int, classes: int) -> Task:
-    return Task(
-        name=name,
-        unit="images",
-        parameters=parameters,
-        model=model,
-        loss=_loss,
-        batch=lambda count: _images(count, size, classes),
-        optimizer=_sgd,
-    )
-
-
-RESNET50 = _task("resnet50", 25_557_032, resnet50, 224, 1000)
-RESNET50_SMALL = _task("resnet50_small", 38_830, lambda: ResNet((1, 1, 2, 1), 10, 4), 32, 10)
-RESNET152 = _task("resnet152", 60_192_808, resnet152, 224, 1000)
-RESNET152_SMALL = _task("resnet152_small", 44_558, lambda: ResNet((1, 2, 3, 1), 10, 4), 32, 10)
+RESNET50 = classifier_task("resnet50", 25_557_032, resnet50, _sgd, size=224, classes=1000)
+RESNET50_SMALL = classifier_task(
+    "resnet50_small", 38_830, lambda: ResNet((1, 1, 2, 1), 10, 4), _sgd, size=32, classes=10
+)
+RESNET152 = classifier_task("resnet152", 60_192_808, resnet152, _sgd, size=224, classes=1000)
+RESNET152_SMALL = classifier_task(
+    "resnet152_small", 44_558, lambda: ResNet((1, 2, 3, 1), 10, 4), _sgd, size=32, classes=10
+)

@@ -5,15 +5,12 @@ A batch is images (N, 3, H, W) and their classes (N,).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from waterflow.models.task import Task
-
-Batch = tuple[torch.Tensor, torch.Tensor]
+from waterflow.models.images import classifier_task
 
 #: 3x3 convolutions before each of the five poolings, and their channels in units of the width.
 _STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
@@ -85,31 +82,12 @@ def vgg16(classes: int = 1000, width: int = 64, size: int = 224, hidden: int = 4
     return Vgg16(classes, width, size, hidden)
 
 
-def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
-    images, labels = batch
-    return F.cross_entropy(model(images), labels)
-
-
-def _images(count: int, size: int, classes: int) -> Batch:
-    return torch.randn(count, 3, size, size), torch.randint(classes, (count,))
-
-
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of section 3.1; without batch norm a rate of 0.1 diverges."""
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 
-def _task(name: str, parameters: int, model: Callable[[], Vgg16], size: int, classes: int) -> Task:
-    return Task(
-        name=name,
-        unit="images",
-        parameters=parameters,
-        model=model,
-        loss=_loss,
-        batch=lambda count: _images(count, size, classes),
-        optimizer=_sgd,
-    )
-
-
-VGG16 = _task("vgg16", 138_357_544, vgg16, 224, 1000)
-VGG16_SMALL = _task("vgg16_small", 60_270, lambda: vgg16(10, 4, 32, 32), 32, 10)
+VGG16 = classifier_task("vgg16", 138_357_544, vgg16, _sgd, size=224, classes=1000)
+VGG16_SMALL = classifier_task(
+    "vgg16_small", 60_270, lambda: vgg16(10, 4, 32, 32), _sgd, size=32, classes=10
+)

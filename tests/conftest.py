@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "cases"))
 
@@ -48,3 +49,12 @@ def profile_cache(tmp_path_factory):
         del os.environ["WATERFLOW_CACHE"]
     else:
         os.environ["WATERFLOW_CACHE"] = before
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """As threads of one operator would wait for each other where the cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -24,21 +24,13 @@ from case_jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
 
 import waterflow as wf
 
-pytestmark = pytest.mark.fakecuda
+pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
 JOBS = {**MODELS, **TRAINING, **SCHEDULERS, **OPTIMIZERS}
 #: Forms of one optimizer differ in the trace only.
 FORMS = ("_foreach", "_fused", "_left", "_ones")
 TOGETHER = [name for name in JOBS if not name.endswith(FORMS)]
 SMALL = ("cnn_shuffled", "noisy", "plain")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

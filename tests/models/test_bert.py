@@ -8,13 +8,10 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from case_compare import MEMORY, assert_same_numbers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import waterflow as wf
 from waterflow.models.bert import (
     BERT_BASE,
-    BERT_BASE_SMALL,
     IGNORED,
     MASK,
     Bert,
@@ -27,16 +24,7 @@ from waterflow.models.bert import (
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 NAMES = {
     r"bert\.embeddings\.word_embeddings": "embeddings.words",
@@ -174,53 +162,3 @@ def test_shapes_at_full_size():
         assert [tensor.shape for tensor in batch] == [(2, 128), (2, 128)]
         assert model(batch[0]).shape == (2, 128, 30_522)
         assert BERT_BASE.loss(model, batch).shape == ()
-
-
-@pytest.mark.parametrize("task", [BERT_BASE, BERT_BASE_SMALL], ids=lambda task: task.name)
-def test_the_task_knows_its_parameters(task):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == task.parameters
-
-
-def settled_loss(model, batch):
-    """The loss without dropout."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return BERT_BASE_SMALL.loss(model.eval(), batch).item()
-
-
-def test_thirty_steps_on_a_batch_lower_its_loss():
-    torch.manual_seed(0)
-    model, batch = BERT_BASE_SMALL.model(), BERT_BASE_SMALL.batch(2)
-    optimizer = BERT_BASE_SMALL.optimizer(model.parameters())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.01  # the usual one is for millions of parameters
-    before = settled_loss(model, batch)
-    model.train()
-    for _ in range(30):
-        optimizer.zero_grad()
-        BERT_BASE_SMALL.loss(model, batch).backward()
-        optimizer.step()
-    assert settled_loss(model, batch) < 0.3 * before
-
-
-def job(name):
-    """Equal jobs, but for the name."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = BERT_BASE_SMALL.model()
-        data = [BERT_BASE_SMALL.batch(2) for _ in range(3)]
-    optimizer = BERT_BASE_SMALL.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=BERT_BASE_SMALL.loss, data=data, seed=5
-    )
-
-
-def test_two_at_once_train_as_the_plain_loop():
-    eager, *jobs = (job(name) for name in ("eager", "one", "two"))
-    expected = wf.run_eager(eager, threads=1)
-    assert len(expected.losses) == 3
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(eager, expected, each, report.jobs[each.name])

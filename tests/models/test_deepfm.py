@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import waterflow as wf
 from waterflow.models.deepfm import DEEPFM, DEEPFM_SMALL, DeepFm, DeepFmConfig, pairwise_products
 
 pytestmark = pytest.mark.cpu
@@ -60,55 +58,3 @@ def test_shapes_at_full_size():
         assert [tensor.shape for tensor in batch] == [(4, 39), (4,)]
         assert model(batch[0]).shape == (4,)
         assert DEEPFM.loss(model, batch).shape == ()
-
-
-@pytest.mark.parametrize("task", [DEEPFM, DEEPFM_SMALL], ids=lambda task: task.name)
-def test_the_task_knows_its_parameters(task):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == task.parameters
-
-
-def test_full_size():
-    assert DEEPFM.parameters == 39_000 * 11 + 391 * 400 + 2 * 401 * 400 + 401
-
-
-def settled_loss(model, batch):
-    """The loss without dropout."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return DEEPFM_SMALL.loss(model.eval(), batch).item()
-
-
-def test_thirty_steps_on_a_batch_lower_its_loss():
-    torch.manual_seed(0)
-    model, batch = DEEPFM_SMALL.model(), DEEPFM_SMALL.batch(4)
-    optimizer = DEEPFM_SMALL.optimizer(model.parameters())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.01  # the usual one is for millions of steps
-    before = settled_loss(model, batch)
-    model.train()
-    for _ in range(30):
-        optimizer.zero_grad()
-        DEEPFM_SMALL.loss(model, batch).backward()
-        optimizer.step()
-    assert settled_loss(model, batch) < 0.3 * before
-
-
-def job(name):
-    """Equal jobs, but for the name."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = DEEPFM_SMALL.model()
-        data = [DEEPFM_SMALL.batch(4) for _ in range(3)]
-    optimizer = DEEPFM_SMALL.optimizer(model.parameters())
-    return wf.Job(name, model=model, optimizer=optimizer, loss=DEEPFM_SMALL.loss, data=data, seed=5)
-
-
-def test_two_at_once_train_as_the_plain_loop():
-    eager, *jobs = (job(name) for name in ("eager", "one", "two"))
-    expected = wf.run_eager(eager, threads=1)
-    assert len(expected.losses) == 3
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(eager, expected, each, report.jobs[each.name])

@@ -2,32 +2,11 @@
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 from torch._subclasses import FakeTensorMode
 
-import waterflow as wf
 from waterflow.models.espcn import ESPCN, ESPCN_SMALL, Espcn, espcn
 
 pytestmark = pytest.mark.cpu
-
-
-def job(task, name="alone", batch=2, batches=3, epochs=1):
-    torch.manual_seed(3)
-    model = task.model()
-    data = [task.batch(batch) for _ in range(batches)]
-    optimizer = task.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=task.loss, data=data, epochs=epochs, seed=5
-    )
-
-
-@pytest.mark.parametrize(
-    ("task", "number"), [(ESPCN, 22_729), (ESPCN_SMALL, ESPCN_SMALL.parameters)]
-)
-def test_parameters(task, number):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == number == task.parameters
 
 
 def test_shapes():
@@ -70,18 +49,3 @@ def test_a_large_pixel_sees_nine_by_nine_small_ones():
     seen = images.grad[0, 0].ne(0)
     assert seen[3:12, 3:12].all()
     assert seen.sum() == 81
-
-
-def test_thirty_steps_lower_the_loss():
-    losses = wf.run_eager(job(ESPCN_SMALL, batch=4, batches=1, epochs=30), threads=1).losses
-    assert sum(losses[-3:]) < 0.6 * sum(losses[:3])
-
-
-def test_co_trained_as_alone():
-    alone = job(ESPCN_SMALL)
-    expected = wf.run_eager(alone, threads=1)
-    jobs = [job(ESPCN_SMALL, name) for name in ("one", "two")]
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(alone, expected, each, report.jobs[each.name])
-        assert report.jobs[each.name].captured == "captured"

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import waterflow as wf
 from waterflow.models.gcn import GCN, GCN_SMALL, IGNORED, Gcn, citation_graph
 
 pytestmark = pytest.mark.cpu
@@ -94,55 +92,3 @@ def test_shapes_at_full_size():
         assert [tensor.shape for tensor in batch] == [(2_708, 1_433), (2, 10_832), (2_708,)]
         assert model(*batch[:2]).shape == (2_708, 7)
         assert GCN.loss(model, batch).shape == ()
-
-
-@pytest.mark.parametrize("task", [GCN, GCN_SMALL], ids=lambda task: task.name)
-def test_the_task_knows_its_parameters(task):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == task.parameters
-
-
-def test_full_size():
-    assert GCN.parameters == 1_433 * 16 + 16 * 7
-
-
-def settled_loss(model, batch):
-    """The loss without dropout."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return GCN_SMALL.loss(model.eval(), batch).item()
-
-
-def test_thirty_steps_on_a_batch_lower_its_loss():
-    torch.manual_seed(0)
-    model, batch = GCN_SMALL.model(), GCN_SMALL.batch(100)
-    optimizer = GCN_SMALL.optimizer(model.parameters())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.03  # the usual one needs 200 steps
-    before = settled_loss(model, batch)
-    model.train()
-    for _ in range(30):
-        optimizer.zero_grad()
-        GCN_SMALL.loss(model, batch).backward()
-        optimizer.step()
-    assert settled_loss(model, batch) < 0.7 * before
-
-
-def job(name):
-    """Equal jobs, but for the name."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = GCN_SMALL.model()
-        data = [GCN_SMALL.batch(20) for _ in range(3)]
-    optimizer = GCN_SMALL.optimizer(model.parameters())
-    return wf.Job(name, model=model, optimizer=optimizer, loss=GCN_SMALL.loss, data=data, seed=5)
-
-
-def test_two_at_once_train_as_the_plain_loop():
-    eager, *jobs = (job(name) for name in ("eager", "one", "two"))
-    expected = wf.run_eager(eager, threads=1)
-    assert len(expected.losses) == 3
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(eager, expected, each, report.jobs[each.name])

@@ -7,24 +7,14 @@ import re
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import waterflow as wf
-from waterflow.models.gpt2 import GPT2, GPT2_SMALL, Gpt2, Gpt2Config, gpt2_tiny, next_token_loss
+from waterflow.models.gpt2 import GPT2, GPT2_SMALL, Gpt2, Gpt2Config, gpt2_tiny
+from waterflow.models.text import next_token_loss
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 NAMES = {
     r"transformer\.wte": "words",
@@ -126,55 +116,3 @@ def test_shapes_at_full_size():
         assert [tensor.shape for tensor in batch] == [(2, 1_024), (2, 1_024)]
         assert model(batch[0]).shape == (2, 1_024, 50_257)
         assert GPT2.loss(model, batch).shape == ()
-
-
-@pytest.mark.parametrize("task", [GPT2, GPT2_SMALL], ids=lambda task: task.name)
-def test_the_task_knows_its_parameters(task):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == task.parameters
-
-
-def test_full_size():
-    assert GPT2.parameters == 124_439_808
-
-
-def settled_loss(model, batch):
-    """The loss without dropout."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return GPT2_SMALL.loss(model.eval(), batch).item()
-
-
-def test_thirty_steps_on_a_batch_lower_its_loss():
-    torch.manual_seed(0)
-    model, batch = GPT2_SMALL.model(), GPT2_SMALL.batch(2)
-    optimizer = GPT2_SMALL.optimizer(model.parameters())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.01  # the usual one is for millions of parameters
-    before = settled_loss(model, batch)
-    model.train()
-    for _ in range(30):
-        optimizer.zero_grad()
-        GPT2_SMALL.loss(model, batch).backward()
-        optimizer.step()
-    assert settled_loss(model, batch) < 0.3 * before
-
-
-def job(name):
-    """Equal jobs, but for the name."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = GPT2_SMALL.model()
-        data = [GPT2_SMALL.batch(2) for _ in range(3)]
-    optimizer = GPT2_SMALL.optimizer(model.parameters())
-    return wf.Job(name, model=model, optimizer=optimizer, loss=GPT2_SMALL.loss, data=data, seed=5)
-
-
-def test_two_at_once_train_as_the_plain_loop():
-    eager, *jobs = (job(name) for name in ("eager", "one", "two"))
-    expected = wf.run_eager(eager, threads=1)
-    assert len(expected.losses) == 3
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(eager, expected, each, report.jobs[each.name])

@@ -1,76 +1,23 @@
-"""Inception v3 is torchvision's, by parameters, multiplications, maps and logits; it trains."""
+"""Inception v3 is torchvision's, by parameters, multiplications, maps and logits."""
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
-from torch import nn
-from torch._subclasses import FakeTensorMode
+from case_vision import count, pair, traced
 from torch.nn.functional import cross_entropy
-from torch.utils.flop_counter import FlopCounterMode
 
-import waterflow as wf
 from waterflow.models.inception import INCEPTION_V3, INCEPTION_V3_SMALL, Inception
 
 pytestmark = pytest.mark.cpu
 
 
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def traced(task):
-    """Shapes of what each part gives for two units, and a forward's multiplications per unit."""
-    shapes = {}
-
-    def note(name):
-        def hook(module, inputs, output):
-            shapes[name] = torch.utils._pytree.tree_map(lambda tensor: tuple(tensor.shape), output)
-
-        return hook
-
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter, torch.no_grad():
-        model = task.model().train()
-        for name, part in model.named_modules():
-            part.register_forward_hook(note(name))
-        model(task.batch(2)[0])
-    return shapes, counter.get_total_flops() / 2 / 2
-
-
-def pair(mine, theirs):
-    """Both models with equal, random contents; batch norms whose statistics matter, too."""
-    torch.manual_seed(0)
-    for part in theirs.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            nn.init.uniform_(part.weight, 0.5, 1.5)
-            nn.init.normal_(part.bias, std=0.1)
-            nn.init.normal_(part.running_mean, std=0.1)
-            nn.init.uniform_(part.running_var, 0.5, 1.5)
-    values = theirs.state_dict().values()
-    mine.load_state_dict(dict(zip(mine.state_dict(), values, strict=True)))
-    return mine, theirs
-
-
-def job(task, name="alone", batch=2, batches=3, epochs=1):
-    torch.manual_seed(3)
-    model = task.model()
-    data = [task.batch(batch) for _ in range(batches)]
-    optimizer = task.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=task.loss, data=data, epochs=epochs, seed=5
-    )
-
-
-def test_parameters():
+def test_parameters_of_the_auxiliary_classifier():
     with torch.device("meta"):
-        model = INCEPTION_V3.model()
-        assert count(INCEPTION_V3_SMALL.model()) == INCEPTION_V3_SMALL.parameters
-    assert count(model) == 27_161_264 == INCEPTION_V3.parameters
-    assert count(model.auxiliary) == 3_326_696
+        assert count(INCEPTION_V3.model().auxiliary) == 3_326_696
 
 
 def test_maps_and_multiplications():
     """Torchvision counts the multiplications without the auxiliary classifier."""
-    shapes, multiplications = traced(INCEPTION_V3)
+    shapes, multiplications = traced(INCEPTION_V3, training=True)
     stem = [(32, 149), (32, 147), (64, 147), (64, 73), (80, 73), (192, 71), (192, 35)]
     modules = [
         *((f"stem.{number}", *wanted) for number, wanted in enumerate(stem)),
@@ -125,19 +72,3 @@ def test_the_auxiliary_loss_counts_in_training_only():
 def test_sizes_that_cannot_be(sizes, message):
     with pytest.raises(ValueError, match=message):
         Inception(**sizes)
-
-
-def test_thirty_steps_lower_the_loss():
-    losses = wf.run_eager(job(INCEPTION_V3_SMALL, batch=4, batches=1, epochs=30), threads=1).losses
-    assert sum(losses[-3:]) < 0.2 * sum(losses[:3])
-
-
-@pytest.mark.slow
-def test_co_trained_as_alone():
-    alone = job(INCEPTION_V3_SMALL)
-    expected = wf.run_eager(alone, threads=1)
-    jobs = [job(INCEPTION_V3_SMALL, name) for name in ("one", "two")]
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(alone, expected, each, report.jobs[each.name])
-        assert report.jobs[each.name].captured == "captured"

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import waterflow as wf
 from waterflow.models.lstm import LSTM_LM, LSTM_LM_SMALL, LstmModel, language_model
 
 pytestmark = pytest.mark.cpu
@@ -82,55 +80,3 @@ def test_shapes_at_full_size():
         assert [tensor.shape for tensor in batch] == [(2, 35), (2, 35)]
         assert model(batch[0]).shape == (2, 35, 10_000)
         assert LSTM_LM.loss(model, batch).shape == ()
-
-
-@pytest.mark.parametrize("task", [LSTM_LM, LSTM_LM_SMALL], ids=lambda task: task.name)
-def test_the_task_knows_its_parameters(task):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == task.parameters
-
-
-def test_full_size():
-    assert LSTM_LM.parameters == 19_780_400
-
-
-def settled_loss(model, batch):
-    """The loss without dropout."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return LSTM_LM_SMALL.loss(model.eval(), batch).item()
-
-
-def test_thirty_steps_on_a_batch_lower_its_loss():
-    torch.manual_seed(0)
-    model, batch = LSTM_LM_SMALL.model(), LSTM_LM_SMALL.batch(2)
-    optimizer = LSTM_LM_SMALL.optimizer(model.parameters())
-    before = settled_loss(model, batch)
-    model.train()
-    for _ in range(30):
-        optimizer.zero_grad()
-        LSTM_LM_SMALL.loss(model, batch).backward()
-        optimizer.step()
-    assert settled_loss(model, batch) < 0.9 * before
-
-
-def job(name):
-    """Equal jobs, but for the name."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = LSTM_LM_SMALL.model()
-        data = [LSTM_LM_SMALL.batch(2) for _ in range(3)]
-    optimizer = LSTM_LM_SMALL.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=LSTM_LM_SMALL.loss, data=data, seed=5
-    )
-
-
-def test_two_at_once_train_as_the_plain_loop():
-    eager, *jobs = (job(name) for name in ("eager", "one", "two"))
-    expected = wf.run_eager(eager, threads=1)
-    assert len(expected.losses) == 3
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(eager, expected, each, report.jobs[each.name])

@@ -6,15 +6,11 @@ The cells are also run from a table of operations, with all padding spelt out.
 import pytest
 import torch
 import torch.nn.functional as F
-from case_compare import MEMORY, assert_same_numbers
+from case_vision import traced
 from torch import nn
-from torch._subclasses import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
-import waterflow as wf
 from waterflow.models.nasnet import (
     NASNET_MOBILE,
-    NASNET_MOBILE_SMALL,
     NasNet,
     NormalCell,
     ReductionCell,
@@ -41,28 +37,6 @@ REDUCTION = [
 ]
 #: What is concatenated: what the figure draws into the output.
 NORMAL_JOINED, REDUCTION_JOINED = (1, 2, 3, 4, 5, 6), (3, 4, 5, 6)
-
-
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def traced(task):
-    """Shapes of what each part gives for two units, and a forward's multiplications per unit."""
-    shapes = {}
-
-    def note(name):
-        def hook(module, inputs, output):
-            shapes[name] = tuple(output.shape)
-
-        return hook
-
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter, torch.no_grad():
-        model = task.model().eval()
-        for name, part in model.named_modules():
-            part.register_forward_hook(note(name))
-        model(task.batch(2)[0])
-    return shapes, counter.get_total_flops() / 2 / 2
 
 
 def padded(x, kernel, stride, value=0.0):
@@ -123,25 +97,6 @@ def from_the_table(cell, x, before):
     return torch.cat([states[i] for i in (NORMAL_JOINED if normal else REDUCTION_JOINED)], 1)
 
 
-def job(task, name="alone", batch=2, batches=3, epochs=1):
-    torch.manual_seed(3)
-    model = task.model()
-    data = [task.batch(batch) for _ in range(batches)]
-    optimizer = task.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=task.loss, data=data, epochs=epochs, seed=5
-    )
-
-
-@pytest.mark.parametrize(
-    ("task", "number"),
-    [(NASNET_MOBILE, 5_289_978), (NASNET_MOBILE_SMALL, NASNET_MOBILE_SMALL.parameters)],
-)
-def test_parameters(task, number):
-    with torch.device("meta"):
-        assert count(task.model()) == number == task.parameters
-
-
 def test_maps_and_multiplications():
     """4 @ 1056: stages of 4 cells, 1,056 channels at the end; 564 million multiplications."""
     shapes, multiplications = traced(NASNET_MOBILE)
@@ -193,19 +148,3 @@ def test_filters_that_cannot_be(filters):
 def test_no_cells(numbers):
     with pytest.raises(ValueError, match="use 1 or more of both"):
         NasNet(**numbers)
-
-
-def test_thirty_steps_lower_the_loss():
-    losses = wf.run_eager(job(NASNET_MOBILE_SMALL, batch=4, batches=1, epochs=30), threads=1).losses
-    assert sum(losses[-3:]) < 0.5 * sum(losses[:3])
-
-
-@pytest.mark.slow
-def test_co_trained_as_alone():
-    alone = job(NASNET_MOBILE_SMALL)
-    expected = wf.run_eager(alone, threads=1)
-    jobs = [job(NASNET_MOBILE_SMALL, name) for name in ("one", "two")]
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(alone, expected, each, report.jobs[each.name])
-        assert report.jobs[each.name].captured == "captured"

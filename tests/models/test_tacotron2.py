@@ -4,13 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import waterflow as wf
 from waterflow.models.tacotron2 import (
-    TACOTRON2,
     TACOTRON2_SMALL,
     TINY,
     Attention,
@@ -20,15 +17,7 @@ from waterflow.models.tacotron2 import (
     tacotron2_task,
 )
 
-pytestmark = pytest.mark.cpu
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture
@@ -114,57 +103,3 @@ def test_shapes_at_full_size():
         shapes = [tensor.shape for tensor in model(*batch[:2])]
         assert shapes == [(2, 80, 3), (2, 80, 3), (2, 3), (2, 3, 100)]
         assert task.loss(model, batch).shape == ()
-
-
-@pytest.mark.parametrize("task", [TACOTRON2, TACOTRON2_SMALL], ids=lambda task: task.name)
-def test_the_task_knows_its_parameters(task):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == task.parameters
-
-
-def test_full_size():
-    assert TACOTRON2.parameters == 28_193_153
-
-
-def settled_loss(model, batch):
-    """The loss in evaluation, with the same draws every time."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return TACOTRON2_SMALL.loss(model.eval(), batch).item()
-
-
-def test_thirty_steps_on_a_batch_lower_its_loss():
-    torch.manual_seed(0)
-    model, batch = TACOTRON2_SMALL.model(), TACOTRON2_SMALL.batch(2)
-    optimizer = TACOTRON2_SMALL.optimizer(model.parameters())
-    for group in optimizer.param_groups:
-        group["lr"] = 0.03  # the usual one is for millions of parameters
-    before = settled_loss(model, batch)
-    model.train()
-    for _ in range(30):
-        optimizer.zero_grad()
-        TACOTRON2_SMALL.loss(model, batch).backward()
-        optimizer.step()
-    assert settled_loss(model, batch) < 0.85 * before
-
-
-def job(name):
-    """Equal jobs, but for the name."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = TACOTRON2_SMALL.model()
-        data = [TACOTRON2_SMALL.batch(2) for _ in range(3)]
-    optimizer = TACOTRON2_SMALL.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=TACOTRON2_SMALL.loss, data=data, seed=5
-    )
-
-
-def test_two_at_once_train_as_the_plain_loop():
-    eager, *jobs = (job(name) for name in ("eager", "one", "two"))
-    expected = wf.run_eager(eager, threads=1)
-    assert len(expected.losses) == 3
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(eager, expected, each, report.jobs[each.name])

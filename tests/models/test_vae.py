@@ -1,32 +1,13 @@
-"""The VAE has the sizes named, its loss is the bound that torch.distributions gives; it trains."""
+"""The VAE has the sizes named, and its loss is the bound that torch.distributions gives."""
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 from torch._subclasses import FakeTensorMode
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
-import waterflow as wf
 from waterflow.models.vae import VAE, VAE_SMALL, Vae
 
 pytestmark = pytest.mark.cpu
-
-
-def job(task, name="alone", batch=2, batches=3, epochs=1):
-    torch.manual_seed(3)
-    model = task.model()
-    data = [task.batch(batch) for _ in range(batches)]
-    optimizer = task.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=task.loss, data=data, epochs=epochs, seed=5
-    )
-
-
-@pytest.mark.parametrize(("task", "number"), [(VAE, 652_824), (VAE_SMALL, VAE_SMALL.parameters)])
-def test_parameters(task, number):
-    with torch.device("meta"):
-        model = task.model()
-    assert sum(parameter.numel() for parameter in model.parameters()) == number == task.parameters
 
 
 def test_shapes():
@@ -65,18 +46,3 @@ def test_codes_are_drawn_in_training_only():
     assert not torch.equal(model(images)[0], model(images)[0])
     model.eval()
     assert torch.equal(model(images)[0], model(images)[0])
-
-
-def test_thirty_steps_lower_the_loss():
-    losses = wf.run_eager(job(VAE_SMALL, batch=4, batches=1, epochs=30), threads=1).losses
-    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
-
-
-def test_co_trained_as_alone():
-    alone = job(VAE_SMALL)
-    expected = wf.run_eager(alone, threads=1)
-    jobs = [job(VAE_SMALL, name) for name in ("one", "two")]
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(alone, expected, each, report.jobs[each.name])
-        assert report.jobs[each.name].captured == "captured"

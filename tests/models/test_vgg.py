@@ -1,55 +1,12 @@
-"""VGG16 is torchvision's, by parameters, multiplications, maps and logits; it trains."""
+"""VGG16 is torchvision's, by parameters, multiplications, maps and logits."""
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
-from torch._subclasses import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
+from case_vision import count, traced
 
-import waterflow as wf
-from waterflow.models.vgg import VGG16, VGG16_SMALL, Vgg16
+from waterflow.models.vgg import VGG16, Vgg16
 
 pytestmark = pytest.mark.cpu
-
-
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def traced(task):
-    """Shapes of what each part gives for two units, and a forward's multiplications per unit."""
-    shapes = {}
-
-    def note(name):
-        def hook(module, inputs, output):
-            shapes[name] = tuple(output.shape)
-
-        return hook
-
-    with FakeTensorMode(), FlopCounterMode(display=False) as counter, torch.no_grad():
-        model = task.model().eval()
-        for name, part in model.named_modules():
-            part.register_forward_hook(note(name))
-        model(task.batch(2)[0])
-    return shapes, counter.get_total_flops() / 2 / 2
-
-
-def job(task, name="alone", batch=2, batches=3, epochs=1):
-    torch.manual_seed(3)
-    model = task.model()
-    data = [task.batch(batch) for _ in range(batches)]
-    optimizer = task.optimizer(model.parameters())
-    return wf.Job(
-        name, model=model, optimizer=optimizer, loss=task.loss, data=data, epochs=epochs, seed=5
-    )
-
-
-@pytest.mark.parametrize(
-    ("task", "number"), [(VGG16, 138_357_544), (VGG16_SMALL, VGG16_SMALL.parameters)]
-)
-def test_parameters(task, number):
-    with torch.device("meta"):
-        assert count(task.model()) == number == task.parameters
 
 
 def test_maps_and_multiplications():
@@ -96,18 +53,3 @@ def test_signals_pass_all_layers():
 def test_sizes_that_cannot_be(size):
     with pytest.raises(ValueError, match=f"{size} x {size}: .* multiple of 32"):
         Vgg16(size=size)
-
-
-def test_thirty_steps_lower_the_loss():
-    losses = wf.run_eager(job(VGG16_SMALL, batch=4, batches=1, epochs=30), threads=1).losses
-    assert sum(losses[-3:]) < 0.75 * sum(losses[:3])
-
-
-def test_co_trained_as_alone():
-    alone = job(VGG16_SMALL)
-    expected = wf.run_eager(alone, threads=1)
-    jobs = [job(VGG16_SMALL, name) for name in ("one", "two")]
-    report = wf.run(jobs, memory=MEMORY, threads=1)
-    for each in jobs:
-        assert_same_numbers(alone, expected, each, report.jobs[each.name])
-        assert report.jobs[each.name].captured == "captured"

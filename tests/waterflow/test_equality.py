@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from case_compare import MEMORY, assert_same_numbers, solo
 from case_hf import HUGGING_FACE
 from case_jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
 
 import waterflow as wf
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 JOBS = {**MODELS, **TRAINING, **SCHEDULERS, **OPTIMIZERS, **HUGGING_FACE}
 #: Forms of one optimizer differ in the trace only; one of each runs among the others.
 FORMS = ("_foreach", "_fused", "_left", "_ones")
 #: A new shape is captured beside the job's own steps unless these draw random numbers.
 TOGETHER = [name for name in JOBS if not name.endswith(FORMS)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

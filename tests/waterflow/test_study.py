@@ -20,12 +20,8 @@ BERT, LSTM, TABLE, CNN = "bert_base_small", "lstm_lm_small", "deepfm_small", "re
 
 
 @pytest.fixture(autouse=True)
-def _one_thread(monkeypatch, tmp_path_factory):
+def _kept_captures(one_thread, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def jobs_of(*tasks: str, batch: int = 8, steps: int = 4) -> list[wf.Job]:
