@@ -38,7 +38,7 @@ def test_the_cases_are_those_of_the_paper():
 
 
 def test_planning_at_two_small_sizes(monkeypatch, capsys):
-    monkeypatch.setattr(planner_scale, "SIZES", ((1, 0), (2, 0)))
+    monkeypatch.setattr(planner_scale, "FRAMES", (1, 2))
     monkeypatch.setattr(planner_scale, "BATCH", 2)
     monkeypatch.setattr(sys, "argv", ["planner_scale", "--json"])
     planner_scale.main()
