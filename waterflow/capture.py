@@ -172,7 +172,10 @@ class _Join:
         if node.op in ("placeholder", "output"):
             return None
         if node.op == "get_attr":
-            mapping[node] = self._constant(getattr(module, str(node.target)), node)
+            tensor = getattr(module, str(node.target))
+            if live is not None and only_copied(node) and not isinstance(tensor, FakeTensor):
+                tensor = tensor.clone()  # the trace may be another job's, too
+            mapping[node] = self._constant(tensor, node)
             return None
         if node.target in _SAME_TENSOR:
             mapping[node] = mapping[node.args[0]]  # type: ignore[index]
@@ -270,9 +273,14 @@ class _Join:
                 self.mutated.discard(meaning)
 
 
+def only_copied(node: fx.Node) -> bool:
+    """Whether a constant of a trace is a number written in the code: each step takes a copy."""
+    return all(user.target is _LIFT_COPY for user in node.users)
+
+
 def _identity(tensor: torch.Tensor, node: fx.Node | None) -> Hashable:
     """Constants are told apart by identity; numbers that the step only copies, by their value."""
-    copied = node is not None and all(u.target is _LIFT_COPY for u in node.users)
+    copied = node is not None and only_copied(node)
     if copied and tensor.numel() == 1 and not isinstance(tensor, FakeTensor):
         return tensor.dtype, tuple(tensor.shape), repr(tensor.item())
     return id(tensor)

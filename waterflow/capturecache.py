@@ -54,17 +54,6 @@ def key_of(make: Callable[..., Any], built: BuiltJob, kind: str, key: str | None
     return identity.digest()
 
 
-def training_identity(built: BuiltJob) -> str | None:
-    """Equal for jobs of equal models and optimizers; None where not all of them can be seen."""
-    identity = Identity()
-    job = built.job
-    try:
-        identity.add("training", (job.model, job.optimizer, job.clip_grad_norm))
-    except Exception:  # as above
-        return None
-    return None if identity.doubts else identity.digest()
-
-
 def load(key: str | None) -> tuple[RawFootprint, _Arrays] | None:
     """The footprint kept under a key and the arrays kept with it; None where there is none."""
     if key is None:

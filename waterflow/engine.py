@@ -19,6 +19,7 @@ from waterflow.flowing import Flowing
 from waterflow.job import Job
 from waterflow.jobreport import JobReport
 from waterflow.member import Member
+from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner import Policy, get_policy
 from waterflow.partitioner.errors import BudgetError, DeviceLostError, JobError
 from waterflow.planning import RoundPlanner
@@ -120,6 +121,7 @@ class Engine:
         capacity = int(self._arena.statistics().capacity)
         self._admission = Admission(self.budget, capacity, self._residence)
         self._members: list[Member] = []
+        self._traces = OptimizerTraces()
         self._state = threading.Condition()
         self._hold_admission = False
         self._closing = False
@@ -169,7 +171,8 @@ class Engine:
                 raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
             _check_place(job, self._lanes.device)
             seed = draw_seed() if job.seed is None else job.seed
-            member = Member(len(self._members), job, seed, self._lanes, self._wake)
+            number = len(self._members)
+            member = Member(number, job, seed, self._lanes, self._traces, self._wake)
             _C.set_job_name(self._arena, member.number, member.name)
             self._members.append(member)
             self._progress.join(member.name, job.total_steps)

@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from waterflow.capturecache import key_of, load, store, training_identity
+from waterflow.capturecache import key_of, load, store
 from waterflow.executor.fakeprofile import StepWalk
 from waterflow.fakejob import BuiltJob, build, name_of
-from waterflow.footprint import Footprint, OptimizerTraces, RawFootprint, RunOnlyError
+from waterflow.footprint import Footprint, RawFootprint, RunOnlyError
 from waterflow.forecast import capture_built
 from waterflow.job import Job
+from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import CaptureError, JobError
 from waterflow.partitioner.profile import IntArray
 from waterflow.tracing import TRACE_LOCK
@@ -200,7 +201,7 @@ def _captures(
     for size in sizes:
         make_one = functools.partial(make, size)
         built = first if not found else build(make_one, what)
-        found.append(capture_built(built, make_one, what, traces, training_identity(built)))
+        found.append(capture_built(built, make_one, what, traces))
         del built
         if len(found[-1].steady.operators) > _LARGE_GRAPH:
             gc.collect()  # graphs are full of cycles; this one must not stay beside the next

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from waterflow.batch import FlatBatch
-from waterflow.capture import gradient_layouts, join
+from waterflow.capture import join
 from waterflow.executor.fakeprofile import StepWalk, walk_step
 from waterflow.executor.residence import rounded, span_of, unique_storages
 from waterflow.fakejob import first_batch, flat_batch, random_kept
-from waterflow.forward import ForwardTrace, trace_forward
+from waterflow.forward import trace_forward
 from waterflow.job import Job
 from waterflow.models.task import Task
-from waterflow.optimizer_state import (
-    Layout,
-    NotCapturableError,
-    StateLayout,
-    state_layout,
-    trained_parameters,
-)
-from waterflow.optimizer_step import OptimizerTrace, trace_optimizer
+from waterflow.optimizer_state import NotCapturableError, trained_parameters
+from waterflow.optimizer_step import OptimizerTrace
+from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import JobError
 from waterflow.partitioner.graph import StepGraph
 from waterflow.partitioner.profile import IntArray, Profile
@@ -88,13 +83,16 @@ def job_of(task: Task, batch: int, name: str | None = None) -> Job:
     )
 
 
-def footprint_of(job: Job, *, batch: Any = None, alignment: int = 64) -> Footprint:
+def footprint_of(
+    job: Job, *, batch: Any = None, alignment: int = 64, traces: OptimizerTraces | None = None
+) -> Footprint:
     """The footprint of a job that is there already: captured, not run; nothing of it changes.
 
     Args:
         job: the job.
         batch: a batch as its data yields it; None takes the first of `job.data`.
         alignment: bytes that the arena rounds up to: 64 on the host, 512 on a GPU.
+        traces: shared by jobs that are captured together.
 
     Raises:
         CaptureError: its step cannot be captured exactly.
@@ -108,7 +106,7 @@ def footprint_of(job: Job, *, batch: Any = None, alignment: int = 64) -> Footpri
                 "the training; pass a batch like it: footprint_of(job, batch=...)"
             )
         flat = first_batch(job) if batch is None else flat_batch(job, batch)
-        return capture_footprint(job, flat).at(alignment, job.name)
+        return capture_footprint(job, flat, traces).at(alignment, job.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,55 +135,8 @@ class RawFootprint:
         )
 
 
-@dataclass
-class OptimizerTraces:
-    """Traces of optimizers' steps, shared by jobs that differ in their batches alone.
-
-    A trace is a third of a capture's time each, and does not depend on the batch.
-    """
-
-    _found: dict[Hashable, tuple[OptimizerTrace | None, OptimizerTrace]] = field(
-        default_factory=dict
-    )
-
-    def of(
-        self, job: Job, forward: ForwardTrace, identity: str | None
-    ) -> tuple[OptimizerTrace | None, OptimizerTrace]:
-        """The first step's trace (None where the state exists) and the steady one.
-
-        Args:
-            job: whose optimizer it is.
-            forward: its forward and backward pass.
-            identity: equal for jobs of equal models and optimizers; None where that is not known.
-
-        Raises:
-            NotCapturableError: the optimizer runs eagerly.
-        """
-        gradients = gradient_layouts(job, forward)
-        key = identity, tuple(gradients)
-        if identity is None or key not in self._found:
-            traces = _optimizer_traces(job, gradients)
-            if identity is None:
-                return traces
-            self._found[key] = traces
-        return self._found[key]
-
-
-def _optimizer_traces(
-    job: Job, gradients: list[Layout | None]
-) -> tuple[OptimizerTrace | None, OptimizerTrace]:
-    state: StateLayout = state_layout(job.optimizer)
-    first = trace_optimizer(job, gradients, state)
-    if not first.outputs:
-        return None, first
-    return first, trace_optimizer(job, gradients, first.state_after)
-
-
 def capture_footprint(
-    job: Job,
-    batch: FlatBatch,
-    traces: OptimizerTraces | None = None,
-    identity: str | None = None,
+    job: Job, batch: FlatBatch, traces: OptimizerTraces | None = None
 ) -> RawFootprint:
     """Captures a job's steps on a batch of this layout and follows them; nothing of it changes.
 
@@ -193,7 +144,6 @@ def capture_footprint(
         job: a job, real or built without memory.
         batch: one of its batches.
         traces: where to look for its optimizer's traces, and to leave them.
-        identity: see `OptimizerTraces.of`.
 
     Raises:
         CaptureError: its step cannot be captured exactly.
@@ -212,7 +162,7 @@ def capture_footprint(
         )
     forward = trace_forward(job, batch)
     try:
-        first, steady = (traces or OptimizerTraces()).of(job, forward, identity)
+        first, steady = (traces or OptimizerTraces()).of(job, forward)
     except NotCapturableError as error:
         raise RunOnlyError(
             f"job {job.name!r}: {type(job.optimizer).__name__} cannot be captured exactly "

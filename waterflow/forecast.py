@@ -12,7 +12,6 @@ from collections.abc import Callable
 from waterflow.fakejob import BuiltJob, build, build_real, name_of
 from waterflow.footprint import (
     Footprint,
-    OptimizerTraces,
     RawFootprint,
     RunOnlyError,
     capture_footprint,
@@ -20,6 +19,7 @@ from waterflow.footprint import (
     job_of,
 )
 from waterflow.job import Job
+from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import CaptureError, JobError
 from waterflow.tracing import TRACE_LOCK
 
@@ -62,7 +62,6 @@ def capture_built(
     make: Callable[[], Job],
     what: str,
     traces: OptimizerTraces | None = None,
-    identity: str | None = None,
 ) -> RawFootprint:
     """Captures a job that was built to be looked at; builds it in memory where only that helps.
 
@@ -70,13 +69,13 @@ def capture_built(
         built: the job.
         make: the factory that made it.
         what: what to call the factory in errors.
-        traces, identity: see `capture_footprint`.
+        traces: see `capture_footprint`.
 
     Raises:
         CaptureError, JobError: see `capture_footprint`.
     """
     try:
-        return capture_footprint(built.job, built.batch, traces, identity)
+        return capture_footprint(built.job, built.batch, traces)
     except (CaptureError, RunOnlyError) as error:
         # Python code may keep tensors where the capture cannot tell fake ones from its own.
         if built.real or not built.job.capture or _parameter_bytes(built.job) > _SMALL_BYTES:

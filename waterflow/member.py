@@ -20,6 +20,7 @@ from waterflow.executor.residence import Residence
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
 from waterflow.optimizer_state import trained_parameters
+from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.prepare import PreparedStep, Preparer, Ready
 
 
@@ -27,7 +28,13 @@ class Member:
     """A job in an engine. The engine's thread drives it; its feeder prepares its batches."""
 
     def __init__(
-        self, number: int, job: Job, seed: int, lanes: Lanes, on_ready: Callable[[], None]
+        self,
+        number: int,
+        job: Job,
+        seed: int,
+        lanes: Lanes,
+        traces: OptimizerTraces,
+        on_ready: Callable[[], None],
     ) -> None:
         self.number = number
         self.job = job
@@ -36,7 +43,7 @@ class Member:
         self.device_generator = self.device.generator(seed)
         self.report = JobReport(name=job.name, seed=seed)
         streams = (self.generator, self.device_generator)
-        self.preparer = Preparer(job, self.device, streams, lanes.threads)
+        self.preparer = Preparer(job, self.device, streams, lanes.threads, traces=traces)
         self.admitted = False
         self.waiting = False
         self.stop_requested = False

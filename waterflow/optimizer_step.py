@@ -139,7 +139,7 @@ class _Attempt:
                     _TensorScalars(),
                     _forms_as_eager(self.real),
                 ):
-                    self.module = trace(self._step, mode, arguments)
+                    self.module = trace(self._step, mode, arguments, self.real)
             except NotCapturableError:
                 watch.problem()
                 raise

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from waterflow.batch import FlatBatch, UnknownLeafError, flatten
-from waterflow.capture import gradient_layouts, join
+from waterflow.capture import join
 from waterflow.executor.device import Device
 from waterflow.executor.flow import PiledStep
 from waterflow.executor.measure import Scratch
@@ -28,12 +28,12 @@ from waterflow.job import Job
 from waterflow.optimizer_state import (
     HyperKey,
     NotCapturableError,
-    StateLayout,
     hyperparameters,
     state_layout,
     trained_parameters,
 )
-from waterflow.optimizer_step import OptimizerTrace, trace_optimizer
+from waterflow.optimizer_step import OptimizerTrace
+from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.effects import draws_on_host
 from waterflow.partitioner.errors import CaptureError
 from waterflow.partitioner.graph import Input, StepGraph
@@ -107,6 +107,7 @@ class Preparer:
         generators: its random streams, the host's and the device's; never advanced here.
         mailbox: brings its batches to the device, None where they are there already.
         threads: intra-op threads of the lanes, part of a profile's identity.
+        traces: of optimizers' steps, shared with the jobs beside it.
         notes: what the report should say about the job.
         opaque_optimizer: why the optimizer runs eagerly, None where it is captured.
     """
@@ -116,6 +117,7 @@ class Preparer:
     generators: tuple[torch.Generator, torch.Generator | None]
     threads: int
     mailbox: Mailbox | None = None
+    traces: OptimizerTraces = field(default_factory=OptimizerTraces)
     notes: list[str] = field(default_factory=list)
     opaque_optimizer: str | None = None
     draws: bool = False
@@ -287,13 +289,8 @@ class Preparer:
         """The first step's trace (None where the state exists) and the steady one."""
         if self.opaque_optimizer is not None:
             return None, None
-        gradients = gradient_layouts(self.job, forward)
-        state: StateLayout = state_layout(self.job.optimizer)
         try:
-            first = trace_optimizer(self.job, gradients, state)
-            if not first.outputs:
-                return None, first
-            return first, trace_optimizer(self.job, gradients, first.state_after)
+            return self.traces.of(self.job, forward)
         except NotCapturableError as error:
             name = type(self.job.optimizer).__name__
             self.opaque_optimizer = f"{name} cannot be captured exactly: {error}"

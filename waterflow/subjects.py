@@ -18,6 +18,7 @@ from waterflow.hardware import Hardware
 from waterflow.job import Job
 from waterflow.jobfile import load_job_file, load_job_function
 from waterflow.models.zoo import TASKS
+from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.outlook import Subject
 from waterflow.partitioner.errors import JobError
 from waterflow.prepare import Preparer
@@ -86,11 +87,12 @@ def candidates_of(
         raise JobError("there is nothing to plan: name at least one job")
     found: list[Candidate] = []
     families: dict[object, Family] = {}
+    traces = OptimizerTraces()
     for what in jobs:
         if isinstance(what, str):
-            found += _named(what, hardware, families, measure)
+            found += _named(what, hardware, families, measure, traces)
         elif isinstance(what, Job):
-            found.append(_fixed(what, hardware, measure))
+            found.append(_fixed(what, hardware, measure, traces))
         elif callable(what):
             name = getattr(what, "__name__", type(what).__name__)
             found.append(Candidate(name, _family(what, name, hardware, families), hardware))
@@ -101,7 +103,11 @@ def candidates_of(
 
 
 def _named(
-    text: str, hardware: Hardware, families: dict[object, Family], measure: bool
+    text: str,
+    hardware: Hardware,
+    families: dict[object, Family],
+    measure: bool,
+    traces: OptimizerTraces,
 ) -> list[Candidate]:
     match = _SPEC.fullmatch(text)
     assert match is not None
@@ -121,7 +127,7 @@ def _named(
         if batch is not None:
             raise JobError(f"{text!r}: name a factory, like {what}:make_job:batch={batch}")
         jobs = load_job_file(what).make_jobs()
-        return [_fixed(job, hardware, measure) for job in jobs]
+        return [_fixed(job, hardware, measure, traces) for job in jobs]
     near = difflib.get_close_matches(what, TASKS, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(TASKS)}."
     raise JobError(f"there is no model {what!r}; {hint} A factory of yours is models.py:make_job")
@@ -137,17 +143,17 @@ def _family(
     return families[key]
 
 
-def _fixed(job: Job, hardware: Hardware, measure: bool) -> Candidate:
-    footprint = footprint_of(job, alignment=hardware.alignment)
+def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces) -> Candidate:
+    footprint = footprint_of(job, alignment=hardware.alignment, traces=traces)
     if measure:
-        footprint = _measured(job, footprint)
+        footprint = _measured(job, footprint, traces)
     return Candidate(job.name, footprint, hardware)
 
 
-def _measured(job: Job, footprint: Footprint) -> Footprint:
+def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footprint:
     """The footprint with profiles taken on the host, of steps on copies; the job stays as it is."""
     stream = copy_generator(torch.default_generator)
-    preparer = Preparer(job, HostDevice(), (stream, None), torch.get_num_threads())
+    preparer = Preparer(job, HostDevice(), (stream, None), torch.get_num_threads(), traces=traces)
     shape = preparer(next(iter(job.data))).shape
     if shape is None or shape.steady is None:
         raise JobError(f"job {job.name!r}: with capture=False its memory is known only by a run")

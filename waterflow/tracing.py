@@ -6,7 +6,7 @@ import functools
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -122,12 +122,23 @@ def fake_twin(
 
 
 def trace(
-    function: Callable[[Any], Any], mode: FakeTensorMode, tensors: list[torch.Tensor]
+    function: Callable[[Any], Any],
+    mode: FakeTensorMode,
+    tensors: list[torch.Tensor],
+    reals: Sequence[torch.Tensor] = (),
 ) -> fx.GraphModule:
-    """Records every operator below autograd that ``function(tensors)`` calls on fake tensors."""
+    """Records every operator below autograd that ``function(tensors)`` calls on fake tensors.
+
+    Args:
+        function: what to trace.
+        mode: of the fake tensors.
+        tensors: its argument.
+        reals: the real tensors that the first of `tensors` stand for, wherever the code meets them.
+    """
 
     def plain(tensors: Any) -> Any:  # make_fx looks at the signature; bound methods mislead it
-        with _RealTensors(mode):
+        twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
+        with _RealTensors(mode, twins):
             return function(tensors)
 
     with TRACE_LOCK, mode, torch.autograd.set_multithreading_enabled(False):
@@ -141,14 +152,16 @@ _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 class _RealTensors(TorchFunctionMode):
     """Real tensors that the traced code meets become constants of the graph, by reference.
 
+    Those that have a twin among the arguments of the traced code stand for it.
+
     Left to themselves the modes below would compute with some of them for real: the batch counter
     of a network that the loss function knows would count the trace as a step.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
+    def __init__(self, mode: FakeTensorMode, twins: dict[int, torch.Tensor]) -> None:
         super().__init__()
         self._mode = mode
-        self._twins: dict[int, torch.Tensor] = {}
+        self._twins = twins
         self._reals: dict[int, torch.Tensor] = {}
 
     def __torch_function__(
@@ -163,9 +176,9 @@ class _RealTensors(TorchFunctionMode):
         return self._reals.get(id(result), result)  # x += 1 leaves the same object in x
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_of_job(tensor):
-            return tensor
         if id(tensor) not in self._twins:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_of_job(tensor):
+                return tensor
             mode = get_proxy_mode()
             if mode is None or tensor.layout != torch.strided:
                 return tensor

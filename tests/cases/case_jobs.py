@@ -121,9 +121,33 @@ def frozen_too(net: nn.Module, optimizer: optim.Optimizer) -> None:
 
 def clip_hook(net: nn.Module, optimizer: optim.Optimizer) -> None:
     """Clips as a hook of the optimizer, through the model."""
-    optimizer.register_step_pre_hook(
-        lambda *_: nn.utils.clip_grad_norm_(net.parameters(), 0.1) and None
-    )
+
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def clip_hook_list(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    """The same, through a list of its own."""
+    parameters = list(net.parameters())
+
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_(parameters, 0.1)
+
+    optimizer.register_step_pre_hook(clip)
+
+
+def decay_hook(net: nn.Module, optimizer: optim.Optimizer) -> None:
+    """Changes parameters after each step, through the optimizer's group."""
+    (group,) = optimizer.param_groups
+
+    def decay(*_: Any) -> None:
+        with torch.no_grad():
+            for parameter in group["params"]:
+                parameter.mul_(0.9).add_(parameter.sign(), alpha=0.01)
+
+    optimizer.register_step_post_hook(decay)
 
 
 def gradient_hook(net: nn.Module, optimizer: optim.Optimizer) -> None:
@@ -163,6 +187,8 @@ TRAINING = table(
         model=Mlp, clip_grad_norm=0.1, optimizer=lambda p: optim.AdamW(p, lr=0.02, foreach=True)
     ),
     clip_hook=dict(model=Mlp, prepare=clip_hook),
+    clip_hook_list=dict(model=Mlp, prepare=clip_hook_list, optimizer=adamw),
+    decay_hook=dict(model=Mlp, prepare=decay_hook),
     gradient_hook=dict(model=Mlp, prepare=gradient_hook),
     trained_before=dict(model=Mlp, prepare=trained_before, optimizer=adamw),
     trained_before_momentum=dict(model=Mlp, prepare=trained_before),

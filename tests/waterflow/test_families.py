@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import waterflow as wf
-from waterflow import families, surroundings
+from waterflow import families, optimizer_traces, surroundings
 from waterflow.families import ConstantShapesError, family
 from waterflow.footprint import RunOnlyError
 from waterflow.forecast import forecast
+from waterflow.optimizer_step import trace_optimizer
 
 pytestmark = pytest.mark.cpu
 
@@ -288,9 +289,8 @@ def test_traces_of_the_optimizer_are_shared(monkeypatch):
 
     def counting(*args):
         traced.append(args)
-        return original(*args)
+        return trace_optimizer(*args)
 
-    original = families.OptimizerTraces.of.__globals__["trace_optimizer"]
-    monkeypatch.setitem(families.OptimizerTraces.of.__globals__, "trace_optimizer", counting)
+    monkeypatch.setattr(optimizer_traces, "trace_optimizer", counting)
     family(rows, name="mine")
     assert len(traced) == 1
