@@ -358,6 +358,7 @@ void bind_flow(py::module_& m) {
       .def_readonly("after", &Demand::after)
       .def_property_readonly("most", &Demand::most)
       .def("__len__", &Demand::groups);
+  m.def("most_together", &most_together, "a"_a, "b"_a, "range"_a);
   // Those that wait are not bound: only lanes wait, and they do it without the GIL.
   py::class_<Gate, std::shared_ptr<Gate>>(m, "Gate")
       .def(py::init<std::size_t, int>(), "range"_a, "lanes"_a)

@@ -162,3 +162,19 @@ def num_ranges(size: int, tallest: int, lanes: int) -> int:
     """How many ranges of `size` bytes in all serve the lanes, two at most each, one at least."""
     pairs = (lanes + 1) // 2
     return max(1, min(pairs, size // tallest if tallest else pairs))
+
+
+def most_together(steps: Sequence[PiledStep], size: int, lanes: int) -> int:
+    """The most that the piles of these steps reach together, in any order that a gate allows.
+
+    Args:
+        steps: one per job.
+        size: bytes of all ranges together.
+        lanes: how many lanes there are.
+    """
+    alone = max(step.extent for step in steps)
+    count = num_ranges(size, alone, lanes)
+    lanes = min(lanes, 2 * count)
+    pairs = {(a.demand, b.demand) for a, b in itertools.combinations(steps, 2)}
+    both = max((_C.most_together(a, b, size // count) for a, b in pairs), default=alone)
+    return min(size, lanes // 2 * both + lanes % 2 * alone)

@@ -45,14 +45,12 @@ class FlowForecast:
         seconds: for the work of one step of every job.
         overlap: fraction of the busy time during which more than one lane works, 0.0 to 1.0.
         waits: groups per step of every job that have to wait for memory.
-        peak_bytes: the most that the piles reach together, in bytes.
         spans: what ran when, from the first step on.
     """
 
     seconds: float
     overlap: float
     waits: float
-    peak_bytes: int
     spans: tuple[SimulatedSpan, ...] = ()
 
 
@@ -118,8 +116,7 @@ def simulate_flow(
         for i, (step, time, weight) in enumerate(zip(steps, times, weights, strict=True))
     ]
     count = num_ranges(range_bytes, max(step.extent for step in steps), lanes)
-    simulation = _Simulation(runners, range_bytes // count, min(lanes, 2 * count))
-    return simulation.run()
+    return _Simulation(runners, range_bytes // count, min(lanes, 2 * count)).run()
 
 
 class _Simulation:
@@ -128,9 +125,7 @@ class _Simulation:
         self.gate = _C.Gate(size, lanes)
         self.on_lane: list[_Runner | None] = [None] * lanes
         self.running = [False] * lanes
-        self.reach = [0] * lanes
         self.clock = _Clock()
-        self.peak = 0
         self.spans: list[SimulatedSpan] = []
 
     def run(self) -> FlowForecast:
@@ -157,7 +152,6 @@ class _Simulation:
             seconds=passed / rounds,
             overlap=both / busy if busy else 0.0,
             waits=waits / rounds,
-            peak_bytes=self.peak,
             spans=tuple(self.spans),
         )
 
@@ -171,7 +165,6 @@ class _Simulation:
         self.gate.leave(lane)
         self.running[lane] = False
         runner.group += 1
-        self.reach[lane] = runner.piled.demand.after[runner.group]
         if runner.group == len(runner.seconds):
             self.gate.end(lane)
             self.on_lane[lane] = runner.lane = None
@@ -193,8 +186,6 @@ class _Simulation:
         seconds = runner.seconds[runner.group]
         runner.used += seconds / runner.weight
         self.running[lane] = True
-        self.reach[lane] = runner.piled.demand.during[runner.group]
-        self.peak = max(self.peak, sum(self.reach))
         now = self.clock.now
         self.spans.append(SimulatedSpan(now, now + seconds, lane, runner.number, runner.group))
         self.clock.schedule(seconds, lane)

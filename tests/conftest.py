@@ -19,14 +19,23 @@ def tasks_of(item):
     return [value for value in parameters if isinstance(value, case_tasks.Task)]
 
 
-def pytest_collection_modifyitems(items):
-    """Tests that wait for tasks come last, so that the tasks have been done beside the others."""
-    items.sort(key=lambda item: bool(tasks_of(item)))
+def pytest_collection_modifyitems(config, items):
+    """Tests that wait for tasks come last, so that the tasks have been done beside the others.
+
+    Where several workers share the tests they come first, so that one worker gets them all and
+    compiles what several of them need only once.
+    """
+    items.sort(key=lambda item: bool(tasks_of(item)), reverse=is_worker(config))
+
+
+def is_worker(config):
+    """Whether this is one of several processes that share the tests (pytest-xdist)."""
+    return hasattr(config, "workerinput")
 
 
 def pytest_collection_finish(session):
-    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
-        return  # one of several workers: every core is busy, each test starts what it waits for
+    if session.config.option.collectonly or is_worker(session.config):
+        return  # every core is busy: each test starts what it waits for
     if any(item.get_closest_marker("fakecuda") for item in session.items):
         LIBRARY.start()
     for item in session.items:

@@ -38,6 +38,23 @@ SafeStates::SafeStates(const Demand& a, const Demand& b, std::size_t range)
   }
 }
 
+std::size_t most_together(const Demand& a, const Demand& b, std::size_t range) {
+  const SafeStates safe(a, b, range);
+  std::size_t most = 0;
+  auto note = [&](std::size_t both, std::size_t done_a, std::size_t done_b) {
+    if (both <= range && both > most && safe(done_a, done_b)) most = both;
+  };
+  // With one of them between two groups, which is where a step begins and ends, and with neither.
+  for (std::size_t i = 0; i <= a.groups(); ++i) {
+    for (std::size_t j = 0; j <= b.groups(); ++j) {
+      if (i < a.groups()) note(a.during[i] + b.after[j], i + 1, j);
+      if (j < b.groups()) note(a.after[i] + b.during[j], i, j + 1);
+      if (i < a.groups() && j < b.groups()) note(a.during[i] + b.during[j], i + 1, j + 1);
+    }
+  }
+  return most;
+}
+
 Gate::Gate(std::size_t range, int lanes) : range_(range), seats_(lanes) {}
 
 void Gate::begin(Lane lane, std::shared_ptr<const Demand> demand) {

@@ -53,6 +53,9 @@ class SafeStates {
   std::vector<bool> safe_;
 };
 
+// The most that the piles of two steps reach at once in a range, in any order that a gate allows.
+std::size_t most_together(const Demand& a, const Demand& b, std::size_t range);
+
 // Each lane calls begin, then enter and leave for each group in turn, then end, which also ends a
 // step that has failed halfway. Thread-safe.
 class Gate {

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from case_fakecuda import COMPILER, EXTENSION
 from case_fakecuda import library as fake_driver
+from case_programs import COMPILER, CORE, EXTENSION, PLAIN, linked, objects
+from case_tasks import Task
 
 from waterflow.allocator_ext import _C
 
@@ -89,14 +90,15 @@ def test_compiles_against_the_installed_torch(source: str, tmp_path: Path) -> No
 
 @without_gpu
 @pytest.mark.slow
-def test_what_goes_where_on_a_stub(tmp_path: Path) -> None:
+@pytest.mark.parametrize("core", [linked("core", PLAIN, objects(CORE, PLAIN), "-r")], ids=str)
+def test_what_goes_where_on_a_stub(core: Task[Path], tmp_path: Path) -> None:
     """In a process of its own: the stub takes the place of torch's CUDA library."""
     stub = tmp_path / "stub.so"
     sources = [
         Path(__file__).with_name("cuda_stub.cpp"),
         EXTENSION / "lane.cpp",
         *(EXTENSION / "cuda").glob("*.cpp"),
-        *(EXTENSION / "core").glob("*.cpp"),
+        core.result(),
     ]
     library = ["-O0", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wl,-Bsymbolic"]
     torch_library = [f"-L{TORCH / 'lib'}", "-lc10", "-ldl"]

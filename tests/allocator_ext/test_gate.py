@@ -188,6 +188,33 @@ def test_admission_is_the_bankers_rule_in_every_state(one: Step, other: Step) ->
         assert any(goes_on) or all(place.finished for place in state), "nobody can go on"
 
 
+@given(steps(most_groups=4), steps(most_groups=4))
+@settings(max_examples=40, deadline=None)
+def test_the_most_that_two_reach(one: Step, other: Step) -> None:
+    """The states may be entered from any steps before these, so not all are reachable here."""
+    held = {
+        mine.held + theirs.held
+        for mine, theirs in itertools.product(places(one), places(other))
+        if mine.held + theirs.held <= RANGE and both_can_finish(mine, theirs)
+    }
+    assert _C.most_together(one.demand(), other.demand(), RANGE) == max(held)
+    seen = [mine.held + theirs.held for (mine, theirs), _ in reachable(one, other)]
+    assert max(seen) <= max(held)
+
+
+def places(step: Step) -> list[Place]:
+    """All places of a lane in a step."""
+    between = [Place(step, done) for done in range(len(step.after))]
+    return between + [place.entered() for place in between if not place.finished]
+
+
+def test_steps_that_cannot_both_be_finished_do_not_count() -> None:
+    """Two that need all there is at their ends are never both halfway."""
+    late = Step(during=(4, 10), after=(0, 4, 0)).demand()
+    assert _C.most_together(late, late, 13) == 10
+    assert _C.most_together(late, late, 14) == 14
+
+
 def test_two_equal_triangles_follow_each_other_down() -> None:
     """The second may hold what the first has let go of, group by group, and no more."""
     account = Account()

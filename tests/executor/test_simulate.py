@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from waterflow.executor.flow import PiledStep, pile_step
+from waterflow.executor.flow import PiledStep, most_together, pile_step
 from waterflow.executor.plan import StepMemory
 from waterflow.executor.simulate import FlowForecast, SimulatedSpan, simulate_flow
 from waterflow.partitioner.profile import Profile, node_times
@@ -54,7 +54,6 @@ def test_two_equal_jobs_with_memory_for_both_take_half_the_time() -> None:
     assert forecast.seconds == pytest.approx(20.0)
     assert forecast.overlap == 1.0
     assert forecast.waits == 0.0
-    assert forecast.peak_bytes == 20 * UNIT
 
 
 def test_two_equal_jobs_with_memory_for_one_peak() -> None:
@@ -66,7 +65,6 @@ def test_two_equal_jobs_with_memory_for_one_peak() -> None:
     assert forecast.seconds == pytest.approx(22.0)
     assert forecast.overlap == pytest.approx(18 / 22)
     assert forecast.waits > 0
-    assert forecast.peak_bytes == 10 * UNIT
 
 
 def test_half_a_peak_more_is_enough_for_jobs_out_of_step() -> None:
@@ -89,7 +87,6 @@ def test_one_lane_is_one_after_another(halves: list[int]) -> None:
     forecast = simulate([rise_and_fall(half) for half in halves], 100 * UNIT, lanes=1)
     assert forecast.seconds == pytest.approx(2 * sum(halves))
     assert forecast.overlap == 0.0
-    assert forecast.peak_bytes == max(halves) * UNIT
 
 
 @pytest.mark.parametrize(("lanes", "seconds"), [(2, 30.0), (3, 20.0), (4, 20.0)])
@@ -122,6 +119,14 @@ def test_a_step_beside_one_a_thousand_times_as_long() -> None:
     forecast = simulate(own, 300 * UNIT)
     assert forecast.seconds == pytest.approx((20 + 20_000) / 2, rel=0.02)
     assert forecast.overlap == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "units", "most"),
+    [(1, 100, 10), (2, 10, 10), (2, 15, 15), (2, 100, 20), (3, 100, 30), (4, 100, 40)],
+)
+def test_the_most_that_four_equal_jobs_reach(lanes: int, units: int, most: int) -> None:
+    assert most_together([pile(rise_and_fall(10))] * 4, units * UNIT, lanes) == most * UNIT
 
 
 # In general
@@ -169,7 +174,7 @@ def test_lanes_and_memory_are_never_given_twice(data: st.DataObject) -> None:
     ranges = most_held(spans, piled)
     assert sum(ranges.values()) <= memory
     assert all(held <= memory // len(ranges) for held in ranges.values())
-    assert max(ranges.values()) <= forecast.peak_bytes <= memory
+    assert sum(ranges.values()) <= most_together(piled, memory, lanes) <= memory
     assert {span.job for span in spans} == set(range(len(own)))
     assert 0.0 <= forecast.overlap <= 1.0
     serial = sum(float(time.sum()) for time in times)
