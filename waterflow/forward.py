@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from waterflow.batch import FlatBatch
 from waterflow.job import Job
+from waterflow.layouts import CaptureMode
 from waterflow.optimizer_state import trained_parameters
 from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.graph import Input, tensors_of
@@ -19,7 +20,6 @@ from waterflow.statewatch import StateWatch
 from waterflow.tracing import (
     TRACE_LOCK,
     capture_error,
-    fake_mode,
     fake_twin,
     nodes_so_far,
     reason_of,
@@ -110,7 +110,7 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
     watch = StateWatch(job.model, loss=job.loss)
     try:
         with TRACE_LOCK, watch.generators(), torch.enable_grad():
-            mode = fake_mode()
+            mode = CaptureMode()
             fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
             fakes += [fake_twin(mode, tensor, job.device) for tensor in batch.tensors]
             module = trace(step, mode, fakes)

@@ -283,10 +283,12 @@ class Member:
             Whatever the scheduler raises.
         """
         if not self.waits_for_loss:
-            self._step_scheduler()
+            self._step_scheduler("step")
 
-    def _step_scheduler(self) -> None:
-        if self.job.scheduler is not None and self.job.scheduler_every == "step":
+    def _step_scheduler(self, every: str) -> None:
+        if self.job.scheduler is not None and self.job.scheduler_every == every:
+            # A captured step calls no step(), which schedulers would warn of.
+            self.job.optimizer._opt_called = True  # type: ignore[attr-defined]
             self.job.scheduler.step()
 
     def finish_step(self, loss: float, rates: tuple[float, ...]) -> None:
@@ -301,7 +303,7 @@ class Member:
         report.steps += 1
         check_finite(job, report.steps, loss)
         if self.waits_for_loss:
-            self._step_scheduler()
+            self._step_scheduler("step")
         if job.on_step is not None:
             result = StepResult(job.name, report.steps, self.epoch, loss, rates)
             if job.on_step(result) is STOP:
@@ -315,8 +317,7 @@ class Member:
         while self.epoch < epoch:
             self.epoch += 1
             self.report.epochs = self.epoch
-            if self.job.scheduler is not None and self.job.scheduler_every == "epoch":
-                self.job.scheduler.step()
+            self._step_scheduler("epoch")
 
     def rates(self) -> tuple[float, ...]:
         """The learning rates now."""

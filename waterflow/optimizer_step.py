@@ -21,6 +21,7 @@ from torch.utils import _foreach_utils
 from waterflow.eager import update_parameters
 from waterflow.hyper import Expression, Guard, MarkedFloat, Marks, holds, leaves, mark, markable
 from waterflow.job import Job
+from waterflow.layouts import CaptureMode
 from waterflow.optimizer_match import Place, live_constants
 from waterflow.optimizer_state import (
     HyperKey,
@@ -35,7 +36,7 @@ from waterflow.optimizer_state import (
 )
 from waterflow.standin import standing_in
 from waterflow.statewatch import StateWatch
-from waterflow.tracing import TRACE_LOCK, fake_mode, fake_twin, is_of_job, reason_of, trace
+from waterflow.tracing import TRACE_LOCK, fake_twin, is_of_job, reason_of, trace
 
 _ABSENT = object()
 
@@ -127,7 +128,7 @@ class _Attempt:
         self.inputs: list[tuple[Any, ...]] = []
 
     def run(self) -> _Attempt:
-        mode = fake_mode()
+        mode = CaptureMode()
         with TRACE_LOCK:
             watch = StateWatch(self.job.model, self.job.optimizer)
             try:

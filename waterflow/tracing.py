@@ -80,11 +80,6 @@ def capture_error(job: str, reason: str, where: str) -> CaptureError:
     return CaptureError(f"job {job!r} cannot be captured at {where}: {reason}. {WAYS_OUT}")
 
 
-def fake_mode() -> FakeTensorMode:
-    """A mode in which tensors have shapes and no memory; foreign real tensors become constants."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
 class JobMode(FakeTensorMode):
     """A mode to build a whole job in, without memory: to a capture its tensors are real ones."""
 

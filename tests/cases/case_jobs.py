@@ -18,6 +18,7 @@ from case_data import (
     penalty_loss,
     record_loss,
     records,
+    transposed_loss,
 )
 from case_models import (
     Attention,
@@ -37,6 +38,7 @@ from case_models import (
     Recurrent,
     Routed,
     Tied,
+    Transposed,
 )
 from torch import nn, optim
 from torch.optim import lr_scheduler
@@ -110,6 +112,7 @@ MODELS = table(
     bagged=dict(model=Bagged, data=tokens),
     plain=dict(model=Plain),
     clamped=dict(model=Clamped),
+    transposed=dict(model=Transposed, loss=transposed_loss),
     penalty=dict(model=Mlp, loss=penalty_loss),
 )
 

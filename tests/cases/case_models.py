@@ -171,6 +171,20 @@ class Noisy(Mlp):
         return self.two(torch.tanh(y + noise + torch.zeros_like(y).exponential_())) + 0.1 * picked
 
 
+class Transposed(nn.Module):
+    """Gradients of transposed tensors, which some kernels do not lay out as torch describes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.mix = nn.Conv1d(1, 6, 3, padding=1), nn.Linear(6, 6)
+        self.norm, self.head = nn.LayerNorm(6), nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.mix(self.conv(x[:, None]).mT)
+        y = F.hardswish(self.norm(y)).mT + F.logsigmoid(self.conv(x[:, None]))
+        return F.log_softmax(F.relu6(F.softplus(self.head(y))).mT, -1).mean(2)
+
+
 class Ema(Mlp):
     """Buffers that are given a new tensor in every step, and one that counts in place."""
 

@@ -19,12 +19,13 @@ from waterflow.executor.fakeprofile import fake_profile, walk_step
 from waterflow.executor.hosttemps import host_script
 from waterflow.executor.nodecost import flops, moved_bytes
 from waterflow.executor.tape import compile_step
+from waterflow.layouts import CaptureMode
 from waterflow.models.bert import bert_tiny
 from waterflow.models.lstm import LstmModel
 from waterflow.models.resnet import ResNet
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.prepare import Preparer
-from waterflow.tracing import fake_mode, fake_twin, trace
+from waterflow.tracing import fake_twin, trace
 
 pytestmark = pytest.mark.cpu
 
@@ -169,7 +170,7 @@ def test_convolutions_need_more_than_their_results():
 
 
 def step_of(function, *tensors, kind="batch"):
-    mode = fake_mode()
+    mode = CaptureMode()
     twins = [fake_twin(mode, tensor) for tensor in tensors]
     return step_of_twins(function, mode, twins, kind)
 
@@ -248,7 +249,7 @@ def test_empty_tensors_have_no_block():
 
 def test_a_gpus_kernels_are_not_the_hosts_and_its_step_counts_its_memory_only():
     """Numbers are passed to a GPU's kernels as they are; tensors on the host lie elsewhere."""
-    mode = fake_mode()
+    mode = CaptureMode()
     with mode:
         twins = [torch.empty(8, 16, device="cuda"), torch.empty(4)]
 

@@ -9,8 +9,9 @@ import torch
 from torch import fx, nn
 
 from waterflow.executor.tape import compile_step
+from waterflow.layouts import CaptureMode
 from waterflow.partitioner.graph import Input, StepGraph
-from waterflow.tracing import fake_mode, fake_twin, trace
+from waterflow.tracing import fake_twin, trace
 
 pytestmark = pytest.mark.cpu
 
@@ -19,7 +20,7 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 def step_of(function, tensors, kind="batch"):
     """A step graph of a function that returns a loss and more tensors."""
-    mode = fake_mode()
+    mode = CaptureMode()
     module = trace(lambda given: function(*given), mode, [fake_twin(mode, t) for t in tensors])
     graph = module.graph
     for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):

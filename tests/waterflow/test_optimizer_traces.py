@@ -120,6 +120,7 @@ def test_trials_share_them(jobs, traced):
     assert len(traced) == 2  # the step that makes the state, and every other
 
 
+@pytest.mark.filterwarnings("error:Detected call of .lr_scheduler")
 def test_trials_with_schedulers_share_them(traced):
     schedulers = (partial(lr_scheduler.ExponentialLR, gamma=gamma) for gamma in (0.9, 0.5))
     together(

@@ -1,0 +1,101 @@
+"""Layouts of results where torch's description of a kernel differs from the kernel.
+
+A capture sees tensors as torch describes its kernels' results. For some, above all gradients of
+transposed tensors, the description has other strides than the kernel; what autograd does next may
+depend on that (a view, or a copy), and the captured step would fail, or compute in another order
+than the eager one. The rules here are those of the kernels of torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+aten = torch.ops.aten
+
+
+class CaptureMode(FakeTensorMode):
+    """A mode in which tensors have shapes and no memory; foreign real tensors become constants.
+
+    Results are laid out as the kernels do it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        rule = _RULES.get(func)
+        if rule is None and func in _HOST_RULES and args[0].device.type == "cpu":
+            rule = _HOST_RULES[func]
+        if rule is None:
+            return result
+        strides, *looks_at = rule
+        return self._laid_out(result, strides(*(args[index] for index in looks_at)))
+
+    def _laid_out(self, result: Any, strides: tuple[int, ...]) -> Any:
+        """The result, or each of several that has the first one's shape, with these strides."""
+        if isinstance(result, tuple):
+            shape = result[0].shape if isinstance(result[0], Tensor) else None
+            same = [isinstance(part, Tensor) and part.shape == shape for part in result]
+            return tuple(
+                self._laid_out(part, strides) if alike else part
+                for part, alike in zip(result, same, strict=True)
+            )
+        if result.stride() == strides or result.dim() != len(strides):  # one number, summed up
+            return result
+        with self:
+            return torch.empty_strided(
+                result.shape, strides, dtype=result.dtype, device=result.device
+            )
+
+
+def _contiguous(like: Tensor) -> tuple[int, ...]:
+    return _in_format(like, torch.contiguous_format)
+
+
+def _suggested(like: Tensor) -> tuple[int, ...]:
+    """Channels last if that is how the tensor lies, contiguous otherwise."""
+    return _in_format(like, suggest_memory_format(like))
+
+
+def _in_format(like: Tensor, memory_format: torch.memory_format) -> tuple[int, ...]:
+    return torch.empty(like.shape, device="meta", memory_format=memory_format).stride()
+
+
+def _elementwise(*operands: Tensor) -> tuple[int, ...]:
+    """The order of dimensions stays, gaps and repetitions go."""
+    return tuple(compute_elementwise_output_strides(*operands))
+
+
+#: By operator: the rule, and the places of the arguments that it looks at.
+_RULES: dict[Any, tuple[Any, ...]] = {
+    aten.mse_loss_backward.default: (_contiguous, 1),
+    aten.smooth_l1_loss_backward.default: (_contiguous, 1),
+    aten.huber_loss_backward.default: (_contiguous, 1),
+    aten._log_softmax_backward_data.default: (_contiguous, 0),
+    aten.native_layer_norm_backward.default: (_contiguous, 1),
+    aten.binary_cross_entropy.default: (_elementwise, 0),
+    aten.binary_cross_entropy_backward.default: (_elementwise, 1),
+    aten.elu_backward.default: (_elementwise, 0, 5),
+    aten.hardtanh_backward.default: (_elementwise, 0, 1),
+    aten.hardswish_backward.default: (_elementwise, 0, 1),
+    aten.hardsigmoid_backward.default: (_elementwise, 0, 1),
+    aten.softplus_backward.default: (_elementwise, 0, 1),
+    aten.logit_backward.default: (_elementwise, 0, 1),
+}
+#: Of kernels that lay things out otherwise on a GPU.
+_HOST_RULES: dict[Any, tuple[Any, ...]] = {
+    aten.native_batch_norm.default: (_suggested, 0),
+    aten.native_batch_norm_backward.default: (_suggested, 1),
+    aten.log_sigmoid_forward.default: (_contiguous, 0),
+    aten.reflection_pad2d_backward.default: (_suggested, 1),
+    aten.replication_pad2d_backward.default: (_suggested, 1),
+    aten.channel_shuffle.default: (_suggested, 0),
+}
