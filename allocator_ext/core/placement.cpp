@@ -230,7 +230,7 @@ Placement place(const std::vector<Block>& blocks, const std::vector<Chunk>& obst
 
 Placement place_bundled(const std::vector<Block>& blocks,
                         const std::function<Placement(const std::vector<Block>&)>& search) {
-  constexpr std::size_t kMost = 8192;
+  constexpr std::size_t kMost = 12288;  // with 8,192 of 68,000 blocks, gaps took 1.2 %, not 0.6 %
   if (blocks.size() <= kMost) return search(blocks);
   const Bundles bundles(blocks, kMost);
   Placement placement = search(bundles.blocks());

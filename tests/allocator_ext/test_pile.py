@@ -16,7 +16,7 @@ from waterflow.partitioner.testing import profiles
 
 pytestmark = pytest.mark.virtual
 
-BUNDLED_ABOVE = 8192  # blocks
+BUNDLED_ABOVE = 12_288  # blocks
 
 Arrays = tuple[np.ndarray, np.ndarray]  # bytes and block numbers of a step's events
 
@@ -187,7 +187,7 @@ def unrolled_cells(cells: int, kept: int = 4, passing: int = 3) -> Arrays:
 
 
 def test_long_steps_are_piled_as_tightly() -> None:
-    events = unrolled_cells(800)
+    events = unrolled_cells(1200)
     assert int((events[0] > 0).sum()) > BUNDLED_ABOVE
     for slack in (0.1, 0.0):
         pile = _C.pile_up(*events, int(live_peak(events) * (1 + slack)))

@@ -177,7 +177,7 @@ def unrolled(frames: int, groups: int) -> Step:
 
 def test_a_plan_of_many_blocks_is_tight_and_holds() -> None:
     groups = 6
-    steps = [unrolled(600, groups) for _ in range(2)]
+    steps = [unrolled(900, groups) for _ in range(2)]
     state = _C.Allocator(1 << 30, lanes=2)
     state.allocate(5000, 0, 9)
     pairs: list[list[Slot]] = [[(0, 0, 0)], [(0, 0, 1)]]
@@ -185,7 +185,7 @@ def test_a_plan_of_many_blocks_is_tight_and_holds() -> None:
     pairs += [[(1, 1, groups - 2)], [(1, 1, groups - 1)]]
     case = Case(steps, [0, 1], pairs, 2, state)
     plan = rehearse(case.state, case.steps, case.jobs, case.pairs)
-    assert sum(map(len, plan.offsets)) > 8192  # so they are bundled
+    assert sum(map(len, plan.offsets)) > 12_288  # so they are bundled
     assert plan.extent <= 1.02 * plan.peak  # largest first alone: 1.03
     Replay(case, plan, random.Random(0)).run()
 
