@@ -8,6 +8,7 @@ than the eager one. The rules here are those of the kernels of torch 2.11 to 2.1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ class CaptureMode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True)
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         rule = _RULES.get(func)
