@@ -123,6 +123,15 @@ def fits_in_turn(subjects: Sequence[Subject], memory: int) -> bool:
     return persistent + max(subject.extent for subject in subjects) <= memory
 
 
+def fits(
+    subjects: Sequence[Subject], memory: int, policy: str, alignment: int, lanes: int = 2
+) -> bool:
+    """Whether `outlook` would find something, for searches: without simulating what need not be."""
+    if policy == "flow":  # what fits in turn flows
+        return fits_in_turn(subjects, memory - memory % alignment)
+    return outlook(subjects, memory, policy, alignment, lanes) is not None
+
+
 def outlook(
     subjects: Sequence[Subject], memory: int, policy: str, alignment: int, lanes: int = 2
 ) -> Outlook | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from waterflow.hardware import Hardware, get_hardware
 from waterflow.job import Job
-from waterflow.outlook import STUDIED, Outlook, Subject, fits_in_turn, outlook
+from waterflow.outlook import STUDIED, Outlook, Subject, fits, fits_in_turn, outlook
 from waterflow.partitioner.errors import BudgetError, JobError
 from waterflow.subjects import Candidate, JobFactory, candidates_of
 from waterflow.units import format_bytes, parse_bytes
@@ -338,11 +338,11 @@ class _Search:
     def together(self, policy: str) -> CoTrained | None:
         """The largest batches that fit together."""
 
-        def found(size: int) -> Outlook | None:
-            return self._outlook(size, policy)
+        def found(size: int) -> bool:
+            return fits(self._subjects(size), *self._under(policy))
 
-        size = _largest(lambda size: found(size) is not None, max(self.solo))
-        best = found(size) if size else None
+        size = _largest(found, max(self.solo))
+        best = self._outlook(size, policy) if size else None
         if best is None:
             return None
         batch = self.batches(size)
@@ -358,9 +358,14 @@ class _Search:
         return [(ratio, found.overlap) for ratio, found in rows if found is not None]
 
     def _outlook(self, size: int, policy: str) -> Outlook | None:
+        return outlook(self._subjects(size), *self._under(policy))
+
+    def _subjects(self, size: int) -> list[Subject]:
         batches = self.batches(size)
-        subjects = [c.subject(n) for c, n in zip(self.candidates, batches, strict=True)]
-        return outlook(subjects, self._budget, policy, self._device.alignment, self._lanes)
+        return [c.subject(n) for c, n in zip(self.candidates, batches, strict=True)]
+
+    def _under(self, policy: str) -> tuple[int, str, int, int]:
+        return self._budget, policy, self._device.alignment, self._lanes
 
 
 def _largest_alone(candidate: Candidate, budget: int) -> int | None:

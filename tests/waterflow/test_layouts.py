@@ -14,7 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 from waterflow.layouts import CaptureMode
 
-pytestmark = pytest.mark.virtual
+pytestmark = [
+    pytest.mark.virtual,
+    pytest.mark.filterwarnings("ignore:reduction. 'mean' divides"),  # kl_div's mean
+]
 
 LAYOUTS = {
     "contiguous": lambda *shape: torch.rand(shape),
