@@ -100,11 +100,10 @@ class FlowPlan:
         tallest = max(piled.extent for _, piled in steps)
         if tallest > stop - start:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")
-        count = num_ranges(stop - start, tallest, lanes)
-        alignment = arena.alignment
-        size = (stop - start) // count // alignment * alignment
+        size, self.lanes = divided(stop - start, tallest, lanes)
+        size -= size % arena.alignment
+        count = (self.lanes + 1) // 2
         self._ranges = [(start + i * size, start + (i + 1) * size) for i in range(count)]
-        self.lanes = min(lanes, 2 * count)
         self.gate = _C.Gate(size, self.lanes)
         # What no pile reaches; a lane by itself piles up from the bottom only.
         between = (start + tallest, start + size - (tallest if self.lanes > 1 else 0))
@@ -164,6 +163,12 @@ def num_ranges(size: int, tallest: int, lanes: int) -> int:
     return max(1, min(pairs, size // tallest if tallest else pairs))
 
 
+def divided(size: int, tallest: int, lanes: int) -> tuple[int, int]:
+    """The bytes of each range, and how many of the lanes they serve; see `num_ranges`."""
+    count = num_ranges(size, tallest, lanes)
+    return size // count, min(lanes, 2 * count)
+
+
 def most_together(steps: Sequence[PiledStep], size: int, lanes: int) -> int:
     """The most that the piles of these steps reach together, in any order that a gate allows.
 
@@ -173,8 +178,7 @@ def most_together(steps: Sequence[PiledStep], size: int, lanes: int) -> int:
         lanes: how many lanes there are.
     """
     alone = max(step.extent for step in steps)
-    count = num_ranges(size, alone, lanes)
-    lanes = min(lanes, 2 * count)
+    each, lanes = divided(size, alone, lanes)
     pairs = {(a.demand, b.demand) for a, b in itertools.combinations(steps, 2)}
-    both = max((_C.most_together(a, b, size // count) for a, b in pairs), default=alone)
+    both = max((_C.most_together(a, b, each) for a, b in pairs), default=alone)
     return min(size, lanes // 2 * both + lanes % 2 * alone)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.flow import PiledStep, num_ranges
+from waterflow.executor.flow import PiledStep, divided
 from waterflow.partitioner.policies.placement import PAIR_SECONDS
 from waterflow.partitioner.profile import FloatArray
 from waterflow.partitioner.schedule import Schedule
@@ -115,8 +115,8 @@ def simulate_flow(
         _Runner(i, step, np.add.reduceat(time, [g.start for g in step.groups]).tolist(), weight)
         for i, (step, time, weight) in enumerate(zip(steps, times, weights, strict=True))
     ]
-    count = num_ranges(range_bytes, max(step.extent for step in steps), lanes)
-    return _Simulation(runners, range_bytes // count, min(lanes, 2 * count)).run()
+    tallest = max(step.extent for step in steps)
+    return _Simulation(runners, *divided(range_bytes, tallest, lanes)).run()
 
 
 class _Simulation:
