@@ -13,6 +13,7 @@
 #include "rounds.h"
 #include "storage.h"
 #include "tape.h"
+#include "thread_state.h"
 
 namespace py = pybind11;
 
@@ -40,7 +41,24 @@ class Manager {
 };
 
 using LaneManager = Manager<LaneScope, LaneContext>;
+using ThreadStateManager = Manager<ThreadStateScope, ThreadState>;
 using GeneratorManager = Manager<DefaultGeneratorSwap, at::Generator>;
+
+// Asks Python for more room, from inside an operator; an error there means that there is none.
+std::shared_ptr<const std::function<bool(std::size_t)>> room_maker(py::function more) {
+  auto held = std::shared_ptr<py::function>(new py::function(std::move(more)), [](auto* function) {
+    py::gil_scoped_acquire acquire;
+    delete function;
+  });
+  return std::make_shared<const std::function<bool(std::size_t)>>([held](std::size_t bytes) {
+    py::gil_scoped_acquire acquire;
+    try {
+      return py::cast<bool>((*held)(bytes));
+    } catch (const std::exception&) {
+      return false;
+    }
+  });
+}
 
 py::object python_exception(const std::exception_ptr& error) {
   if (!error) return py::none();
@@ -396,12 +414,20 @@ void bind_torch(py::module_& m) {
   m.def("retire_arena", &retire_arena);
   m.def("set_job_name", &set_job_name);
   py::class_<LaneManager>(m, "LaneScope")
-      .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job) {
-             return LaneManager(LaneContext{std::move(arena), lane, job, nullptr});
+      .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job,
+                       std::optional<py::function> more) {
+             return LaneManager(LaneContext{std::move(arena), lane, job, nullptr,
+                                            more ? room_maker(std::move(*more)) : nullptr});
            }),
-           py::arg("arena"), py::arg("lane"), py::arg("job"))
+           py::arg("arena"), py::arg("lane"), py::arg("job"), py::arg("more") = py::none())
       .def("__enter__", &LaneManager::enter)
       .def("__exit__", &LaneManager::exit);
+  py::class_<ThreadState>(m, "ThreadState").def(py::init<>());
+  py::class_<ThreadStateManager>(m, "ThreadStateScope")
+      .def(py::init([](const ThreadState& state) { return ThreadStateManager(state); }),
+           py::arg("state"))
+      .def("__enter__", &ThreadStateManager::enter)
+      .def("__exit__", &ThreadStateManager::exit);
   py::class_<GeneratorManager>(m, "DefaultGeneratorSwap")
       .def(py::init([](at::Generator generator) { return GeneratorManager(std::move(generator)); }))
       .def("__enter__", &GeneratorManager::enter)

@@ -205,6 +205,9 @@ const OrdinaryMemory& ordinary_memory(c10::DeviceType type) {
 void* take_memory(LaneContext& lane, std::size_t bytes) {
   void* memory = lane.script != nullptr ? lane.script->take(*lane.arena, bytes, lane.lane)
                                         : lane.arena->allocate(bytes, lane.lane, lane.job);
+  if (memory == nullptr && lane.more && (*lane.more)(bytes)) {
+    memory = lane.arena->allocate(bytes, lane.lane, lane.job);
+  }
   if (memory == nullptr) throw_out_of_memory(lane, bytes);
   return memory;
 }

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +23,8 @@ struct LaneContext {
   Lane lane = 0;
   JobId job = 0;
   Script* script = nullptr;
+  // Asked for room where the arena has none; then the request is made once more.
+  std::shared_ptr<const std::function<bool(std::size_t)>> more = nullptr;
 };
 
 // Makes the calling thread a lane for its lifetime; scopes nest, the innermost counts.

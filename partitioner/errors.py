@@ -18,7 +18,27 @@ class JobError(WaterflowError, ValueError):
 
 
 class CaptureError(WaterflowError, RuntimeError):
-    """A training step cannot be captured exactly; names the line, the reason, the ways out."""
+    """A training step cannot be captured exactly; names the line, the reason, the ways out.
+
+    Attributes:
+        reason: the reason and the line alone, as a report's note has them; None if not known.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class NumbersDifferError(WaterflowError, ArithmeticError):
+    """A captured step gave other numbers than the eager step, after it had been in use.
+
+    The job ends: some of its steps may have been wrong. Always a defect of waterflow, or of state
+    that no program can see; names the job, the step and what differed.
+    """
+
+
+class OpaqueStepWarning(UserWarning):
+    """A job's steps run as eager Python because they cannot be captured exactly; says why."""
 
 
 class BudgetError(WaterflowError, MemoryError):

@@ -80,6 +80,8 @@ def _identity(value: Any) -> Hashable:
 
 def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
+    if value.is_conj() or value.is_neg():
+        raise UnknownLeafError(f"{type(value).__qualname__} that is a lazily conjugated view")
     if not plain or value.layout != torch.strided:
         raise UnknownLeafError(f"{type(value).__qualname__} with layout {value.layout}")
     index = len(tensors)

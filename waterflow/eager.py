@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,20 +31,73 @@ def check_finite(job: Job, step: int, loss: float) -> None:
         )
 
 
-def update_parameters(job: Job) -> None:
-    """The optimizer's step on the gradients that are there, clipped where the job asks for it."""
-    if job.clip_grad_norm is not None:
-        torch.nn.utils.clip_grad_norm_(trained_parameters(job.optimizer), job.clip_grad_norm)
-    job.optimizer.step()
+def clip_gradients(optimizer: torch.optim.Optimizer, clip_grad_norm: float | None) -> None:
+    """Clips the gradients of the optimizer's parameters, where a norm is given."""
+    if clip_grad_norm is not None:
+        torch.nn.utils.clip_grad_norm_(trained_parameters(optimizer), clip_grad_norm)
 
 
-def eager_step(job: Job, batch: Any) -> float:
-    """One step of the plain loop, without the scheduler; returns the loss."""
-    job.optimizer.zero_grad(set_to_none=True)
-    loss = job.loss(job.model, batch)
-    loss.backward()
-    update_parameters(job)
+def update_parameters(optimizer: torch.optim.Optimizer, clip_grad_norm: float | None) -> None:
+    """The optimizer's step on the gradients that are there, clipped where a norm is given."""
+    clip_gradients(optimizer, clip_grad_norm)
+    optimizer.step()
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer's step evaluates the loss by itself, several times (LBFGS)."""
+    try:  # a scheduler wraps the object's step in a function that takes anything
+        _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    first = parameters[0] if parameters else None
+    return (
+        first is not None
+        and first.default is inspect.Parameter.empty
+        and first.kind in positional
+    )
+
+
+def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda: None) -> float:
+    """One step of the plain loop, without the scheduler; returns the loss.
+
+    Args:
+        job: the job.
+        batch: its batch, on its device.
+        after_backward: called when the gradients are there, before they are clipped and used.
+    """
+
+    def evaluate() -> torch.Tensor:
+        job.optimizer.zero_grad()
+        loss = job.loss(job.model, batch)
+        loss.backward()
+        after_backward()
+        return loss
+
+    if needs_closure(job.optimizer):
+
+        def closure() -> torch.Tensor:
+            loss = evaluate()
+            clip_gradients(job.optimizer, job.clip_grad_norm)
+            return loss
+
+        return float(job.optimizer.step(closure).item())  # type: ignore[arg-type, union-attr]
+    loss = evaluate()
+    update_parameters(job.optimizer, job.clip_grad_norm)
     return float(loss.item())
+
+
+def step_scheduler(job: Job, every: str, loss: float) -> None:
+    """Steps the job's scheduler where it is due ("step" or "epoch").
+
+    One that follows a metric (``ReduceLROnPlateau``) is given the last step's loss.
+    """
+    if job.scheduler is None or job.scheduler_every != every:
+        return
+    if isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        job.scheduler.step(loss)
+    else:
+        job.scheduler.step()
 
 
 def run_eager(job: Job, threads: int | None = None) -> JobReport:
@@ -88,8 +143,7 @@ def _loop(job: Job, report: JobReport) -> None:
             report.losses.append(loss)
             report.steps += 1
             check_finite(job, report.steps, loss)
-            if job.scheduler is not None and job.scheduler_every == "step":
-                job.scheduler.step()
+            step_scheduler(job, "step", loss)
             result = StepResult(job.name, report.steps, epoch, loss, rates)
             if job.on_step is not None and job.on_step(result) is STOP:
                 report.state = "stopped"
@@ -99,8 +153,7 @@ def _loop(job: Job, report: JobReport) -> None:
                 return
         if report.steps == before:
             raise ValueError(f"job {job.name!r}: its data yielded no batch in epoch {epoch}")
-        if job.scheduler is not None and job.scheduler_every == "epoch":
-            job.scheduler.step()
+        step_scheduler(job, "epoch", report.losses[-1])
         epoch += 1
         report.epochs = epoch
     report.state = "finished"

@@ -16,7 +16,7 @@ from waterflow.executor.feeder import Fed
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.residence import Residence
 from waterflow.flowing import Flowing
-from waterflow.job import Job
+from waterflow.job import Job, check_audit
 from waterflow.jobreport import JobReport
 from waterflow.member import Member
 from waterflow.optimizer_traces import OptimizerTraces
@@ -89,6 +89,7 @@ class Engine:
         threads: int | None = None,
         progress: bool = False,
         check: bool = False,
+        audit: str = "log",
     ) -> None:
         """Takes the budget.
 
@@ -101,11 +102,15 @@ class Engine:
                 if None.
             progress: show progress on stderr.
             check: record every memory event for `check_races` (costs memory, for tests).
+            audit: how often captured steps are compared with eager ones, where a job does not say
+                it: "log", "all" or "off", see `Job`.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
         """
         self.budget = parse_bytes(memory)
+        check_audit(audit)
+        self._audit = audit
         where = get_device(device)
         if type(lanes) is not int or not 1 <= lanes <= 64:
             raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
@@ -172,7 +177,9 @@ class Engine:
             _check_place(job, self._lanes.device)
             seed = draw_seed() if job.seed is None else job.seed
             number = len(self._members)
-            member = Member(number, job, seed, self._lanes, self._traces, self._wake)
+            member = Member(
+                number, job, seed, self._lanes, self._traces, self._wake, self._audit
+            )
             _C.set_job_name(self._arena, member.number, member.name)
             self._members.append(member)
             self._progress.join(member.name, job.total_steps)
@@ -339,6 +346,7 @@ class Engine:
         """One round: whoever comes and goes does so here, between steps."""
         self._start_feeders()
         self._end_stopped()
+        self._flowing.close_rooms(self._members)
         self._admit()
         if self.policy.flows:
             self._flow()
@@ -424,7 +432,12 @@ class Engine:
     def _flow(self) -> None:
         """Whoever needs more than a lane takes a turn in a round; then the others flow."""
         flows = self._flowing.can_flow
-        self._run_round([m for m in self._members if self._may_step(m) and not flows(m)])
+        self._flowing.open_rooms(self._admitted())
+        apart = [m for m in self._members if self._may_step(m) and not flows(m)]
+        if apart:
+            self._flowing.close_rooms(self._members)
+            self._run_round(apart)
+            self._flowing.open_rooms(self._admitted())
         members = [m for m in self._members if flows(m)]
         if not any(map(self._may_step, members)):
             return
@@ -434,8 +447,10 @@ class Engine:
         if flowed:
             left = self._flowing.take_left()
             if left:
+                self._flowing.close_rooms(self._members)
                 self._rounds.run(left)
         else:
+            self._flowing.close_rooms(self._members)
             self._run_round(members)
 
     def _is_interrupted(self, flowing: Sequence[Member]) -> bool:

@@ -8,10 +8,12 @@ it while no step is under way.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from waterflow.executor.eager_room import EagerRoom
 from waterflow.executor.feeder import Fed
 from waterflow.executor.flow import SLACKS, FlowPlan, PiledStep, pile_step
 from waterflow.executor.lanes import Lanes
@@ -84,6 +86,7 @@ class Flowing:
         self._over = False  # something else is to be done
         self._ending = False
         self._busy: set[Member] = set()
+        self._captured = 0  # captured steps under way
         self._stepped: set[Member] = set()  # in this stretch
         self._left: list[tuple[Member, Ready]] = []
         self._used: dict[Member, float] = {}  # seconds of lanes, by the job's weight
@@ -101,12 +104,36 @@ class Flowing:
 
     def can_flow(self, member: Member) -> bool:
         """Whether the job's next turn needs nothing but its lane, as far as is known by now."""
-        if member.exclusive or not member.admitted or member.ended:
+        if not member.admitted or member.ended:
             return False
         fed = member.next_turn()
         if fed is None:  # one that waits for its data flows with the others when it comes
-            return any(not step.creates_state for step in member.bound)
-        return fed.item is not None and member.ready_step(fed.item) is not None
+            captured = not member.exclusive and any(not s.creates_state for s in member.bound)
+            return captured or (member.room is not None and member.room.is_open)
+        if fed.item is None:
+            return False
+        return member.ready_step(fed.item) is not None or member.runs_on_its_lane(fed.item)
+
+    def open_rooms(self, members: Sequence[Member]) -> None:
+        """Sets memory aside for the eager steps of jobs, as far as it leaves enough for the others,
+        so that they can flow. Between stretches only."""
+        steps = [step for member in members for step in member.bound]
+        left = max((step.memory.extent for step in steps), default=0)
+        for member in members:
+            need = member.eager_bytes
+            if need is None or member.ended:
+                continue
+            if member.room is None:
+                member.room = EagerRoom(self._lanes, member.number, member.name)
+            if not member.room.is_open:
+                member.room.open(need, left)
+
+    def close_rooms(self, members: Sequence[Member]) -> bool:
+        """Gives that memory back; returns whether there was any. Between stretches only."""
+        rooms = [m.room for m in members if m.room is not None and m.room.is_open]
+        for room in rooms:
+            room.close()
+        return bool(rooms)
 
     def run(self, members: Sequence[Member], interrupted: Callable[[], bool]) -> bool:
         """Lets these jobs flow until something else has to be done; then whoever can and has not
@@ -123,11 +150,13 @@ class Flowing:
             DeviceLostError: the device fails every call from now on.
         """
         plan = self._plan_for(members)
-        if plan is None:
+        if plan is None and any(not member.exclusive for member in members):
             return False
-        plan.open()
+        if plan is not None:
+            plan.open()
         self._members, self._interrupted = members, interrupted
         self._over = self._ending = False
+        self._captured = 0
         self._stepped.clear()
         newest = min((self._used[m] for m in members if m in self._used), default=0.0)
         self._used = {member: self._used.get(member, newest) for member in members}
@@ -154,7 +183,7 @@ class Flowing:
         if key != self._plan_key:
             if self._plan is not None:
                 self._past = (self.waits, self.deviations)
-            self._plan = self._make_plan(steps)
+            self._plan = self._make_plan(steps) if steps else None
             self._plan_key = layout_key(self._lanes.arena), key[1]
         return self._plan
 
@@ -200,22 +229,41 @@ class Flowing:
 
     # A lane, while jobs flow
 
-    def _serve(self, lane: int, plan: FlowPlan) -> None:
+    def _serve(self, lane: int, plan: FlowPlan | None) -> None:
+        served = plan is None or lane < plan.lanes
         try:
-            while lane < plan.lanes:
-                turn = self._next(plan)
-                if turn is None:
-                    return
-                self._run_step(lane, plan, *turn)
+            while (turn := self._next(plan, served)) is not None:
+                member, fed = turn
+                if self._is_captured(member, fed):
+                    assert plan is not None
+                    self._run_step(lane, plan, member, fed)
+                else:
+                    self._run_eager_step(lane, member, fed)
         except BaseException:
             self._end_stretch()
             raise
 
-    def _next(self, plan: FlowPlan) -> tuple[Member, Fed[Ready]] | None:
-        """Waits for a job's turn and takes it; None when the stretch is over."""
+    def _is_captured(self, member: Member, fed: Fed[Ready]) -> bool:
+        return fed.item is not None and not member.runs_on_its_lane(fed.item)
+
+    def _next(
+        self, plan: FlowPlan | None, captured: bool
+    ) -> tuple[Member, Fed[Ready]] | None:
+        """Waits for a job's turn and takes it; None when the stretch is over.
+
+        Args:
+            plan: of the captured steps.
+            captured: whether the lane has room for them.
+        """
         with self._state:
             while not self._ending:
-                waiting = [m for m in self._members if m not in self._busy and m.next_turn()]
+                waiting = [
+                    m
+                    for m in self._members
+                    if m not in self._busy
+                    and (fed := m.next_turn())
+                    and (captured or not self._is_captured(m, fed))
+                ]
                 if self._is_over(plan):
                     waiting = [m for m in waiting if self._may_have_last_step(m)]
                 if not waiting and self._over:
@@ -227,13 +275,16 @@ class Flowing:
                     if self.can_flow(member):
                         self._busy.add(member)
                         self._stepped.add(member)
-                        return member, member.feeder.take()
+                        fed = member.feeder.take()
+                        self._captured += self._is_captured(member, fed)
+                        return member, fed
                     self._over = True
         return None
 
-    def _is_over(self, plan: FlowPlan) -> bool:
+    def _is_over(self, plan: FlowPlan | None) -> bool:
         ended = any(member.ended for member in self._members)
-        self._over = self._over or plan.deviated or ended or self._interrupted()
+        deviated = plan is not None and plan.deviated
+        self._over = self._over or deviated or ended or self._interrupted()
         return self._over
 
     def _may_have_last_step(self, member: Member) -> bool:
@@ -260,7 +311,53 @@ class Flowing:
             self._settle(member, step, _Queued(result, rates, fed.item))
         with self._state:
             self._busy.discard(member)
+            self._captured -= 1
             self._state.notify_all()
+
+    def _run_eager_step(self, lane: int, member: Member, fed: Fed[Ready]) -> None:
+        """A step in the user's Python, which no other lane waits for."""
+        ready = fed.item
+        assert ready is not None
+        done: list[tuple[float, tuple[float, ...]]] = []
+        started = time.perf_counter()
+
+        def step() -> None:
+            member.enter_epoch(fed.epoch)
+            rates = member.rates()
+            loss = member.run_on_lane(ready, lambda size: self._make_room(member, size))
+            done.append((loss, rates))
+
+        def finish() -> None:
+            member.step_queued()
+            member.finish_step(*done[0])
+
+        self._guard(member, step)
+        span = (lane, 0, 0, started, time.perf_counter())
+        with self._python:
+            self._recorder.keep([span], [member])
+            self._used[member] += (span[4] - span[3]) / member.job.weight
+            if done:
+                self._guard(member, finish)
+            member.drop_gradients()
+            self._show(member)
+        member.feeder.step_done()  # callbacks come before the next batch is fetched
+        with self._state:
+            self._over = self._over or not member.preparer.state_holds()
+            self._busy.discard(member)
+            self._state.notify_all()
+
+    def _make_room(self, member: Member, size: int) -> bool:
+        """Enlarges the room of an eager step that needs more than any before it.
+
+        Captured steps keep their places by plan, so the memory between them is nobody's to take
+        while one is under way: this ends the stretch and waits for those that are.
+        """
+        assert member.room is not None
+        with self._state:
+            self._ending = True
+            self._state.notify_all()
+            self._state.wait_for(lambda: self._captured == 0)
+            return member.room.grow(size)
 
     def _begin(self, lane: int, plan: FlowPlan, member: Member, fed: Fed[Ready]) -> _Begun | None:
         assert fed.item is not None
@@ -280,14 +377,15 @@ class Flowing:
                 step.compiled.tape.clear(step.compiled.transient)
                 member.fail(error)
                 self._show(member)
-            member.feeder.step_done()
             if error is not None:
+                member.feeder.step_done()
                 return
             member.send_ahead()
             self._guard(member, member.step_queued)
             self._queued[member] = queued
         if not self._lanes.device.queues or member.waits_for_loss:
             self._conclude(member)
+        member.feeder.step_done()  # callbacks come before the next batch is fetched
 
     def _conclude(self, member: Member) -> None:
         """Waits for the job's step that is still under way, if there is one, and finishes it."""

@@ -15,7 +15,7 @@ from waterflow.layouts import CaptureMode
 from waterflow.optimizer_state import trained_parameters
 from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.graph import Input, tensors_of
-from waterflow.standin import UnkeptChangeError, standing_in
+from waterflow.shadow import Shadow, UnkeptChangeError
 from waterflow.statewatch import StateWatch
 from waterflow.tracing import (
     TRACE_LOCK,
@@ -38,6 +38,7 @@ class ForwardTrace:
         loss: the node of the loss.
         gradients: a node per parameter, None where it gets no gradient.
         backward_start: number of nodes before the backward pass.
+        reassigned: buffers that the step gives new tensors; the graph writes into the old ones.
     """
 
     module: fx.GraphModule
@@ -45,6 +46,7 @@ class ForwardTrace:
     loss: fx.Node
     gradients: list[fx.Node | None]
     backward_start: int
+    reassigned: list[str]
 
 
 def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
@@ -62,17 +64,20 @@ class _Step:
         self.own = [*self.parameters.values(), *self.buffers.values()]
         self.backward_start = 0
         self.has_gradient: list[bool] = []
+        self.reassigned: list[str] = []
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         n, m = len(self.parameters), len(self.buffers)
         parameters, buffers, batch = tensors[:n], tensors[n : n + m], tensors[n + m :]
         twins = {id(own): twin for own, twin in zip(self.own, tensors, strict=False)}
-        with standing_in(self.job.model, twins):
-            loss = self.job.loss(self.job.model, self.batch.rebuild(batch))
-            self._check(loss)
-            self.backward_start = nodes_so_far()
-            loss.backward()
-            self._keep_reassigned_buffers(dict(zip(self.buffers, buffers, strict=True)))
+        shadow = Shadow(self.job.model, twins)
+        loss = self.job.loss(shadow.model, self.batch.rebuild(batch))
+        self._check(loss)
+        self.backward_start = nodes_so_far()
+        loss.backward()
+        shadow.check()
+        named = dict(zip(self.buffers, buffers, strict=True))
+        self.reassigned = _keep_reassigned_buffers(shadow.model, named)
         gradients = [p.grad for p in parameters]
         self.has_gradient = [g is not None for g in gradients]
         return [loss, *(g for g in gradients if g is not None)]
@@ -87,14 +92,21 @@ class _Step:
                 "nothing to train"
             )
 
-    def _keep_reassigned_buffers(self, buffers: dict[str, torch.Tensor]) -> None:
-        """``self.mean = new`` becomes a copy into the buffer: the graph's input stays the same."""
-        for name, given in buffers.items():
-            owner, _, attribute = name.rpartition(".")
-            current = self.job.model.get_submodule(owner)._buffers.get(attribute)
-            if current is not None and current is not given:
-                with torch.no_grad():
-                    given.copy_(current)
+
+def _keep_reassigned_buffers(model: nn.Module, buffers: dict[str, torch.Tensor]) -> list[str]:
+    """``self.mean = new`` becomes a copy into the buffer: the graph's input stays the same.
+
+    Returns the names of these buffers.
+    """
+    found: list[str] = []
+    for name, given in buffers.items():
+        owner, _, attribute = name.rpartition(".")
+        current = model.get_submodule(owner)._buffers.get(attribute)
+        if current is not None and current is not given:
+            found.append(name)
+            with torch.no_grad():
+                given.copy_(current)
+    return found
 
 
 def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
@@ -113,7 +125,7 @@ def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
             mode = CaptureMode()
             fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
             fakes += [fake_twin(mode, tensor, job.device) for tensor in batch.tensors]
-            module = trace(step, mode, fakes)
+            module = trace(step, mode, fakes, step.own)
     except UnkeptChangeError as error:
         watch.problem()
         raise capture_error(job.name, str(error), users_line(None, job.loss)) from error
@@ -152,7 +164,7 @@ def _result(step: _Step, module: fx.GraphModule) -> ForwardTrace:
     loss, *nodes = output.args[0]
     remaining = iter(nodes)
     gradients = [next(remaining) if has else None for has in step.has_gradient]
-    return ForwardTrace(module, inputs, loss, gradients, step.backward_start)
+    return ForwardTrace(module, inputs, loss, gradients, step.backward_start, step.reassigned)
 
 
 def storage_ids(node: fx.Node) -> set[int]:

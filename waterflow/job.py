@@ -57,6 +57,16 @@ LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 StepCallback = Callable[[StepResult], Any]
 
 
+#: How often captured steps are compared with eager ones; see `Job.audit`.
+AUDITS = ("log", "all", "off")
+
+
+def check_audit(audit: object, whose: str = "", optional: bool = False) -> None:
+    """Raises JobError where `audit` is none of `AUDITS`, nor None where that is allowed."""
+    if not (audit in AUDITS or (audit is None and optional)):
+        raise JobError(f"{whose}audit must be one of {', '.join(AUDITS)}, got {audit!r}")
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A model, optimizer, loss and data that train together.
@@ -70,6 +80,10 @@ class Job:
                 loss(model, batch).backward()
                 optimizer.step()
                 scheduler.step()
+                on_step(...)
+
+    An optimizer whose ``step`` demands a closure (LBFGS) gets one that does the first two lines; a
+    ``ReduceLROnPlateau`` is given the step's loss. `docs/equality.md` tells the whole of it.
 
     Args:
         name: unique within a run.
@@ -87,8 +101,16 @@ class Job:
         seed: the job's own random stream. None: drawn from torch's default generator when the job
             is submitted.
         on_step: called after every step; returns None or ``STOP``.
-        capture: False runs the whole step as eager Python, alone on its lane: for models whose
-            control flow depends on data. Same numbers, no memory flow.
+        capture: "auto" captures the step as one graph where that is proved to give the loop's
+            numbers, and runs it as the user's own eager Python where not; the report says why.
+            True insists: a step that cannot be captured fails the job with CaptureError. False
+            runs it eagerly from the start. Same numbers, but eager steps have no memory flow.
+        audit: how often a captured step is compared with the eager step, by bits: "log" at the
+            first use of each graph and at steps 1, 2, 4, 8, ...; "all" at every step; "off" never.
+            None: as the run says.
+        keep_grads: leaves ``p.grad`` to callbacks as the loop does, until the next step begins.
+            The step then runs eagerly. Found by itself where `on_step` names ``grad`` or steps
+            another optimizer.
         clip_grad_norm: where given, ``torch.nn.utils.clip_grad_norm_`` with this norm between
             ``backward`` and ``optimizer.step``.
         stop_on_nan: end the job as failed when its loss is NaN or infinite.
@@ -110,10 +132,12 @@ class Job:
     scheduler_every: str = "step"
     seed: int | None = None
     on_step: StepCallback | None = None
-    capture: bool = True
+    capture: bool | str = "auto"
     clip_grad_norm: float | None = None
     stop_on_nan: bool = False
     weight: float = 1.0
+    audit: str | None = None
+    keep_grads: bool = False
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -137,6 +161,11 @@ class Job:
             hasattr(self.data, "__iter__") or hasattr(self.data, "__getitem__"),
             f"data must be iterable, got {type(self.data).__name__}",
         )
+        self._require(
+            self.capture in (True, False, "auto") and type(self.capture) in (bool, str),
+            f"capture must be 'auto', True or False, got {self.capture!r}",
+        )
+        check_audit(self.audit, f"job {self.name!r}: ", optional=True)
         self._require(
             self.on_step is None or callable(self.on_step),
             f"on_step must be callable or None, got {self.on_step!r}",

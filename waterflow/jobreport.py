@@ -18,6 +18,10 @@ class JobReport:
     `losses` holds one number per step, `peak_bytes` the most it held in this run, `solo_peak_bytes`
     the most one step holds when the job runs alone, `persistent_bytes` its share between steps.
     `exception` is the live error of a failed job; a report read from a file has only its text.
+    `captured` is "captured", "opaque optimizer", "opaque step" or, for the plain loop, "eager";
+    `notes` say why. `checks` counts the steps whose captured form was compared with the eager step,
+    `eager_steps` those that ran as eager Python (these among them), `recaptures` the captures made
+    because something that the step reads had changed.
     """
 
     name: str
@@ -33,6 +37,9 @@ class JobReport:
     wall_seconds: float = 0.0
     captured: str = "captured"
     notes: list[str] = field(default_factory=list)
+    checks: int = 0
+    eager_steps: int = 0
+    recaptures: int = 0
     seed: int | None = None
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
@@ -63,6 +70,9 @@ class JobReport:
             "steps_per_second": encode_float(self.steps_per_second),
             "captured": self.captured,
             "notes": list(self.notes),
+            "checks": self.checks,
+            "eager_steps": self.eager_steps,
+            "recaptures": self.recaptures,
             "seed": self.seed,
         }
 
@@ -86,5 +96,8 @@ class JobReport:
             wall_seconds=fields.number("wall_seconds"),
             captured=fields.text("captured"),
             notes=fields.texts("notes"),
+            checks=fields.integer("checks"),
+            eager_steps=fields.integer("eager_steps"),
+            recaptures=fields.integer("recaptures"),
             seed=fields.integer_or_none("seed"),
         )

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from waterflow.allocator_ext import _C
+from waterflow.audit import CheckSchedule, check_step
 from waterflow.batch import moved
-from waterflow.eager import check_finite, eager_step, learning_rates, update_parameters
+from waterflow.callbacks import may_fetch_ahead
+from waterflow.eager import (
+    check_finite,
+    eager_step,
+    learning_rates,
+    step_scheduler,
+    update_parameters,
+)
+from waterflow.executor.eager_room import EagerRoom
 from waterflow.executor.feeder import Fed, Feeder
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.plan import solo_round
@@ -20,8 +32,15 @@ from waterflow.executor.residence import Residence
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
 from waterflow.optimizer_state import trained_parameters
+from waterflow.opaque import has_own_zero_grad
 from waterflow.optimizer_traces import OptimizerTraces
+from waterflow.partitioner.errors import NumbersDifferError
 from waterflow.prepare import PreparedStep, Preparer, Ready
+
+
+class _Stub:
+    def __init__(self, g): self.g=g
+    def scope(self): return _C.DefaultGeneratorSwap(self.g)
 
 
 class Member:
@@ -35,11 +54,13 @@ class Member:
         lanes: Lanes,
         traces: OptimizerTraces,
         on_ready: Callable[[], None],
+        audit: str = "log",
     ) -> None:
         self.number = number
         self.job = job
         self.device = lanes.device
         self.generator = torch.Generator().manual_seed(seed)
+        self.rng = _Stub(self.generator)
         self.device_generator = self.device.generator(seed)
         self.report = JobReport(name=job.name, seed=seed)
         streams = (self.generator, self.device_generator)
@@ -49,14 +70,20 @@ class Member:
         self.stop_requested = False
         self.measured_extent = 0
         self.epoch = 0
+        self.checks = CheckSchedule(job.audit or audit)
+        self._begun = 0  # steps, those under way included
+        self._unchecked = 0  # replays since the last check
+        self.ran_in_arena = False  # whether an eager step has, since it was last measured
+        self.room: EagerRoom | None = None  # where its eager steps run beside others
         self._bound: set[PreparedStep] = set()
+        self._version = self.preparer.version  # of the persistent tensors that are entered
         self.feeder: Feeder[Ready] = Feeder(
             job.data,
             self.preparer,
             self.generator,
             epochs=job.epochs,
             steps=job.steps,
-            may_run_ahead=lambda: not self.draws,
+            may_run_ahead=self._may_fetch_ahead,
             adopt_thread=lanes.adopt_helper,
             on_ready=on_ready,
             name=job.name,
@@ -72,6 +99,13 @@ class Member:
         """Whether the step itself draws random numbers, so that data must wait its turn."""
         return self.preparer.draws
 
+    def _may_fetch_ahead(self) -> bool:
+        return not self.draws and self._data_is_apart
+
+    @functools.cached_property
+    def _data_is_apart(self) -> bool:
+        return may_fetch_ahead(self.job)
+
     @property
     def ended(self) -> bool:
         """Whether the job will run no more."""
@@ -80,12 +114,33 @@ class Member:
     @property
     def exclusive(self) -> bool:
         """Whether its steps run while no other job's do: part of them is eager Python."""
-        return not self.job.capture or self.preparer.opaque_optimizer is not None
+        opaque = self.preparer.opaque_step or self.preparer.opaque_optimizer
+        return opaque is not None
+
+    def runs_apart(self, ready: Ready) -> bool:
+        """Whether this step runs while no other job's does: part of it is eager Python."""
+        return ready.shape is None or self.exclusive or self._is_to_check(ready)
+
+    def _is_to_check(self, ready: Ready) -> bool:
+        """Whether this captured step is to be compared with the eager one."""
+        assert ready.shape is not None
+        step = self.preparer.step_for(ready.shape)
+        if step is None or step not in ready.shape.checked:
+            return True
+        return self.checks.is_due(self._begun + 1, step.memory.profile)
 
     @property
     def waits_for_loss(self) -> bool:
         """Whether something of the user's must know a step's loss before the next step begins."""
-        return self.job.on_step is not None or self.job.stop_on_nan
+        job = self.job
+        plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        return job.on_step is not None or job.stop_on_nan or plateau
+
+    @contextlib.contextmanager
+    def python(self) -> Iterator[None]:
+        """Inside runs Python of the job's: in its caller's context, with its random streams."""
+        with self.preparer.caller.entered(), self.rng.scope():
+            yield
 
     # What it needs
 
@@ -123,7 +178,8 @@ class Member:
     def note_capture(self) -> None:
         """Reports how much of the job's step is captured, and why not all of it."""
         self.report.notes = list(self.preparer.notes)
-        if not self.job.capture:
+        self.report.recaptures = self.preparer.recaptures
+        if self.preparer.opaque_step is not None:
             self.report.captured = "opaque step"
         elif self.preparer.opaque_optimizer is not None:
             self.report.captured = "opaque optimizer"
@@ -134,9 +190,20 @@ class Member:
         """What the feeder has, None while it is still at work."""
         return self.feeder.peek()
 
+    def refresh(self, ready: Ready, residence: Residence) -> Ready:
+        """The batch ready for a step as the user's Python is now; captured anew where it must be.
+
+        Raises:
+            CaptureError: it cannot be, and the job insists on capture.
+        """
+        ready = self.preparer.refresh(ready)
+        if self._version != self.preparer.version:
+            self.state_changed()
+            self.enter(residence)
+        return ready
+
     def choose_step(self, ready: Ready, residence: Residence) -> PreparedStep:
         """The step to run on this batch, made anew where hyperparameters have outgrown it."""
-        ready = self.preparer.refresh(ready)
         assert ready.shape is not None
         step = self.preparer.step_for(ready.shape)
         if step is None:
@@ -152,14 +219,38 @@ class Member:
 
     def ready_step(self, ready: Ready) -> PreparedStep | None:
         """The step to run on this batch, where a lane is all that it needs: None where it is new,
-        a first step or eager, or where its batch needs a larger inbox."""
+        a first step, to be checked or eager, or where its batch needs a larger inbox."""
         mailbox = self.preparer.mailbox
-        if ready.shape is None or not self.preparer.is_fresh(ready):
+        if ready.shape is None or self._version != self.preparer.version:
+            return None
+        if not (self.preparer.state_holds() and self.preparer.is_fresh(ready)):
+            return None
+        if self.runs_apart(ready):
             return None
         if ready.parcel is not None and mailbox is not None and not mailbox.fits(ready.parcel):
             return None
         step = self.preparer.step_for(ready.shape)
         return None if step is None or step.creates_state or step not in self._bound else step
+
+    def runs_on_its_lane(self, ready: Ready) -> bool:
+        """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
+        if self._version != self.preparer.version or not self.preparer.state_holds():
+            return False
+        if ready.shape is None:
+            return self.room is not None and self.room.is_open
+        if self.exclusive or self.device.queues or not self.preparer.is_fresh(ready):
+            return False
+        step = self.preparer.step_for(ready.shape)
+        return step in self._bound and not step.creates_state and self._is_to_check(ready)
+
+    @property
+    def eager_bytes(self) -> int | None:
+        """Bytes that its eager steps have needed so far; None where they cannot run beside others,
+        or not yet."""
+        steady = self.measured_extent and self.preparer.state_holds()
+        if self.preparer.opaque_step is None or self.device.queues or not steady:
+            return None
+        return self.measured_extent
 
     @property
     def bound(self) -> list[PreparedStep]:
@@ -174,6 +265,8 @@ class Member:
     def load(self, step: PreparedStep, ready: Ready) -> None:
         """Gives the tape its batch and the hyperparameters of this step."""
         assert ready.flat is not None
+        self._begun += 1
+        self._unchecked += 1
         batch = ready.flat.tensors
         if ready.parcel is not None:
             assert self.preparer.mailbox is not None
@@ -207,11 +300,16 @@ class Member:
     def run_exclusively(self, lanes: Lanes, residence: Residence, ready: Ready) -> float:
         """Runs a step that is partly or wholly eager; returns its loss.
 
+        Gradients stay until `drop_gradients`.
+
         Raises:
             Whatever the step raises.
         """
         if ready.shape is None:
             return self._run_eagerly(lanes, ready)
+        if self._is_to_check(ready):
+            self.choose_step(ready, residence)
+            return self._run_checked(ready)
         step = self.choose_step(ready, residence)
         self.make_room(ready, lanes, residence)
         self.load(step, ready)
@@ -225,56 +323,102 @@ class Member:
         return float(result.losses()[0])
 
     def _run_eagerly(self, lanes: Lanes, ready: Ready) -> float:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(lanes.scope(self.number))
-            for generator in (self.generator, self.device_generator):
-                if generator is not None:
-                    stack.enter_context(_C.DefaultGeneratorSwap(generator))
-            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-            try:
-                return eager_step(self.job, moved(ready.batch, self.device.tensors))
-            finally:
-                self.job.optimizer.zero_grad(set_to_none=True)
+        loss = self._step_eagerly(ready, lanes.scope(self.number))
+        self.ran_in_arena = True
+        return loss
+
+    def run_on_lane(self, ready: Ready, more: Callable[[int], bool]) -> float:
+        """Runs a step that needs only its lane (`runs_on_its_lane`), beside others'.
+
+        Args:
+            ready: its batch.
+            more: see `EagerRoom.scope`.
+
+        Raises:
+            Whatever the step raises.
+        """
+        if ready.shape is not None:
+            return self._run_checked(ready)
+        assert self.room is not None
+        return self._step_eagerly(ready, self.room.scope(more))
+
+    def _step_eagerly(self, ready: Ready, memory: AbstractContextManager[Any]) -> float:
+        self._begun += 1
+        self.report.eager_steps += 1
+        with self.python(), memory, torch.autograd.set_multithreading_enabled(False):
+            return eager_step(self.job, moved(ready.batch, self.device.tensors))
+
+    def _run_checked(self, ready: Ready) -> float:
+        """Makes the step eagerly, and compares its captured form, which is bound, with it.
+
+        Raises:
+            NumbersDifferError: they differ, and captured steps have been made since the last check.
+        """
+        assert ready.shape is not None
+        assert ready.flat is not None
+        step = self.preparer.step_for(ready.shape)
+        assert step is not None
+        self._begun += 1
+        self.report.eager_steps += 1
+        self._bound.discard(step)
+        with self.checks.timed(self._begun):
+            checked = check_step(
+                self.preparer,
+                ready.shape,
+                step,
+                ready.flat,
+                ready.batch,
+                self.python,
+                compare=self.checks.compares,
+            )
+        self.report.checks += self.checks.compares
+        if checked.difference is not None and self._unchecked and step in ready.shape.checked:
+            raise NumbersDifferError(
+                f"job {self.name!r}: at step {self._begun} its captured step gives another number "
+                f"than the eager step: {checked.difference}. Up to {self._unchecked} steps before "
+                "it, made by the captured step, may be wrong, too. Give the job capture=False, and "
+                "report the model: this is a defect of waterflow."
+            )
+        self._unchecked = 0
+        self.preparer.judge(ready.shape, step, checked)
+        if self.preparer.state_holds() and step in ready.shape.checked:
+            self.preparer.bind(step)
+            self._bound.add(step)
+        return checked.loss
 
     def _step_optimizer(self, lanes: Lanes, step: PreparedStep) -> None:
         """The optimizer's own step on the gradients that the tape has left."""
         parameters = trained_parameters(self.job.optimizer)
         tape = step.compiled.tape
+        for parameter in parameters:
+            parameter.grad = None
         for key, slot in step.compiled.outputs.items():
             parameters[key[1]].grad = tape.slot(slot)  # type: ignore[index]
         tape.clear(list(step.compiled.outputs.values()))
-        with lanes.scope(self.number):
-            update_parameters(self.job)
+        with self.python(), lanes.scope(self.number):
+            update_parameters(self.job.optimizer, self.job.clip_grad_norm)
+        self.ran_in_arena = True
+
+    def drop_gradients(self) -> None:
+        """Lets go of the gradients that the next step would drop at its beginning."""
+        if not has_own_zero_grad(self.job.optimizer):
             self.job.optimizer.zero_grad(set_to_none=True)
 
     def take_state(self, step: PreparedStep) -> None:
         """After a first step: what it made becomes the optimizer's state."""
-        parameters = trained_parameters(self.job.optimizer)
-        tape, state = step.compiled.tape, self.job.optimizer.state
-        entries: dict[Any, Any] = {
-            key: tape.slot(slot) for key, slot in step.compiled.outputs.items()
-        }
-        entries.update(step.graph.plain_state)
-        layout = step.optimizer.state_after if step.optimizer is not None else []
-        for index, keys in enumerate(layout):
-            if keys:
-                state[parameters[index]] = {key: entries[index, key] for key in keys}
+        tape = step.compiled.tape
+        made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
+        self.preparer.put_state(step, made)
         tape.clear(list(step.compiled.outputs.values()))
         self.state_changed()
 
-    def state_grew(self) -> bool:
-        """Whether the optimizer has made state tensors that are not accounted for."""
-        known = {id(tensor) for tensor in self.preparer.persistent.values()}
-        entries = self.job.optimizer.state.values()
-        return any(id(tensor) not in known for tensor in _tensors_in(list(entries)))
-
     def state_changed(self) -> None:
-        """The optimizer's state tensors are new: steps must be bound to them."""
+        """The persistent tensors are others than before: steps must be bound to them."""
         for step in self._bound:
             step.compiled.unbind()
         self._bound.clear()
-        self.preparer.state_exists = True
         self.preparer.note_persistent()
+        self._version = self.preparer.version
 
     def step_queued(self) -> None:
         """A step is on its way, its loss not known yet: what the next one needs is done now.
@@ -283,13 +427,14 @@ class Member:
             Whatever the scheduler raises.
         """
         if not self.waits_for_loss:
-            self._step_scheduler("step")
+            self._step_scheduler("step", math.nan)
 
-    def _step_scheduler(self, every: str) -> None:
+    def _step_scheduler(self, every: str, loss: float) -> None:
         if self.job.scheduler is not None and self.job.scheduler_every == every:
             # A captured step calls no step(), which schedulers would warn of.
             self.job.optimizer._opt_called = True  # type: ignore[attr-defined]
-            self.job.scheduler.step()
+            with self.python():
+                step_scheduler(self.job, every, loss)
 
     def finish_step(self, loss: float, rates: tuple[float, ...]) -> None:
         """After a step: records it, steps the scheduler, asks the callback.
@@ -303,10 +448,12 @@ class Member:
         report.steps += 1
         check_finite(job, report.steps, loss)
         if self.waits_for_loss:
-            self._step_scheduler("step")
+            self._step_scheduler("step", loss)
         if job.on_step is not None:
             result = StepResult(job.name, report.steps, self.epoch, loss, rates)
-            if job.on_step(result) is STOP:
+            with self.python():
+                answer = job.on_step(result)
+            if answer is STOP:
                 self.end("stopped")
                 return
         if job.steps is not None and report.steps >= job.steps:
@@ -317,7 +464,8 @@ class Member:
         while self.epoch < epoch:
             self.epoch += 1
             self.report.epochs = self.epoch
-            self._step_scheduler("epoch")
+            losses = self.report.losses
+            self._step_scheduler("epoch", losses[-1] if losses else math.nan)
 
     def rates(self) -> tuple[float, ...]:
         """The learning rates now."""
@@ -359,8 +507,12 @@ class Member:
         for step in self.preparer.steps():
             step.compiled.unbind()
         self._bound.clear()
-        for parameter in self.job.model.parameters():
-            parameter.grad = None
+        if not has_own_zero_grad(self.job.optimizer) and not self.job.keep_grads:
+            for parameter in self.job.model.parameters():
+                parameter.grad = None
+        if self.room is not None:
+            self.room.retire()
+            self.room = None
         if self.preparer.mailbox is not None:
             self.preparer.mailbox.close(residence)
         residence.leave(self.number, self._held_tensors())

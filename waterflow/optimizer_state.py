@@ -61,6 +61,19 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
     return found
 
 
+def live_places(optimizer: torch.optim.Optimizer) -> set[tuple[int, str]]:
+    """Where an optimizer keeps what captures follow by themselves: (identity of a dict, key).
+
+    Hyperparameters are inputs of a captured step, or checked for each; the state's tensors are
+    bound to it, and a note tells schedulers that a step was made.
+    """
+    places = {(id(vars(optimizer)), key) for key in ("state", "_opt_called", "_step_count")}
+    places.add((id(vars(optimizer)), "_need_device_dtype_check_for_fused"))
+    for group in optimizer.param_groups:
+        places |= {(id(group), key) for key in group if key != "params"}
+    return places
+
+
 def state_layout(optimizer: torch.optim.Optimizer) -> StateLayout:
     """Layouts of the optimizer's present state."""
     state = optimizer.state

@@ -34,7 +34,7 @@ from waterflow.optimizer_state import (
     same_value,
     trained_parameters,
 )
-from waterflow.standin import standing_in
+from waterflow.shadow import changed_attribute, shadow_optimizer
 from waterflow.statewatch import StateWatch
 from waterflow.tracing import TRACE_LOCK, fake_twin, is_of_job, reason_of, trace
 
@@ -180,20 +180,18 @@ class _Attempt:
         parameters = [given["parameter", index] for index in range(count)]
         for index, parameter in enumerate(parameters):
             parameter.grad = given.get(("gradient", index))
-        own = self.job.optimizer
-        saved_groups, saved_state = own.param_groups, own.state
         state = self._state_for(parameters, given)
         groups = self._marked_groups(parameters, given)
-        own.param_groups = [dict(group) for group in groups]
-        own.state = state
-        try:
-            # The optimizer's hooks may go through the model (clipping does).
-            twins = {id(real): twin for real, twin in zip(self.real, parameters, strict=True)}
-            with standing_in(self.job.model, twins):
-                update_parameters(self.job)
-            _check_groups(groups, own.param_groups)
-        finally:
-            own.param_groups, own.state = saved_groups, saved_state
+        shadow = shadow_optimizer(self.job.optimizer, [dict(group) for group in groups], state)
+        update_parameters(shadow, self.job.clip_grad_norm)
+        _check_groups(groups, shadow.param_groups)
+        changed = changed_attribute(shadow, self.job.optimizer)
+        if changed is not None:
+            raise NotCapturableError(
+                f"the step changes the optimizer's attribute {changed!r}, and a captured step "
+                "would not"
+            )
+        state = shadow.state
         return self._new_state(parameters, state, given)
 
     def _state_for(

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
+from waterflow.assumptions import Assumptions
 from waterflow.batch import FlatBatch, UnknownLeafError, flatten
+from waterflow.caller import CallerContext
 from waterflow.capture import join
 from waterflow.executor.device import Device
 from waterflow.executor.flow import PiledStep
@@ -27,20 +32,31 @@ from waterflow.forward import ForwardTrace, trace_forward
 from waterflow.job import Job
 from waterflow.optimizer_state import (
     HyperKey,
+    Layout,
     NotCapturableError,
     hyperparameters,
-    state_layout,
     trained_parameters,
 )
 from waterflow.optimizer_step import OptimizerTrace
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.effects import draws_on_host
-from waterflow.partitioner.errors import CaptureError
+from waterflow.opaque import why_opaque
+from waterflow.partitioner.errors import CaptureError, OpaqueStepWarning
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.partitioner.profile import Profile
+from waterflow.tracing import capture_error, reason_of, users_line
+
+if TYPE_CHECKING:
+    from waterflow.audit import CheckedStep
 
 #: More step graphs than this for one job mean that its batches never repeat a shape.
 MAX_SHAPES = 64
+#: Captures kept for batches of one signature: what a step reads may change back and forth.
+_KEPT_CAPTURES = 4
+#: A job whose captures have gone stale more often than this runs eagerly.
+_MOST_RECAPTURES = 8
+#: So many checked steps may change what later steps read, as caches do that settle.
+_MOST_MOVES = 1
 
 
 @dataclass(eq=False)
@@ -69,19 +85,21 @@ class PreparedStep:
 
 @dataclass(eq=False)
 class Shape:
-    """All that is prepared for batches of one signature.
+    """All that is prepared for batches of one signature, while what it assumes holds.
 
     Attributes:
         forward: the traced forward and backward pass.
+        assumptions: what the captures have taken for granted.
         first: the step that creates the optimizer's state, None where it is there already.
         steady: the step of every later turn.
-        modes: the model's flags and plain attributes that the trace has taken for granted.
+        checked: steps that an eager step has confirmed.
     """
 
     forward: ForwardTrace
-    modes: Hashable
+    assumptions: Assumptions
     first: PreparedStep | None = None
     steady: PreparedStep | None = None
+    checked: set[PreparedStep] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -108,8 +126,12 @@ class Preparer:
         mailbox: brings its batches to the device, None where they are there already.
         threads: intra-op threads of the lanes, part of a profile's identity.
         traces: of optimizers' steps, shared with the jobs beside it.
+        caller: the context of the thread that submitted the job.
         notes: what the report should say about the job.
+        opaque_step: why all steps run eagerly, None where they are captured.
         opaque_optimizer: why the optimizer runs eagerly, None where it is captured.
+        recaptures: captures made because something that a step reads had changed.
+        version: counts the changes of the set of persistent tensors.
     """
 
     job: Job
@@ -118,34 +140,54 @@ class Preparer:
     threads: int
     mailbox: Mailbox | None = None
     traces: OptimizerTraces = field(default_factory=OptimizerTraces)
+    caller: CallerContext = field(default_factory=CallerContext)
     notes: list[str] = field(default_factory=list)
+    opaque_step: str | None = None
     opaque_optimizer: str | None = None
     draws: bool = False
     state_exists: bool = False
     persistent: dict[Input, torch.Tensor] = field(default_factory=dict)
     final_persistent_bytes: int = 0
-    _shapes: dict[Hashable, Shape] = field(default_factory=dict)
+    recaptures: int = 0
+    version: int = 0
+    _shapes: dict[Hashable, list[Shape]] = field(default_factory=dict)
+    _captures: int = 0
+    _moves: int = 0
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
-        self.state_exists = any(state_layout(self.job.optimizer))
-        self.draws = not self.job.capture
-        if self.job.capture and self.device.inbox() is not None:
+        if self.job.capture is not False and self.device.inbox() is not None:
             self.mailbox = Mailbox(self.device)
         self.note_persistent()
+        reason = why_opaque(self.job, self.caller)
+        if reason is not None:
+            self.opaque_step = reason
+            self.draws = True
 
     def note_persistent(self) -> None:
-        """Collects the job's persistent tensors as they are now."""
-        model = self.job.model
-        found: dict[Input, torch.Tensor] = {}
-        found.update({Input("parameter", n): p for n, p in model.named_parameters()})
-        found.update({Input("buffer", n): b for n, b in model.named_buffers()})
-        for index, parameter in enumerate(trained_parameters(self.job.optimizer)):
-            for key, value in self.job.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    found[Input("state", (index, key))] = value
-        self.persistent = found
+        """Collects the job's persistent tensors as they are now.
+
+        Captures for other state tensors of the optimizer than there are now are dropped.
+        """
+        before, self.persistent = self.persistent, persistent_tensors(self.job)
+        self.state_exists = any(meaning.kind == "state" for meaning in self.persistent)
+        if _identities(before) != _identities(self.persistent):
+            self.version += 1
+            if _state_shapes(before) - _state_shapes(self.persistent):
+                self._shapes.clear()
         self.final_persistent_bytes = max(self.final_persistent_bytes, self.persistent_bytes)
+
+    def state_holds(self) -> bool:
+        """Whether the optimizer's state is the one that is known."""
+        state = self.job.optimizer.state
+        known = 0
+        for index, parameter in enumerate(trained_parameters(self.job.optimizer)):
+            for key, value in state[parameter].items() if parameter in state else ():
+                if isinstance(value, torch.Tensor):
+                    known += 1
+                    if self.persistent.get(Input("state", (index, key))) is not value:
+                        return False
+        return known == sum(meaning.kind == "state" for meaning in self.persistent)
 
     @property
     def persistent_bytes(self) -> int:
@@ -163,14 +205,14 @@ class Preparer:
 
     def mutated(self) -> list[torch.Tensor]:
         """The persistent tensors that some step writes to."""
-        if not self.job.capture or self.opaque_optimizer is not None:
+        if self.opaque_step is not None or self.opaque_optimizer is not None:
             return list(self.persistent.values())
         found = {meaning for step in self.steps() for meaning in step.graph.mutated}
         return [self.persistent[meaning] for meaning in found if meaning in self.persistent]
 
     def steps(self) -> list[PreparedStep]:
         """All prepared steps."""
-        shapes = self._shapes.values()
+        shapes = [shape for shapes in list(self._shapes.values()) for shape in list(shapes)]
         return [step for shape in shapes for step in (shape.first, shape.steady) if step]
 
     def _constants(self) -> list[torch.Tensor]:
@@ -187,26 +229,73 @@ class Preparer:
         Raises:
             CaptureError: the step cannot be captured exactly.
         """
-        if not self.job.capture:
+        if self.opaque_step is not None or _is_lazy(self.job.model):
             return Ready(batch)
         try:
             flat = flatten(batch)
+            return self._ready(batch, flat, before_capture)
         except UnknownLeafError as error:
-            raise CaptureError(
-                f"job {self.job.name!r}: a batch holds a {error.args[0]}, which may hide tensors "
-                "from the capture. Make batches of tensors, numbers, strings, sequences, mappings "
-                "and data classes, or give the job capture=False."
-            ) from None
+            return self._refused(
+                batch,
+                CaptureError(
+                    f"job {self.job.name!r}: a batch holds a {error.args[0]}, which may hide "
+                    "tensors from the capture. Make batches of tensors, numbers, strings, "
+                    "sequences, mappings and data classes, or give the job capture=False."
+                ),
+                for_good=False,
+            )
+        except CaptureError as error:
+            return self._refused(batch, error)
+        except Exception as error:
+            if self.job.capture is True:
+                raise
+            return self._refused(batch, error)
+
+    def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> Ready:
+        """The batch for an eager step, where the job allows that."""
+        if self.job.capture is True:
+            raise error
+        reason = error.reason if isinstance(error, CaptureError) else None
+        if reason is None:
+            reason = str(error) if isinstance(error, CaptureError) else reason_of(error)
+        if for_good:
+            self.become_opaque(reason)
+        else:
+            self._note(f"some steps run as eager Python, because {reason}")
+        return Ready(batch)
+
+    def become_opaque(self, reason: str) -> None:
+        """From now on the job's steps run eagerly.
+
+        Raises:
+            CaptureError: the job insists on capture.
+        """
+        if self.job.capture is True:
+            raise capture_error(self.job.name, reason, users_line(None, self.job.loss))
+        self.opaque_step = reason
+        self.draws = True
+        self._note(f"the step runs as eager Python, because {reason}")
+
+    def _note(self, text: str) -> None:
+        if text in self.notes:
+            return
+        self.notes.append(text)
+        with contextlib.suppress(Warning):  # filters may turn it into an error
+            warnings.warn(f"job {self.job.name!r}: {text}", OpaqueStepWarning, stacklevel=2)
+
+    def _ready(self, batch: Any, flat: FlatBatch, before_capture: Callable[[], None]) -> Ready:
         flat, parcel = self._on_its_way(flat)
-        key = (flat.signature, self._modes())
-        if key not in self._shapes:
+        shape = self.valid_shape(flat.signature)
+        if shape is None:
             before_capture()  # not under the lock: the step under way may need it
-            key = (flat.signature, self._modes())  # a callback may have run meanwhile
-            with self._lock:
-                if key not in self._shapes:
-                    self._check_count()
-                    self._shapes[key] = self._prepare(flat)
-        return Ready(batch, flat, self._shapes[key], parcel)
+            with self._lock:  # a callback may have run meanwhile
+                shape = self.valid_shape(flat.signature) or self._capture(flat)
+        return Ready(batch, flat, shape, parcel)
+
+    def valid_shape(self, signature: Hashable) -> Shape | None:
+        """What is prepared for such batches and still right; None where there is nothing."""
+        shapes = self._shapes.get(signature, ())
+        return next((shape for shape in list(shapes) if shape.assumptions.hold()), None)
 
     def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, Parcel | None]:
         """The batch packed for the device; one that the data has put there is brought as a whole.
@@ -222,33 +311,100 @@ class Preparer:
         return dataclasses.replace(flat, tensors=there), None
 
     def refresh(self, ready: Ready) -> Ready:
-        """The same batch, captured again where a callback has changed the model's modes since."""
+        """The same batch, captured again where what the step reads has changed since."""
+        if not self.state_holds():
+            self.note_persistent()
         return ready if self.is_fresh(ready) else self(ready.batch)
 
     def is_fresh(self, ready: Ready) -> bool:
-        """Whether the model's modes are still those that the batch was captured with."""
-        assert ready.shape is not None
-        return ready.shape.modes == self._modes()
-
-    def _modes(self) -> Hashable:
-        """What a callback may change between steps: flags, plain attributes, frozen parameters."""
-        if self.job.on_step is None:
-            return None
-        modules = tuple(
-            (name, key, value)
-            for name, module in self.job.model.named_modules()
-            for key, value in vars(module).items()
-            if isinstance(value, (bool, int, float, str))
+        """Whether the batch can run as it was made ready."""
+        if ready.shape is None:
+            return True
+        assert ready.flat is not None
+        known = self.opaque_step is None and ready.shape in self._shapes.get(
+            ready.flat.signature, ()
         )
-        return modules, tuple(p.requires_grad for p in self.job.model.parameters())
+        return known and ready.shape.assumptions.hold()
 
-    def _check_count(self) -> None:
-        if len(self._shapes) >= MAX_SHAPES:
+    def _capture(self, flat: FlatBatch) -> Shape:
+        """Captures the step for such batches, as the user's Python is now."""
+        former = self._shapes.setdefault(flat.signature, [])
+        if former:
+            self._count_recapture(former[-1])
+        elif len(self._shapes) > MAX_SHAPES:
+            del self._shapes[flat.signature]
             raise CaptureError(
                 f"job {self.job.name!r}: its batches have had {MAX_SHAPES} different shapes (or "
                 "plain values) and each needs a capture of its own. Pad or bucket the batches, "
                 "pass changing numbers as tensors, or give the job capture=False."
             )
+        self.note_persistent()
+        shape = self._prepare(flat)
+        if shape.forward.reassigned and self.job.on_step is not None:
+            raise capture_error(
+                self.job.name,
+                f"the step gives its buffer {shape.forward.reassigned[0]!r} a new tensor, and a "
+                "callback may hold the former one",
+                users_line(None, self.job.loss),
+            )
+        shapes = self._shapes.setdefault(flat.signature, [])
+        shapes.append(shape)
+        del shapes[:-_KEPT_CAPTURES]
+        return shape
+
+    def _count_recapture(self, former: Shape) -> None:
+        self.recaptures += 1
+        if self.recaptures > _MOST_RECAPTURES:
+            changed = former.assumptions.difference() or "what the step reads"
+            raise CaptureError(
+                f"job {self.job.name!r}: {changed} has changed {self.recaptures} times, and each "
+                "time needs a capture of its own. Make it a tensor (a buffer of the model), or "
+                "give the job capture=False."
+            )
+
+    def judge(self, shape: Shape, step: PreparedStep, checked: CheckedStep) -> None:
+        """Whether a step that was checked may be replayed from now on.
+
+        Raises:
+            CaptureError: it may not, and the job insists on capture.
+        """
+        if checked.difference is not None:
+            self.become_opaque(
+                f"its captured step gives other numbers than the eager one: {checked.difference}"
+            )
+            return
+        if checked.adopted:
+            return
+        moved = shape.assumptions.difference()
+        if moved is not None:  # some settle with the first step, as caches do
+            self._moves += 1
+            self.forget(shape)
+            if self._moves > _MOST_MOVES:
+                self.become_opaque(f"the step changes {moved}")
+            return
+        problem = shape.assumptions.narrow(checked.seen)
+        if problem is not None:
+            self.become_opaque(problem)
+        else:
+            shape.checked.add(step)
+
+    def put_back_buffers(self, shape: Shape) -> None:
+        """After an eager step: buffers that it gave new tensors have their own again, as graphs
+        know them, with the new values."""
+        for name in shape.forward.reassigned:
+            owner, _, attribute = name.rpartition(".")
+            buffers = self.job.model.get_submodule(owner)._buffers
+            own, now = self.persistent[Input("buffer", name)], buffers.get(attribute)
+            if now is not None and now is not own and Layout.of(now) == Layout.of(own):
+                with torch.no_grad():
+                    own.copy_(now)
+                buffers[attribute] = own
+
+    def forget(self, shape: Shape) -> None:
+        """Drops a capture."""
+        for shapes in self._shapes.values():
+            if shape in shapes:
+                shapes.remove(shape)
 
     def step_for(self, shape: Shape) -> PreparedStep | None:
         """The step to run now; None where the hyperparameters have outgrown the graph."""
@@ -266,8 +422,14 @@ class Preparer:
             self._add_steps(shape, flat)
 
     def _prepare(self, flat: FlatBatch) -> Shape:
-        shape = Shape(trace_forward(self.job, flat), self._modes())
-        self._add_steps(shape, flat)
+        """Traces, which runs the user's Python; what that has changed is put back."""
+        assumptions = Assumptions(self.job, with_optimizer=self.opaque_optimizer is None)
+        with self.caller.entered():
+            try:
+                shape = Shape(trace_forward(self.job, flat), assumptions)
+                self._add_steps(shape, flat)
+            finally:
+                assumptions.restore()
         return shape
 
     def _add_steps(self, shape: Shape, flat: FlatBatch) -> None:
@@ -327,41 +489,54 @@ class Preparer:
         """Runs the steps in turn on scratch copies of all that they write to."""
         scratch = Scratch(self.device)
         profiles: list[Profile] = []
-        tensors = dict(self.persistent)
-        host, device = self.generators
-        generators = (copy_generator(host), None if device is None else copy_generator(device))
-        names = {m for step in steps for m in step.graph.mutated}
-        written = [tensors[m] for m in names if m in tensors]
-        written += [t for step in steps for t in step.graph.constants]
+        made: dict[Input, torch.Tensor] = {}
+        generators = self.copied_generators()
         try:
-            with scratch.copies_of(written):
-                batch = scratch.batch(flat.tensors)
-                for step in steps:
-                    self._bind_constants(step, tensors)
-                    profiles.append(
-                        scratch.measure(
-                            step.compiled,
-                            tensors,
-                            batch,
-                            generators,
-                            self.registers(step),
-                            name=self.job.name,
-                            repeatable=not step.creates_state,
-                        )
+            twins = self.twins(scratch, steps)
+            batch = scratch.batch(flat.tensors)
+            for step, tensors in zip(steps, twins, strict=True):
+                profiles.append(
+                    scratch.measure(
+                        step.compiled,
+                        {**tensors, **made},
+                        batch,
+                        generators,
+                        self.registers(step),
+                        name=self.job.name,
+                        repeatable=not step.creates_state,
                     )
-                    for key, slot in step.compiled.outputs.items():
-                        tensors[Input("state", key)] = step.compiled.tape.slot(slot)
-                for step in steps:
-                    step.compiled.unbind()
-                tensors.clear()
-                batch.clear()
+                )
+                for key, slot in step.compiled.outputs.items():
+                    made[Input("state", key)] = step.compiled.tape.slot(slot)
+            for step in steps:
+                step.compiled.unbind()
+            made.clear()
+            del twins, batch
         finally:
             scratch.close()
         return profiles
 
-    def _bind_constants(self, step: PreparedStep, tensors: dict[Input, torch.Tensor]) -> None:
-        for index, tensor in enumerate(step.graph.constants):
-            tensors[Input("constant", index)] = tensor
+    def twins(
+        self, scratch: Scratch, steps: Sequence[PreparedStep]
+    ) -> list[dict[Input, torch.Tensor]]:
+        """Copies of the inputs of each step; what they share, their copies share."""
+        inputs = [self.inputs_of(step) for step in steps]
+        keyed = {(n, meaning): t for n, held in enumerate(inputs) for meaning, t in held.items()}
+        copies = scratch.twins(keyed)
+        return [
+            {meaning: copies[number, meaning] for meaning in held}
+            for number, held in enumerate(inputs)
+        ]
+
+    def inputs_of(self, step: PreparedStep) -> dict[Input, torch.Tensor]:
+        """The job's persistent tensors, and those that the step knows as constants."""
+        constants = {Input("constant", i): t for i, t in enumerate(step.graph.constants)}
+        return {**self.persistent, **constants}
+
+    def copied_generators(self) -> tuple[torch.Generator, torch.Generator | None]:
+        """Random streams that will draw what the job's would, independently."""
+        host, device = self.generators
+        return copy_generator(host), None if device is None else copy_generator(device)
 
     def registers(self, step: PreparedStep) -> dict[int, float]:
         """Values of the step's live hyperparameters, by register."""
@@ -370,10 +545,56 @@ class Preparer:
 
     def bind(self, step: PreparedStep) -> None:
         """Gives the step its persistent tensors and the job's random streams."""
-        tensors = dict(self.persistent)
-        self._bind_constants(step, tensors)
-        step.compiled.bind(tensors)
+        step.compiled.bind(self.inputs_of(step))
         step.compiled.tape.set_generators(*self.generators)
+
+
+    def put_state(self, step: PreparedStep, made: Mapping[Hashable, torch.Tensor]) -> None:
+        """After a first step: what it made becomes the optimizer's state."""
+        parameters = trained_parameters(self.job.optimizer)
+        entries: dict[Any, Any] = {**made, **step.graph.plain_state}
+        layout = step.optimizer.state_after if step.optimizer is not None else []
+        for index, keys in enumerate(layout):
+            if keys:
+                state = {key: entries[index, key] for key in keys if (index, key) in entries}
+                self.job.optimizer.state[parameters[index]] = state
+
+
+def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
+    """Parameters, buffers and the optimizer's state, as they are now.
+
+    Tensors without plain memory of their own (sparse ones, parameters that are not made yet) are
+    left out: steps that have them run eagerly.
+    """
+    found: dict[Input, torch.Tensor] = {}
+    found.update({Input("parameter", n): p for n, p in job.model.named_parameters()})
+    found.update({Input("buffer", n): b for n, b in job.model.named_buffers()})
+    for index, parameter in enumerate(trained_parameters(job.optimizer)):
+        state = job.optimizer.state
+        for key, value in state[parameter].items() if parameter in state else ():
+            if isinstance(value, torch.Tensor):
+                found[Input("state", (index, key))] = value
+    return {meaning: tensor for meaning, tensor in found.items() if _has_memory(tensor)}
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not isinstance(tensor, UninitializedTensorMixin)
+
+
+def _is_lazy(model: torch.nn.Module) -> bool:
+    """Whether some of the model's tensors will be made by its first step."""
+    return any(
+        isinstance(tensor, UninitializedTensorMixin)
+        for tensor in (*model.parameters(), *model.buffers())
+    )
+
+
+def _identities(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, int, int]]:
+    return {(meaning, id(t), t.untyped_storage()._cdata) for meaning, t in tensors.items()}
+
+
+def _state_shapes(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, Layout]]:
+    return {(m, Layout.of(t)) for m, t in tensors.items() if m.kind == "state"}
 
 
 def cache_directory() -> Path:

@@ -80,8 +80,11 @@ class Rounds:
         self._batches = [ready for _, ready in turns]
         flowing: list[Turn] = []
         apart: list[tuple[Member, Ready]] = []
-        for member, ready in turns:
-            if member.exclusive:
+        for member, given in turns:
+            ready = self._refreshed(member, given)
+            if ready is None:
+                continue
+            if member.runs_apart(ready):
                 apart.append((member, ready))
                 continue
             step = self._chosen(member, ready)
@@ -111,6 +114,12 @@ class Rounds:
                 loss, rates = losses[place], queued.rates[place]
                 self._guard(member, lambda m=member, n=loss, r=rates: m.finish_step(n, r))  # type: ignore[misc]
             self._show(member)
+
+    def _refreshed(self, member: Member, ready: Ready) -> Ready | None:
+        """The batch, ready for the user's Python as it is now; None where that ends the job."""
+        found: list[Ready] = []
+        self._guard(member, lambda: found.append(member.refresh(ready, self._residence)))
+        return found[0] if found else None
 
     def _chosen(self, member: Member, ready: Ready) -> PreparedStep | None:
         chosen: list[PreparedStep] = []
@@ -175,9 +184,7 @@ class Rounds:
         if any(error is not None for error in errors):
             self.check_device()
         for (member, step), error in zip(turns, errors, strict=True):
-            if error is None:
-                member.feeder.step_done()
-            else:
+            if error is not None:
                 self._fail(member, step, error)
         self.conclude()
         finishing = [error is None for error in errors]
@@ -187,6 +194,9 @@ class Rounds:
         self._queued = _Queued(result, turns, rates, finishing, self._batches)
         if not self._lanes.device.queues or any(m.waits_for_loss for m, _ in turns):
             self.conclude()
+        for (member, _), fine in zip(turns, finishing, strict=True):
+            if fine:  # callbacks come before the next batch is fetched
+                member.feeder.step_done()
 
     def _fail(self, member: Member, step: PreparedStep, error: BaseException) -> None:
         step.compiled.tape.clear(step.compiled.transient)
@@ -208,6 +218,7 @@ class Rounds:
             member.finish_step(loss, rates)
 
         fine = self._guard(member, step)
+        member.drop_gradients()
         self._recorder.keep([(0, 0, 0, started, time.perf_counter())], [member])
         if not fine:
             self.check_device()
@@ -219,11 +230,16 @@ class Rounds:
 
     def _after_exclusive(self, member: Member) -> None:
         """What an eager step left behind (new optimizer state) becomes part of the job's own."""
-        taken = int(self._arena.peak(member.number)) - int(self._arena.held(member.number))
-        member.measured_extent = max(member.measured_extent, taken)
-        if member.state_grew():
+        if member.ran_in_arena:
+            held = int(self._arena.held(member.number))
+            taken = int(self._arena.peak(member.number)) - held
+            member.measured_extent = max(member.measured_extent, taken)
+            member.ran_in_arena = False
+        if not member.preparer.state_holds():
             member.state_changed()
             self._guard(member, lambda: member.enter(self._residence))
+            self._residence.repack()
+        self._planner.moved()
         member.note_solo_peak()
 
     def check_device(self) -> None:

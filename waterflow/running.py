@@ -26,6 +26,7 @@ def run(
     lanes: int = 2,
     threads: int | None = None,
     progress: bool = False,
+    audit: str = "log",
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
@@ -40,6 +41,8 @@ def run(
         lanes: node groups that may run at once.
         threads: intra-op threads of each lane; torch's count divided by the lanes if None.
         progress: show progress on stderr.
+        audit: how often captured steps are compared with eager ones, by bits: "log" (at steps 1, 2,
+            4, 8, ...), "all" or "off"; a job's own `audit` goes before it.
 
     Raises:
         JobError: an argument cannot be used.
@@ -49,7 +52,13 @@ def run(
     jobs = list(jobs)
     _check_jobs(jobs)
     engine = Engine(
-        memory, device=device, policy=policy, lanes=lanes, threads=threads, progress=progress
+        memory,
+        device=device,
+        policy=policy,
+        lanes=lanes,
+        threads=threads,
+        progress=progress,
+        audit=audit,
     )
     engine._hold_admission = True
     try:

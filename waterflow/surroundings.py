@@ -82,21 +82,37 @@ def _gpus() -> Iterator[str]:
         yield f"gpu {torch.cuda.get_device_name(index)} {torch.backends.cudnn.version()}"
 
 
+def process_flags() -> tuple[object, ...]:
+    """Process-wide switches that change what a step computes, as they are now."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_deterministic_debug_mode(),
+        torch.get_float32_matmul_precision(),
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+        torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_cudnn_enabled(),
+        torch._C._get_cudnn_benchmark(),
+        torch._C._get_cudnn_deterministic(),
+        cudnn.allow_tf32,
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+
+
 def _flags() -> Iterator[str]:
-    """Process-wide switches that change which operators a step is made of."""
-    yield f"dtype {torch.get_default_dtype()} {torch.get_default_device()}"
+    """Process-wide and thread-wide switches that change which operators a step is made of."""
+    yield f"process {process_flags()} {torch.get_default_device()}"
     yield f"modes {torch.is_grad_enabled()} {torch.is_inference_mode_enabled()}"
     for device in ("cpu", "cuda"):
         state = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         yield f"autocast {device} {state} {torch.is_autocast_cache_enabled()}"
-    yield f"deterministic {torch.are_deterministic_algorithms_enabled()}"
-    yield f"matmul {torch.get_float32_matmul_precision()}"
-    for name in ("flash", "mem_efficient", "math", "cudnn"):
-        yield f"attention {name} {getattr(torch.backends.cuda, f'{name}_sdp_enabled')()}"
-    yield f"fast path {torch.backends.mha.get_fastpath_enabled()}"
-    yield f"mkldnn {torch.backends.mkldnn.enabled} nnpack {torch.backends.nnpack.is_available()}"
-    cudnn = torch.backends.cudnn
-    yield f"cudnn {cudnn.enabled} {cudnn.benchmark} {cudnn.deterministic} {cudnn.allow_tf32}"
+    yield f"nnpack {torch.backends.nnpack.is_available()}"
 
 
 def _installed() -> list[str]:

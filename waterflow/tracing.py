@@ -77,7 +77,8 @@ def reason_of(error: Exception) -> str:
 
 def capture_error(job: str, reason: str, where: str) -> CaptureError:
     """The error for a step that cannot be captured exactly."""
-    return CaptureError(f"job {job!r} cannot be captured at {where}: {reason}. {WAYS_OUT}")
+    message = f"job {job!r} cannot be captured at {where}: {reason}. {WAYS_OUT}"
+    return CaptureError(message, f"{reason} ({where})")
 
 
 class JobMode(FakeTensorMode):
@@ -157,7 +158,7 @@ class _RealTensors(TorchFunctionMode):
         super().__init__()
         self._mode = mode
         self._twins = twins
-        self._reals: dict[int, torch.Tensor] = {}
+        self._kept: list[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -165,12 +166,14 @@ class _RealTensors(TorchFunctionMode):
         if func == _SET_DATA:
             raise RuntimeError("it assigns to .data (use torch.no_grad() and copy_() instead)")
         kwargs = kwargs or {}
+        met: dict[int, torch.Tensor] = {}  # real tensors among the arguments, by their twins
         if _may_hold_reals((args, kwargs)):
-            args, kwargs = tree_map_only(torch.Tensor, self._twin, (args, kwargs))
+            twin = functools.partial(self._twin, met=met)
+            args, kwargs = tree_map_only(torch.Tensor, twin, (args, kwargs))
         result = func(*args, **kwargs)
-        return self._reals.get(id(result), result)  # x += 1 leaves the same object in x
+        return met.get(id(result), result)  # x += 1 leaves the same object in x
 
-    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _twin(self, tensor: torch.Tensor, met: dict[int, torch.Tensor]) -> torch.Tensor:
         if id(tensor) not in self._twins:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_of_job(tensor):
                 return tensor
@@ -184,8 +187,10 @@ class _RealTensors(TorchFunctionMode):
                 twin = fake_twin(self._mode, tensor)
             track_tensor_tree(twin, proxy, constant=None, tracer=mode.tracer)
             self._twins[id(tensor)] = twin
-            self._reals[id(twin)] = tensor
-        return self._twins[id(tensor)]
+            self._kept.append(tensor)  # its identity is its key
+        twin = self._twins[id(tensor)]
+        met[id(twin)] = tensor
+        return twin
 
 
 #: Arguments of operators that hold no tensor; most others are tensors, lists or tuples.

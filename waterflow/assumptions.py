@@ -1,0 +1,92 @@
+"""What a captured step takes for granted, looked at before every step.
+
+A captured step is the user's Python as it was at one moment. It stays right as long as all that this
+Python can read is what it was: objects, variables and code (`waterflow.account`), the fields of the
+job, the process's switches. The first look is wide: everything that the code could reach. The step
+that checks a new graph against the eager loop runs under observation; from then on only what its
+code can really read counts, so that a callback's own lists or a trainer's counters disturb nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from waterflow.account import Account
+from waterflow.job import Job
+from waterflow.optimizer_state import live_places
+from waterflow.purity import impure_calls
+from waterflow.surroundings import process_flags
+
+
+class Assumptions:
+    """What one captured step of a job takes for granted."""
+
+    def __init__(self, job: Job, *, with_optimizer: bool) -> None:
+        """Takes the state as it is now.
+
+        Args:
+            job: whose step it is.
+            with_optimizer: whether the optimizer's step is part of the capture.
+        """
+        self._job = job
+        self._with_optimizer = with_optimizer
+        self._fields = _fields(job)
+        self._flags = process_flags()
+        self._account = self._take(None)
+
+    def hold(self) -> bool:
+        """Whether everything is as it was: the fast look, before each step."""
+        return (
+            all(now is then for now, then in zip(_fields(self._job), self._fields, strict=True))
+            and process_flags() == self._flags
+            and self._account.holds()
+        )
+
+    def difference(self) -> str | None:
+        """What is not as it was, in a user's words."""
+        names = ("model", "optimizer", "loss", "clip_grad_norm")
+        for name, now, then in zip(names, _fields(self._job), self._fields, strict=True):
+            if now is not then:
+                return f"the job's {name}"
+        if process_flags() != self._flags:
+            return "a process-wide setting of torch"
+        return self._account.difference()
+
+    def restore(self) -> None:
+        """Puts the state back, after a trace has run the user's code."""
+        if not self._account.holds():
+            self._account.restore()
+
+    def narrow(self, seen: Any) -> str | None:
+        """Looks from now on only at what the observed step can read.
+
+        Args:
+            seen: what one eager step has called (`_C.Observer`).
+
+        Returns:
+            Why the step cannot be replayed, None where it can: a call whose result may change, or
+            state that cannot be looked at.
+        """
+        impurities = impure_calls(seen)
+        if impurities:
+            first = impurities[0]
+            return f"the step calls {first.name} at {first.file}:{first.line} ({first.why})"
+        self._account = self._take(seen)
+        if self._account.unwalkable:
+            path, kind = self._account.unwalkable[0]
+            return f"the step can read {path}, a {kind}, whose state cannot be followed"
+        return None
+
+    def _take(self, seen: Any) -> Account:
+        job = self._job
+        roots: dict[str, Any] = {"model": job.model, "loss": job.loss}
+        if self._with_optimizer:
+            roots["optimizer"] = job.optimizer
+        return Account.take(roots, seen, skip=live_places(job.optimizer))
+
+
+def _fields(job: Job) -> tuple[Any, ...]:
+    return job.model, job.optimizer, job.loss, job.clip_grad_norm
+
+

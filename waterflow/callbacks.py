@@ -1,0 +1,61 @@
+"""What a job's callbacks and data can reach: whether data may be fetched ahead of them, and whether
+they look at gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader, default_collate
+
+from waterflow.account import Account
+from waterflow.job import Job
+
+
+def may_fetch_ahead(job: Job) -> bool:
+    """Whether a batch fetched before the steps before it are done is the batch of the loop.
+
+    It is where no code of the user's makes it (a list), or where that code (a dataset behind
+    torch's own loader, which makes each batch anew) reaches nothing that the step or a callback
+    changes. A callback may end the job or draw random numbers, too; with one, only lists will do.
+    """
+    plain = type(job.data) in (list, tuple)
+    if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
+        return False
+    data = Account.take({"data": job.data}, None)
+    rest = Account.take(
+        {
+            "model": job.model,
+            "optimizer": job.optimizer,
+            "on_step": job.on_step,
+            "scheduler": job.scheduler,
+        },
+        None,
+    )
+    return not data.unwalkable and not data.reaches(rest)
+
+
+def looks_at_gradients(job: Job) -> bool:
+    """Whether a callback may read ``p.grad`` or step another optimizer."""
+    if not _has_callbacks(job):
+        return False
+    reached = Account.take({"on_step": job.on_step, "scheduler": job.scheduler}, None)
+    if any("grad" in code.co_names for code in reached.codes):
+        return True
+    optimizers = [item for item in reached.objects if isinstance(item, torch.optim.Optimizer)]
+    return any(optimizer is not job.optimizer for optimizer in optimizers)
+
+
+def _has_callbacks(job: Job) -> bool:
+    known = (type(None), LRScheduler, ReduceLROnPlateau)
+    return job.on_step is not None or not isinstance(job.scheduler, known)
+
+
+def _makes_batches_anew(data: Any) -> bool:
+    """Whether it is torch's loader that puts samples together: no batch is changed later."""
+    return (
+        type(data) is DataLoader
+        and data.batch_sampler is not None
+        and data.collate_fn is default_collate
+    )

@@ -1,0 +1,35 @@
+"""Steps that are known to be opaque before anything is traced, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from waterflow.callbacks import looks_at_gradients
+from waterflow.caller import CallerContext
+from waterflow.eager import needs_closure
+from waterflow.job import Job
+
+
+def why_opaque(job: Job, caller: CallerContext) -> str | None:
+    """Why the job's steps run as eager Python from the start; None where they may be captured."""
+    optimizer = job.optimizer
+    name = type(optimizer).__name__
+    if job.capture is False:
+        return "the job has capture=False"
+    if caller.opaque is not None:
+        return caller.opaque
+    if needs_closure(optimizer):
+        return f"{name} evaluates the loss by itself, as often as it likes"
+    if has_own_zero_grad(optimizer):
+        return f"{name} has a zero_grad of its own, so gradients may outlive a step"
+    if job.keep_grads:
+        return "callbacks are to see gradients (keep_grads=True)"
+    if looks_at_gradients(job):
+        return "a callback may look at gradients, or step another optimizer"
+    return None
+
+
+def has_own_zero_grad(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients may outlive a step: torch's own ``zero_grad`` would drop them."""
+    own = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+    return own or "zero_grad" in vars(optimizer)
