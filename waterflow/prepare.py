@@ -59,6 +59,10 @@ _MOST_RECAPTURES = 8
 _MOST_MOVES = 1
 
 
+class _ManyShapesError(CaptureError):
+    """Another shape of batches would be one too many; those known are captured all the same."""
+
+
 @dataclass(eq=False)
 class PreparedStep:
     """A step graph of a job, compiled and profiled.
@@ -245,7 +249,7 @@ class Preparer:
                 for_good=False,
             )
         except CaptureError as error:
-            return self._refused(batch, error)
+            return self._refused(batch, error, for_good=not isinstance(error, _ManyShapesError))
         except Exception as error:
             if self.job.capture is True:
                 raise
@@ -333,7 +337,7 @@ class Preparer:
             self._count_recapture(former[-1])
         elif len(self._shapes) > MAX_SHAPES:
             del self._shapes[flat.signature]
-            raise CaptureError(
+            raise _ManyShapesError(
                 f"job {self.job.name!r}: its batches have had {MAX_SHAPES} different shapes (or "
                 "plain values) and each needs a capture of its own. Pad or bucket the batches, "
                 "pass changing numbers as tensors, or give the job capture=False."

@@ -105,7 +105,7 @@ def test_a_loss_that_cannot_be_captured(name):
 
 
 def test_a_run_reports_the_error_and_trains_the_others():
-    jobs = [build("bad", MODELS["item"][0]), build("good", Mlp)]
+    jobs = [build("bad", MODELS["item"][0], capture=True), build("good", Mlp)]
     report = wf.run(jobs, memory="64MiB", threads=1)
     assert report.jobs["bad"].state == "failed"
     assert report.jobs["bad"].error_type == "CaptureError"
@@ -114,6 +114,18 @@ def test_a_run_reports_the_error_and_trains_the_others():
 
 
 def test_parameters_that_are_used_around_the_model():
+    def around():
+        job = build("job", Mlp)
+        given = job.model
+        job.loss = lambda model, batch: cross_entropy(given, batch) + cross_entropy(model, batch)
+        return job
+
+    eager, job = around(), around()
+    assert_same_numbers(eager, wf.run_eager(eager, threads=1), job, report := solo(job))
+    assert report.captured == "captured"
+
+
+def test_parameters_of_another_model():
     job = build("job", Mlp)
     outside = job.model
     job.model = Mlp()
@@ -137,19 +149,27 @@ class Unknown:
 )
 def test_an_unknown_object_in_a_batch(thing):
     batches = [(x, y, thing) for x, y in pairs()]
-    job = build("job", Mlp, data=lambda: batches, loss=lambda m, b: cross_entropy(m, b[:2]))
-    report = solo(job)
+    options = {"data": lambda: batches, "loss": lambda m, b: cross_entropy(m, b[:2])}
+    report = solo(build("job", Mlp, capture=True, **options))
     assert report.error_type == "CaptureError"
     assert "a batch holds a" in report.error
     assert "capture=False" in report.error
+    eager, job = (build("job", Mlp, **options) for _ in range(2))
+    with pytest.warns(wf.OpaqueStepWarning, match="a batch holds a"):
+        assert_same_numbers(eager, wf.run_eager(eager, threads=1), job, report := solo(job))
+    assert report.eager_steps == report.steps
 
 
 def test_too_many_shapes(monkeypatch):
     monkeypatch.setattr("waterflow.prepare.MAX_SHAPES", 2)
     batches = [(torch.randn(size, 4), torch.zeros(size, dtype=torch.int64)) for size in (2, 3, 4)]
-    report = solo(build("job", Noisy, data=lambda: batches))
+    report = solo(build("job", Noisy, data=lambda: batches, capture=True))
     assert report.error_type == "CaptureError"
     assert "2 different shapes" in report.error
+    eager, job = (build("job", Noisy, data=lambda: batches) for _ in range(2))
+    assert_same_numbers(eager, wf.run_eager(eager, threads=1), job, report := solo(job))
+    assert report.captured == "captured"  # all but the batches of the third shape
+    assert "2 different shapes" in report.notes[0]
 
 
 @pytest.mark.parametrize("model", [Mlp, Noisy], ids=["plain", "noisy"])

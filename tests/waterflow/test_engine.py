@@ -260,7 +260,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "kernel": ({"data": Loop(bad_labels)}, "failed", "out of bounds"),
     "callback": ({"on_step": raise_at_second}, "failed", "callback"),
     "capture": (
-        {"loss": lambda m, b: cross_entropy(m, b) * (2 if b[0].sum() > 0 else 1)},
+        {
+            "loss": lambda m, b: cross_entropy(m, b) * (2 if b[0].sum() > 0 else 1),
+            "capture": True,
+        },
         "failed",
         "cannot be captured",
     ),
