@@ -3,6 +3,8 @@
 
 #include "bind_core.h"
 #include "bind_torch.h"
+#include "guards.h"
+#include "observer.h"
 #ifdef WATERFLOW_WITH_CUDA
 #include "cuda/cuda_lanes.h"
 #endif
@@ -11,6 +13,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "waterflow's allocator, storages, tapes and lanes";
   waterflow::bind_core(m);
   waterflow::bind_torch(m);
+  waterflow::bind_observer(m);
+  waterflow::bind_guards(m);
 #ifdef WATERFLOW_WITH_CUDA
   waterflow::bind_cuda(m);
   m.attr("cuda_built") = true;

@@ -1,0 +1,64 @@
+// Which Python code runs and which C functions it calls, seen through the interpreter's profile
+// hook.
+//
+// The hook exists in every version of Python, costs nothing while it is not set, and reports calls
+// on its own thread only. What is kept per event is two pointers in a hash set; everything that
+// takes time happens once for each distinct one. A profiler that was set before goes on receiving
+// all events.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace waterflow {
+
+class Observer {
+ public:
+  Observer() = default;
+  Observer(const Observer&) = delete;
+  Observer& operator=(const Observer&) = delete;
+  ~Observer();
+
+  // Throws std::runtime_error if it observes already.
+  void enter();
+  // Throws std::runtime_error on another thread than the one that entered.
+  void exit();
+
+  // Every code object that was entered, in the order of first entries.
+  pybind11::list codes() const;
+  // (function, code of the caller, line of the call) for every distinct function of every caller.
+  pybind11::list calls() const;
+
+ private:
+  struct Call {
+    pybind11::object function;
+    pybind11::object caller;
+    int line;
+  };
+  struct PairHash {
+    std::size_t operator()(const std::pair<const void*, const void*>& pair) const {
+      return std::hash<const void*>()(pair.first) * 31 ^ std::hash<const void*>()(pair.second);
+    }
+  };
+
+  static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
+  void entered(PyFrameObject* frame);
+  void called(PyFrameObject* frame, PyObject* function);
+
+  bool active_ = false;
+  unsigned long thread_ = 0;
+  Py_tracefunc former_ = nullptr;
+  pybind11::object former_argument_;
+  std::unordered_map<const void*, pybind11::object> codes_;
+  std::vector<pybind11::object> order_;
+  std::unordered_map<std::pair<const void*, const void*>, std::size_t, PairHash> seen_;
+  std::vector<Call> calls_;
+};
+
+void bind_observer(pybind11::module_& m);
+
+}  // namespace waterflow

@@ -1,0 +1,96 @@
+"""An account of the Python state that a step reads: is it still what it was, and what has changed.
+
+A step's Python code computes a function of what it can read: attributes, closures, globals, items
+of containers, random generators. `Account.take` walks all of that from the step's model, loss
+function, optimizer and hooks (`waterflow.walk`) and remembers it as a flat list of checks in C++.
+With the names that an observed step has executed, only what these can read counts. What cannot be
+walked is listed, never assumed constant. Contents of tensors are not state here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import CodeType
+from typing import Any
+
+from waterflow.places import Place, Trail
+from waterflow.walk import Walk
+
+__all__ = ["Account"]
+
+
+class Account:
+    """State that a step can read, as it was when the account was taken."""
+
+    def __init__(self, walk: Walk) -> None:
+        """Takes over what a walk has found; use `take`."""
+        self._guards = walk.guards
+        self._places: list[Place] = walk.places
+        self._objects: dict[int, Trail] = walk.objects
+        self._walked = walk.seen
+        #: Code objects of the functions that the walk met, with those inside them.
+        self.codes: frozenset[CodeType] = frozenset(walk.codes.values())
+        #: Where there are objects whose state cannot be read, and their type or the reason.
+        self.unwalkable: list[tuple[str, str]] = [(str(t), what) for t, what in walk.unwalkable]
+
+    @classmethod
+    def take(
+        cls,
+        roots: Mapping[str, Any],
+        names: Collection[str] | None = None,
+        codes: Collection[CodeType] | None = None,
+        skip: Mapping[int, Collection[Any] | None] | None = None,
+    ) -> Account:
+        """Remembers all that can be read from some objects.
+
+        Args:
+            roots: the objects to begin from, by the names that users know them by.
+            names: the attributes that count, as `codenames.names_in` gives them; None: all.
+            codes: the code that is executed, so that other functions need not be looked into;
+                None: all functions.
+            skip: attributes, keys or indices whose values do not count, by the id of the object,
+                dictionary or list that has them; None for all that it has.
+        """
+        walk = Walk(names, codes, skip or {})
+        walk.run(roots)
+        return cls(walk)
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        return self._guards.holds()
+
+    def difference(self) -> str | None:
+        """What is not as it was, as a user would call it; None if all is."""
+        found = self._guards.difference()
+        return None if found is None else self._places[found[0]].text(found[1])
+
+    def differences(self) -> list[str]:
+        """Everything that is not as it was."""
+        return [self._places[index].text(part) for index, part in self._guards.differences()]
+
+    def restore(self) -> list[str]:
+        """Puts back what was there, place by place.
+
+        Returns:
+            What could not be put back: positions of iterators, replaced storages of tensors.
+        """
+        for index, _ in self._guards.differences():
+            try:
+                self._places[index].restore()
+            except Exception:
+                continue  # it shows in what still differs
+        return self.differences()
+
+    @property
+    def objects(self) -> frozenset[int]:
+        """Ids of all objects that can change, and addresses of the tensors' storages."""
+        return frozenset(self._objects)
+
+    def shared(self, other: Account) -> list[str]:
+        """What this and another account both reach and could change, as this one calls it."""
+        common = self._objects.keys() & other._objects.keys()
+        return [str(self._objects[key]) for key in common]
+
+    def reaches(self, other: Account) -> bool:
+        """Whether some object that can change is in both accounts."""
+        return not self._objects.keys().isdisjoint(other._objects)

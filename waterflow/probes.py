@@ -1,0 +1,196 @@
+"""How to ask objects of C code for their state without changing it: generators, iterators, arrays.
+
+A probe's answer is made of plain values and of identities of objects, so that comparing two answers
+runs nobody's code.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import itertools
+import random
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+
+
+class Probe(NamedTuple):
+    """How to read a state, whether it can be put back, and what the object refers to."""
+
+    read: Callable[[Any], Any]
+    put_back: Callable[[Any, Any], Any] | None = None
+    parts: Callable[[Any], Iterable[Any]] = lambda value: ()
+
+
+def _identity(value: Any) -> Any:
+    return value if type(value) in _PLAIN else id(value)
+
+
+# Random generators
+
+
+def _numpy_state(generator: np.random.Generator) -> Any:
+    return _flat(generator.bit_generator.state)
+
+
+def _flat(state: Any) -> Any:
+    if isinstance(state, dict):
+        return tuple((key, _flat(value)) for key, value in state.items())
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def _torch_state(generator: torch.Generator) -> bytes:
+    return generator.get_state().numpy().tobytes()
+
+
+def _set_torch_state(generator: torch.Generator, state: bytes) -> None:
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+def _legacy_state(generator: np.random.RandomState) -> Any:
+    return _flat(generator.get_state(legacy=False))
+
+
+def _nested(state: Any) -> Any:
+    """The dictionary that numpy wants, from its flat form."""
+    if isinstance(state, tuple) and all(isinstance(each, tuple) for each in state):
+        return {key: _nested(value) for key, value in state}
+    return np.frombuffer(state, dtype=_WORDS[len(state)]) if isinstance(state, bytes) else state
+
+
+#: Arrays in the states of numpy's generators, by their bytes: MT19937, Philox (two), SFC64.
+_WORDS = {624 * 4: np.uint32, 4 * 8: np.uint64, 2 * 8: np.uint64, 16 * 8: np.uint64}
+
+
+def _set_numpy_state(generator: Any, state: Any) -> None:
+    generator.bit_generator.state = _nested(state)
+
+
+def _set_legacy_state(generator: np.random.RandomState, state: Any) -> None:
+    generator.set_state(_nested(state))
+
+
+# Iterators and generators
+
+
+def _position(iterator: Any) -> Any:
+    """Where a built-in iterator is: what it would be copied from."""
+    return _reduced(iterator.__reduce__())
+
+
+def _reduced(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_reduced, value))
+    return (type(value), _position(value)) if type(value) in ITERATORS else _identity(value)
+
+
+def _iterated(iterator: Any) -> Iterable[Any]:
+    return [part for part in _leaves(iterator.__reduce__()) if type(part) not in _PLAIN]
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if type(value) is not tuple:
+        yield value
+        return
+    for part in value:
+        yield from _leaves(part)
+
+
+def _frame(generator: types.GeneratorType[Any, Any, Any]) -> Any:
+    frame = generator.gi_frame
+    if frame is None:
+        return None
+    return frame.f_lasti, *((name, _identity(value)) for name, value in frame.f_locals.items())
+
+
+def _frame_values(generator: types.GeneratorType[Any, Any, Any]) -> Iterable[Any]:
+    frame = generator.gi_frame
+    return [] if frame is None else list(frame.f_locals.values())
+
+
+# Others
+
+_NOTHING = object()
+
+
+def _context_value(variable: contextvars.ContextVar[Any]) -> Any:
+    return _identity(variable.get(_NOTHING))
+
+
+def _context_parts(variable: contextvars.ContextVar[Any]) -> Iterable[Any]:
+    value = variable.get(_NOTHING)
+    return () if value is _NOTHING else (value,)
+
+
+def _referent(reference: weakref.ref[Any]) -> Any:
+    return id(weakref.ref.__call__(reference))
+
+
+def _referents(reference: weakref.ref[Any]) -> Iterable[Any]:
+    return (weakref.ref.__call__(reference),)
+
+
+def _objects(array: np.ndarray[Any, Any]) -> Any:
+    return array.shape, tuple(_identity(value) for value in array.ravel().tolist())
+
+
+def _elements(array: np.ndarray[Any, Any]) -> Iterable[Any]:
+    return array.ravel().tolist()
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> Any:
+    return array.dtype.str, array.shape, array.tobytes()
+
+
+def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
+    np.copyto(array, np.frombuffer(state[2], dtype=np.dtype(state[0])).reshape(state[1]))
+
+
+def _is_empty(local: Any) -> bool:
+    """Whether this thread has put nothing there; what others have cannot be seen."""
+    return not object.__getattribute__(local, "__dict__")
+
+
+OBJECT_ARRAY = Probe(_objects, None, _elements)
+STRIDED_ARRAY = Probe(_bytes, _set_elements)
+THREAD_LOCAL = Probe(_is_empty)
+
+ITERATORS: dict[type, Probe] = {}
+
+
+def _iterators() -> Iterable[type]:
+    yield from map(type, (iter([]), iter(()), iter({}), iter(set()), iter(""), iter(b"")))
+    yield from map(type, (iter({}.values()), iter({}.items()), iter(range(0)), reversed([])))
+    yield from (enumerate, zip, map, filter, type(iter(collections.deque())))
+    yield from (reversed, type(iter(range(1 << 70))), type(iter(lambda: 0, 0)))
+    for kind in (itertools.chain, itertools.count, itertools.cycle, itertools.islice):
+        yield kind
+    yield from (itertools.repeat, itertools.starmap, itertools.product, itertools.compress)
+
+
+for _kind in _iterators():
+    if _kind.__reduce__ is not object.__reduce__:
+        ITERATORS[_kind] = Probe(_position, None, _iterated)
+ITERATORS[itertools.count] = Probe(repr)  # its numbers; it cannot be copied in all versions
+
+#: What keeps its state where only its own functions reach, by exact type.
+PROBES: dict[type, Probe] = {
+    random.Random: Probe(random.Random.getstate, random.Random.setstate),
+    np.random.Generator: Probe(_numpy_state, _set_numpy_state),
+    np.random.RandomState: Probe(_legacy_state, _set_legacy_state),
+    torch.Generator: Probe(_torch_state, _set_torch_state),
+    types.GeneratorType: Probe(_frame, None, _frame_values),
+    contextvars.ContextVar: Probe(_context_value, None, _context_parts),
+    weakref.ref: Probe(_referent, None, _referents),
+    **ITERATORS,
+}
+
+#: Objects of these can be reached by several jobs, or twice, and move.
+MOVING: tuple[type, ...] = (*(kind for kind in PROBES if kind is not weakref.ref),)

@@ -1,0 +1,122 @@
+"""Which code is trusted to keep no state of the user's: the standard library, torch and numpy.
+
+What such code does is known by its versions, so an account of Python state (`waterflow.account`)
+does not look into it. Everything else counts as the user's, installed packages included.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+import sysconfig
+from types import CodeType, ModuleType
+from typing import Any
+
+_PACKAGES = ("torch", "torchgen", "functorch", "numpy", "waterflow")
+_OWN_PARTS = ("waterflow.partitioner", "waterflow.executor", "waterflow.allocator_ext")
+#: Part of this package, but as good as the user's: code that is trained.
+_TRAINED = "waterflow.models"
+#: Their modules keep switches and hooks that users set.
+_SWITCHED = ("torch.nn", "torch.optim")
+
+
+def _folders(*packages: str) -> tuple[str, ...]:
+    found = []
+    for name in packages:
+        spec = importlib.util.find_spec(name)
+        found += list(spec.submodule_search_locations or ()) if spec else []
+    return tuple(os.path.join(os.path.realpath(folder), "") for folder in found)
+
+
+@functools.cache
+def _standard_folders() -> tuple[str, ...]:
+    found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+    return tuple(os.path.join(os.path.realpath(folder), "") for folder in found if folder)
+
+
+@functools.cache
+def _installed_folders() -> tuple[str, ...]:
+    found = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    found |= {folder for folder in sys.path if "-packages" in folder}
+    return tuple(os.path.join(os.path.realpath(folder), "") for folder in found if folder)
+
+
+@functools.cache
+def _trusted_folders() -> tuple[str, ...]:
+    return _folders(*_PACKAGES, *_OWN_PARTS)
+
+
+@functools.cache
+def _trained_folders() -> tuple[str, ...]:
+    return _folders(_TRAINED)
+
+
+@functools.cache
+def _switched_folders() -> tuple[str, ...]:
+    return _folders(*_SWITCHED)
+
+
+@functools.cache
+def is_standard_file(filename: str) -> bool:
+    """Whether a source file is one of the standard library."""
+    if filename.startswith("<frozen"):
+        return True
+    path = os.path.realpath(filename)
+    return path.startswith(_standard_folders()) and not path.startswith(_installed_folders())
+
+
+@functools.cache
+def is_trusted_file(filename: str) -> bool:
+    """Whether a source file is of the standard library, torch, numpy or this package."""
+    if filename.startswith("<"):
+        return filename.startswith(("<frozen", "<__array_function__"))
+    path = os.path.realpath(filename)
+    if path.startswith(_trained_folders()):
+        return False
+    return is_standard_file(filename) or path.startswith(_trusted_folders())
+
+
+def is_trusted_code(code: CodeType) -> bool:
+    """Whether code is of the standard library, torch, numpy or this package."""
+    return is_trusted_file(code.co_filename)
+
+
+@functools.cache
+def keeps_switches(filename: str) -> bool:
+    """Whether a file's globals hold what users set, as torch's hooks for all modules."""
+    return os.path.realpath(filename).startswith(_switched_folders())
+
+
+def is_trusted_name(module_name: Any) -> bool:
+    """Whether a module, known by its name, is trusted."""
+    if not isinstance(module_name, str) or module_name == "__main__":
+        return False
+    return _is_trusted_module(module_name, _file_of(sys.modules.get(module_name)))
+
+
+@functools.cache
+def _is_trusted_module(name: str, filename: str | None) -> bool:
+    if filename is not None:
+        return is_trusted_file(filename)
+    root = name.partition(".")[0]
+    if (name + ".").startswith(_TRAINED + "."):
+        return False
+    return name in sys.builtin_module_names or root in _PACKAGES or root in sys.stdlib_module_names
+
+
+def _file_of(module: ModuleType | None) -> str | None:
+    filename = None if module is None else module.__dict__.get("__file__")
+    return filename if isinstance(filename, str) else None
+
+
+def is_trusted_class(kind: type) -> bool:
+    """Whether a class is defined by trusted code."""
+    return is_trusted_name(kind.__dict__.get("__module__") or "builtins")
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether a class is this package's own, but for the models that it trains."""
+    name = str(kind.__dict__.get("__module__")) + "."
+    return name.startswith("waterflow.") and not name.startswith(_TRAINED + ".")
