@@ -58,30 +58,6 @@ class Scratch:
             for tensor, saved in elsewhere:
                 tensor.detach().copy_(saved)
 
-    def twins(self, tensors):
-        copies = {}
-        out = {}
-        for k, t in tensors.items():
-            key = t.untyped_storage()._cdata
-            if key not in copies:
-                with _C.LaneScope(self.arena, 0, 0):
-                    copies[key] = t.untyped_storage().clone()
-            with torch.no_grad():
-                out[k] = torch.empty(0, dtype=t.dtype).set_(copies[key], t.storage_offset(), t.size(), t.stride()).requires_grad_(t.requires_grad)
-        return out
-
-    def run(self, step, tensors, batch, generators, registers):
-        """Runs the step once on these tensors; returns its loss. Its outputs stay in its slots."""
-        tape = step.tape
-        step.bind(tensors)
-        tape.set_batch(list(batch))
-        tape.set_generators(*generators)
-        for register, value in registers.items():
-            tape.set_register(register, value)
-        with _C.LaneScope(self.arena, 0, 0):
-            tape.run(0, len(tape))
-        return float(tape.loss)
-
     def batch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """A batch where the step expects it, in this arena if it has to be brought there."""
         with _C.LaneScope(self.arena, 0, 0):
