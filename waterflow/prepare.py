@@ -327,37 +327,39 @@ class Preparer:
         """Runs the steps in turn on scratch copies of all that they write to."""
         scratch = Scratch(self.device)
         profiles: list[Profile] = []
-        tensors = dict(self.persistent)
         host, device = self.generators
         generators = (copy_generator(host), None if device is None else copy_generator(device))
-        names = {m for step in steps for m in step.graph.mutated}
-        written = [tensors[m] for m in names if m in tensors]
-        written += [t for step in steps for t in step.graph.constants]
         try:
-            with scratch.copies_of(written):
-                batch = scratch.batch(flat.tensors)
-                for step in steps:
-                    self._bind_constants(step, tensors)
-                    profiles.append(
-                        scratch.measure(
-                            step.compiled,
-                            tensors,
-                            batch,
-                            generators,
-                            self.registers(step),
-                            name=self.job.name,
-                            repeatable=not step.creates_state,
-                        )
+            tensors = self._twins(scratch, steps)
+            batch = scratch.batch(flat.tensors)
+            for step in steps:
+                for index in range(len(step.graph.constants)):
+                    tensors[Input("constant", index)] = tensors[step, index]
+                profiles.append(
+                    scratch.measure(
+                        step.compiled,
+                        tensors,
+                        batch,
+                        generators,
+                        self.registers(step),
+                        name=self.job.name,
+                        repeatable=not step.creates_state,
                     )
-                    for key, slot in step.compiled.outputs.items():
-                        tensors[Input("state", key)] = step.compiled.tape.slot(slot)
-                for step in steps:
-                    step.compiled.unbind()
-                tensors.clear()
-                batch.clear()
+                )
+                for key, slot in step.compiled.outputs.items():
+                    tensors[Input("state", key)] = step.compiled.tape.slot(slot)
         finally:
+            for step in steps:
+                step.compiled.unbind()
             scratch.close()
         return profiles
+
+    def _twins(self, scratch: Scratch, steps: list[PreparedStep]) -> dict[Any, torch.Tensor]:
+        """What the steps may be bound to while they are measured, by input or step and index."""
+        tensors: dict[Any, torch.Tensor] = dict(self.persistent)
+        constants = {(s, i): t for s in steps for i, t in enumerate(s.graph.constants)}
+        written = {m for step in steps for m in step.graph.mutated if m in tensors}
+        return scratch.twins({**tensors, **constants}, {*written, *constants})
 
     def _bind_constants(self, step: PreparedStep, tensors: dict[Input, torch.Tensor]) -> None:
         for index, tensor in enumerate(step.graph.constants):

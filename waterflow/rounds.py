@@ -204,6 +204,7 @@ class Rounds:
 
         def step() -> None:
             loss = member.run_exclusively(self._lanes, self._residence, ready)
+            member.settle(self._residence)
             member.step_queued()
             member.finish_step(loss, rates)
 
@@ -218,12 +219,11 @@ class Rounds:
         self._show(member)
 
     def _after_exclusive(self, member: Member) -> None:
-        """What an eager step left behind (new optimizer state) becomes part of the job's own."""
+        """Notes what an eager step took; what its callback has changed is accounted for, too."""
         taken = int(self._arena.peak(member.number)) - int(self._arena.held(member.number))
         member.measured_extent = max(member.measured_extent, taken)
         if member.state_grew():
-            member.state_changed()
-            self._guard(member, lambda: member.enter(self._residence))
+            self._guard(member, lambda: member.settle(self._residence))
         member.note_solo_peak()
 
     def check_device(self) -> None:
