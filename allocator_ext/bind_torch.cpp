@@ -361,6 +361,20 @@ std::pair<std::uint64_t, std::size_t> layout(const Arena& arena) {
   return {hash >> 1, end};
 }
 
+// References to a storage that its Python object stands for, once there is one: releases of PyTorch
+// differ.
+std::size_t uses_by_python_object() {
+  const py::object probe = py::module_::import("torch").attr("empty")(1);
+  probe.attr("untyped_storage")();
+  return py::cast<at::Tensor>(probe).storage().use_count() - 1;
+}
+
+bool may_move_tensors(const py::list& tensors) {
+  static const std::size_t own_uses = uses_by_python_object();
+  tensors[0].attr("untyped_storage")();
+  return may_move(py::cast<std::vector<at::Tensor>>(tensors), own_uses);
+}
+
 void bind_storage(py::module_& m) {
   py::class_<Reservation, std::shared_ptr<Reservation>>(m, "Reservation")
       .def_property_readonly("offset", &Reservation::offset)
@@ -371,7 +385,7 @@ void bind_storage(py::module_& m) {
           run_unlocked([&] { room = keep_in_place(tensor, arena, job); });
           return room;
         });
-  m.def("may_move", &may_move, py::arg("tensors"));
+  m.def("may_move", &may_move_tensors, py::arg("tensors"));
   m.def("move_into_arena",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
           run_unlocked([&] { move_into_arena(tensor, arena, job); });

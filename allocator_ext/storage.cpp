@@ -64,11 +64,11 @@ std::shared_ptr<Reservation> keep_in_place(const at::Tensor& tensor,
   return std::make_shared<Reservation>(arena, std::move(room), bytes);
 }
 
-bool may_move(const std::vector<at::Tensor>& tensors) {
+bool may_move(const std::vector<at::Tensor>& tensors, std::size_t own_uses) {
   const c10::Storage& storage = tensors.front().storage();
   // The Python object and this vector; whatever else counts could hand out the address.
   auto is_held = [](const at::Tensor& tensor) { return tensor.use_count() > 2; };
-  return is_ordinary(storage.data_ptr()) && storage.use_count() == tensors.size() &&
+  return is_ordinary(storage.data_ptr()) && storage.use_count() == tensors.size() + own_uses &&
          std::none_of(tensors.begin(), tensors.end(), is_held);
 }
 

@@ -38,8 +38,8 @@ std::shared_ptr<Reservation> keep_in_place(const at::Tensor& tensor,
 
 // Whether the storage that these tensors share may get another address: its memory is PyTorch's own
 // or an arena's, and nobody else refers to it or to them (another tensor, DLPack), who may know the
-// address.
-bool may_move(const std::vector<at::Tensor>& tensors);
+// address. `own_uses` are references that are none of that kind.
+bool may_move(const std::vector<at::Tensor>& tensors, std::size_t own_uses);
 
 // Does nothing when the storage is empty or already in the arena. Throws c10::OutOfMemoryError.
 void move_into_arena(const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job);

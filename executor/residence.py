@@ -191,7 +191,9 @@ class Residence:
         tensor, job = resident.tensor, min(resident.users)
         if resident.room is not None:
             resident.room.move(offset, job)
-        elif not _C.move_within_arena(tensor, self._arena, job, offset):
-            # Its new place and its old one overlap: by way of a third, if there is one.
-            if _C.move_within_arena(tensor, self._arena, job, None):
-                _C.move_within_arena(tensor, self._arena, job, offset)
+            return
+        if _C.move_within_arena(tensor, self._arena, job, offset):
+            return
+        # Its new place and its old one overlap: by way of a third, if there is one.
+        if _C.move_within_arena(tensor, self._arena, job, None):
+            _C.move_within_arena(tensor, self._arena, job, offset)

@@ -302,9 +302,7 @@ def test_nothing_of_the_model_is_ever_in_the_arena(kind: str, policy: str) -> No
 
 def test_weights_replaced_at_every_step_take_no_more_room() -> None:
     held: list[int] = []
-    job = make_job(
-        capture=False, optimizer=Decaying, on_step=lambda result: held.append(measure())
-    )
+    job = make_job(capture=False, optimizer=Decaying, on_step=lambda result: held.append(measure()))
     with wf.Engine("8MiB", threads=1) as engine:
         measure = lambda: int(engine._arena.statistics().live)  # noqa: E731
         assert engine.submit(job).result().state == "finished"
