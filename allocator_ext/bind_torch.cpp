@@ -379,30 +379,48 @@ std::pair<std::uint64_t, std::size_t> layout(const Arena& arena) {
   return {hash >> 1, end};
 }
 
+// References to a storage that its Python object stands for, once there is one: releases of PyTorch
+// differ.
+std::size_t uses_by_python_object() {
+  const py::object probe = py::module_::import("torch").attr("empty")(1);
+  probe.attr("untyped_storage")();
+  return py::cast<at::Tensor>(probe).storage().use_count() - 1;
+}
+
+bool may_move_tensors(const py::list& tensors) {
+  static const std::size_t own_uses = uses_by_python_object();
+  tensors[0].attr("untyped_storage")();
+  return may_move(py::cast<std::vector<at::Tensor>>(tensors), own_uses);
+}
+
 void bind_storage(py::module_& m) {
-  py::class_<FormerMemory, std::shared_ptr<FormerMemory>>(m, "FormerMemory");
+  py::class_<Reservation, std::shared_ptr<Reservation>>(m, "Reservation")
+      .def_property_readonly("offset", &Reservation::offset)
+      .def("move", &Reservation::move, py::arg("offset"), py::arg("job"));
+  m.def("keep_in_place",
+        [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
+          std::shared_ptr<Reservation> room;
+          run_unlocked([&] { room = keep_in_place(tensor, arena, job); });
+          return room;
+        });
+  m.def("may_move", &may_move_tensors, py::arg("tensors"));
   m.def("move_into_arena",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
-          std::shared_ptr<FormerMemory> former;
-          run_unlocked([&] { former = move_into_arena(tensor, arena, job); });
-          return former;
+          run_unlocked([&] { move_into_arena(tensor, arena, job); });
         });
-  m.def(
-      "move_out_of_arena",
-      [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena,
-         const std::shared_ptr<FormerMemory>& former) {
-        run_unlocked([&] { move_out_of_arena(tensor, arena, former); });
-      },
-      py::arg("tensor"), py::arg("arena"), py::arg("former") = std::shared_ptr<FormerMemory>());
+  m.def("move_out_of_arena", [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena) {
+    run_unlocked([&] { move_out_of_arena(tensor, arena); });
+  });
   m.def("move_within_arena", &move_within_arena, py::arg("tensor"), py::arg("arena"),
         py::arg("job"), py::arg("offset"));
-  m.def("swap_for_copy",
+  m.def("copy_in_arena",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
-          std::shared_ptr<FormerMemory> former;
-          run_unlocked([&] { former = swap_for_copy(tensor, arena, job); });
-          return former;
+          at::Tensor copy;
+          run_unlocked([&] { copy = copy_in_arena(tensor, arena, job); });
+          return copy;
         });
-  m.def("restore", &restore);
+  m.def("is_in_arena",
+        [](std::uintptr_t pointer) { return is_in_arena(reinterpret_cast<const void*>(pointer)); });
 }
 
 }  // namespace

@@ -28,12 +28,14 @@ class Device:
         tensors: where the tensors of its jobs are.
         alignment: bytes to which the arena rounds.
         queues: whether lanes only queue work, which is done later.
+        keeps_in_place: whether tensors stay in the user's memory and the arena only counts them.
     """
 
     name: str
     tensors: torch.device
     alignment: int
     queues: bool = False
+    keeps_in_place: bool = False
 
     def open(self, budget: int, lanes: int) -> tuple[Any, Any]:
         """The arena for a budget, and what the lanes execute on. Once per object.
@@ -103,6 +105,7 @@ class HostDevice(Device):
     name = "cpu"
     tensors = torch.device("cpu")
     alignment = 64
+    keeps_in_place = True
 
     def open(self, budget: int, lanes: int) -> tuple[Any, Any]:
         """See `Device`."""

@@ -1,26 +1,27 @@
 """Profiles a compiled step by running it once on scratch copies, under the arena's log.
 
 Fake tensors tell which tensors a step makes; only the run tells what kernels take besides
-(workspaces, reordered weights) and how long each takes. The job's tensors are swapped for copies
-meanwhile, so nothing that it owns changes.
+(workspaces, reordered weights) and how long each takes. The step is bound to copies of what it
+writes, so nothing that the job owns changes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.device import Device
-from waterflow.executor.residence import span_of, unique_storages
+from waterflow.executor.residence import span_of, storage_key, unique_storages
 from waterflow.executor.tape import CompiledStep
 from waterflow.partitioner.graph import Input
 from waterflow.partitioner.profile import EVENT, Profile
+
+Key = TypeVar("Key", bound=Hashable)
 
 #: A step that takes longer than this is profiled by a single run.
 _WARM_UP_LIMIT_SECONDS = 2.0
@@ -36,32 +37,79 @@ class Scratch:
         _C.register_arena(self.arena)
 
     def close(self) -> None:
-        """Gives the memory back once its last tensor is gone."""
-        _C.retire_arena(self.arena)
-
-    @contextlib.contextmanager
-    def copies_of(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        """Inside, these tensors have copies of their bytes; afterwards their own bytes again."""
-        unique = unique_storages(tensors).values()
-        swapped: list[tuple[torch.Tensor, Any]] = []
-        # Numbers that an optimizer keeps on the host beside a model on a device.
-        elsewhere = [(t, t.detach().clone()) for t in unique if t.device != self._device.tensors]
+        """Gives the memory back once its last tensor is gone; what is queued is done first."""
         try:
-            for tensor in unique:
-                if tensor.device == self._device.tensors:
-                    swapped.append((tensor, _C.swap_for_copy(tensor, self.arena, 0)))
-            yield
-        finally:
             self.arena.finish()
-            for tensor, former in swapped:
-                _C.restore(tensor, former)
-            for tensor, saved in elsewhere:
-                tensor.detach().copy_(saved)
+        finally:
+            _C.retire_arena(self.arena)
+
+    def twins(
+        self, tensors: Mapping[Key, torch.Tensor], written: Collection[Key]
+    ) -> dict[Key, torch.Tensor]:
+        """The same tensors over copies of those storages that a step writes to.
+
+        Views of one storage are views of one copy; what is only read is used as it is.
+
+        Args:
+            tensors: a step's tensors.
+            written: which of them it writes to.
+        """
+        storages = unique_storages(tensors[key] for key in written)
+        copies = {key: self._copy(tensor) for key, tensor in storages.items()}
+        return {
+            key: _over(tensor, copies[storage_key(tensor)])
+            if storage_key(tensor) in copies
+            else tensor
+            for key, tensor in tensors.items()
+        }
+
+    def _copy(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        if tensor.device == self._device.tensors:
+            return _C.copy_in_arena(tensor, self.arena, 0).untyped_storage()
+        return tensor.untyped_storage().clone()  # a number kept on the host beside a device's model
 
     def batch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """A batch where the step expects it, in this arena if it has to be brought there."""
         with _C.LaneScope(self.arena, 0, 0):
             return [_on(tensor, self._device.tensors) for tensor in tensors]
+
+    def run(
+        self,
+        step: CompiledStep,
+        tensors: Mapping[Input, torch.Tensor],
+        batch: Sequence[torch.Tensor],
+        generators: tuple[torch.Generator, torch.Generator | None],
+        registers: Mapping[int, float],
+    ) -> float:
+        """Runs the step once and returns its loss; its outputs stay in its slots.
+
+        Args:
+            step: the compiled step.
+            tensors: its persistent inputs.
+            batch: its batch tensors, on the device.
+            generators: scratch random streams of the host and of the device.
+            registers: values of its live hyperparameters.
+        """
+        self._prepare(step, tensors, batch, generators, registers)
+        self.arena.synchronize()
+        with _C.LaneScope(self.arena, 0, 0):
+            step.tape.run(0, len(step.tape))
+        self.arena.finish()
+        return float(step.tape.loss)
+
+    def _prepare(
+        self,
+        step: CompiledStep,
+        tensors: Mapping[Input, torch.Tensor],
+        batch: Sequence[torch.Tensor],
+        generators: tuple[torch.Generator, torch.Generator | None],
+        registers: Mapping[int, float],
+    ) -> None:
+        step.bind(tensors)
+        step.tape.set_batch(list(batch))
+        step.tape.set_generators(*generators)
+        for register, value in registers.items():
+            step.tape.set_register(register, value)
 
     def measure(
         self,
@@ -85,12 +133,8 @@ class Scratch:
             name: the job's name.
             repeatable: whether it may run twice, the first time to warm up.
         """
+        self._prepare(step, tensors, batch, generators, registers)
         tape = step.tape
-        step.bind(tensors)
-        tape.set_batch(list(batch))
-        tape.set_generators(*generators)
-        for register, value in registers.items():
-            tape.set_register(register, value)
         started = time.perf_counter()
         profile = self._run_logged(tape, name)
         if repeatable and time.perf_counter() - started < _WARM_UP_LIMIT_SECONDS:
@@ -115,6 +159,15 @@ class Scratch:
         self._clock.wait(marks[-1])
         seconds = np.diff([self._clock.seconds(mark) for mark in marks])
         return Profile(_events(logs), np.maximum(seconds, 0.0), 0, "measured", name)
+
+
+def _over(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """The tensor's twin over another storage."""
+    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    with torch.no_grad():
+        twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        twin = torch._conj(twin) if tensor.is_conj() else twin
+        return torch._neg_view(twin) if tensor.is_neg() else twin
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -198,8 +198,7 @@ class Member:
         """
         ready = self.preparer.refresh(ready)
         if self._version != self.preparer.version:
-            self.state_changed()
-            self.enter(residence)
+            self.settle(residence)
         return ready
 
     def choose_step(self, ready: Ready, residence: Residence) -> PreparedStep:
@@ -499,11 +498,32 @@ class Member:
         self.end("out_of_memory" if out_of_memory else "failed", error)
 
     def enter(self, residence: Residence) -> None:
-        """Moves the persistent tensors into the arena."""
+        """Gives the persistent tensors their places in the arena."""
         residence.enter(self.number, self.preparer.all_persistent())
 
+    def settle(self, residence: Residence) -> None:
+        """After a step of eager Python: what it has made and kept, or replaced, is accounted for.
+
+        Before user code looks: afterwards tensors that are kept in place have another address.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for them.
+        """
+        self.preparer.note_persistent()
+        if self._version != self.preparer.version:
+            self.state_changed()
+        made = [tensor for tensor in self._made_by_step() if residence.counts(tensor)]
+        residence.settle(self.number, [*self.preparer.all_persistent(), *made])
+
+    def _made_by_step(self) -> Iterator[torch.Tensor]:
+        """What else than parameters, buffers and plain state outlives a step."""
+        yield from _tensors_in(dict(self.job.optimizer.state))
+        yield from _tensors_in([parameter.grad for parameter in self.job.model.parameters()])
+        if self.preparer.mailbox is not None and self.preparer.mailbox.block is not None:
+            yield self.preparer.mailbox.block
+
     def leave(self, residence: Residence) -> None:
-        """Moves everything of the job back to ordinary memory."""
+        """Gives up the job's places in the arena; its tensors are in ordinary memory again."""
         for step in self.preparer.steps():
             step.compiled.unbind()
         self._bound.clear()
@@ -515,12 +535,15 @@ class Member:
             self.room = None
         if self.preparer.mailbox is not None:
             self.preparer.mailbox.close(residence)
-        residence.leave(self.number, self._held_tensors())
+        residence.leave(self.number, self._own_tensors(), self._known_tensors())
 
-    def _held_tensors(self) -> Iterator[torch.Tensor]:
+    def _own_tensors(self) -> Iterator[torch.Tensor]:
+        self.preparer.note_persistent()  # an eager step may have replaced some
         yield from self.preparer.all_persistent()
         yield from _tensors_in(self.job.optimizer.state_dict()["state"])
-        yield from _tensors_in(dict(self.job.optimizer.state))
+        yield from self._made_by_step()
+
+    def _known_tensors(self) -> Iterator[torch.Tensor]:
         for module in self.job.model.modules():
             yield from _tensors_in(vars(module))
 

@@ -496,7 +496,7 @@ class Preparer:
         made: dict[Input, torch.Tensor] = {}
         generators = self.copied_generators()
         try:
-            twins = self.twins(scratch, steps)
+            twins = self.twins(scratch, steps, written_only=True)
             batch = scratch.batch(flat.tensors)
             for step, tensors in zip(steps, twins, strict=True):
                 profiles.append(
@@ -512,21 +512,35 @@ class Preparer:
                 )
                 for key, slot in step.compiled.outputs.items():
                     made[Input("state", key)] = step.compiled.tape.slot(slot)
-            for step in steps:
-                step.compiled.unbind()
             made.clear()
             del twins, batch
         finally:
+            for step in steps:
+                step.compiled.unbind()
             scratch.close()
         return profiles
 
     def twins(
-        self, scratch: Scratch, steps: Sequence[PreparedStep]
+        self, scratch: Scratch, steps: Sequence[PreparedStep], *, written_only: bool = False
     ) -> list[dict[Input, torch.Tensor]]:
-        """Copies of the inputs of each step; what they share, their copies share."""
+        """What each step may be bound to in place of the job's own tensors.
+
+        What the inputs share, their copies share.
+
+        Args:
+            scratch: where the copies are made.
+            steps: the steps.
+            written_only: copies only what a step writes to; the rest are the job's own.
+        """
         inputs = [self.inputs_of(step) for step in steps]
         keyed = {(n, meaning): t for n, held in enumerate(inputs) for meaning, t in held.items()}
-        copies = scratch.twins(keyed)
+        mutated = {meaning for step in steps for meaning in step.graph.mutated}
+        written = {
+            key
+            for key in keyed
+            if not written_only or key[1] in mutated or key[1].kind == "constant"
+        }
+        copies = scratch.twins(keyed, written)
         return [
             {meaning: copies[number, meaning] for meaning in held}
             for number, held in enumerate(inputs)

@@ -214,6 +214,7 @@ class Rounds:
 
         def step() -> None:
             loss = member.run_exclusively(self._lanes, self._residence, ready)
+            member.settle(self._residence)
             member.step_queued()
             member.finish_step(loss, rates)
 
@@ -229,16 +230,13 @@ class Rounds:
         self._show(member)
 
     def _after_exclusive(self, member: Member) -> None:
-        """What an eager step left behind (new optimizer state) becomes part of the job's own."""
+        """Notes what an eager step took, and closes the gaps that it left."""
         if member.ran_in_arena:
             held = int(self._arena.held(member.number))
             taken = int(self._arena.peak(member.number)) - held
             member.measured_extent = max(member.measured_extent, taken)
             member.ran_in_arena = False
-        if not member.preparer.state_holds():
-            member.state_changed()
-            self._guard(member, lambda: member.enter(self._residence))
-            self._residence.repack()
+        self._residence.repack()
         self._planner.moved()
         member.note_solo_peak()
 

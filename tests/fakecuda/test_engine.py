@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import case_fakedevice
+import numpy as np
 import pytest
 import torch
 from case_compare import assert_same_numbers
@@ -23,6 +24,7 @@ from case_fakedevice import FakeCudaDevice, train_hopping
 from case_jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
 
 import waterflow as wf
+from waterflow.allocator_ext import _C
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
@@ -217,6 +219,49 @@ def test_the_budget_is_taken_once_and_given_back(driver):
     job = small_job("a", on_step=lambda result: taken.add(driver.live("memory_bytes")))
     assert run([job], memory="100MiB").ok
     assert taken == {100 << 20}
+
+
+def is_inside(tensor: torch.Tensor) -> bool:
+    return _C.is_in_arena(tensor.untyped_storage().data_ptr())
+
+
+def test_weights_move_to_the_device_and_come_back(driver, eager):
+    job, inside = JOBS["cnn"](), []
+    tensors = list(job.model.state_dict(keep_vars=True).values())
+    job.on_step = lambda result: inside.extend(map(is_inside, tensors))
+    report = run([job, JOBS["noisy"]()])
+    assert_same_numbers(*eager("cnn"), job, report["cnn"])
+    assert inside
+    assert all(inside)
+    assert not any(map(is_inside, tensors))
+
+
+@pytest.mark.parametrize("hold", [torch.Tensor.detach, lambda w: torch.utils.dlpack.to_dlpack(w)])
+def test_weights_that_somebody_holds_stay_where_they_are(hold, driver, eager):
+    job, inside = JOBS["cnn"](), []
+    weight = next(job.model.parameters()).detach()
+    held, pointer = hold(weight), weight.data_ptr()
+    job.on_step = lambda result: inside.append(is_inside(weight))
+    report = run([job])
+    assert_same_numbers(*eager("cnn"), job, report["cnn"])
+    assert inside
+    assert not any(inside)
+    assert weight.data_ptr() == pointer
+    assert held is not None
+
+
+def test_what_a_callback_takes_stays_true_when_the_engine_is_gone(driver, eager):
+    """A storage whose address somebody may know stays in the arena, which outlives the engine."""
+    job, arrays = JOBS["cnn"](), []
+    weight = next(job.model.parameters())
+    job.on_step = lambda result: arrays.append(np.from_dlpack(weight.detach()))
+    report = run([job])
+    gc.collect()
+    assert_same_numbers(*eager("cnn"), job, report["cnn"])
+    assert is_inside(weight)
+    assert all(np.array_equal(array, weight.detach().numpy()) for array in arrays)
+    job.on_step = None
+    arrays.clear()
 
 
 def test_a_job_that_runs_out_of_memory_ends_alone(driver, eager):
