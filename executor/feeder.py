@@ -8,11 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import torch
-from torch.utils.data import DataLoader
-
-from waterflow.allocator_ext import _C
-from waterflow.executor.stream import JobStream
+from waterflow.executor.rng import JobRng
 
 Item = TypeVar("Item")
 
@@ -39,7 +35,7 @@ class Feeder(Generic[Item]):
         self,
         data: Iterable[Any],
         prepare: Callable[[Any, Callable[[], None]], Item],
-        generator: torch.Generator,
+        rng: JobRng,
         *,
         epochs: int | None,
         steps: int | None,
@@ -59,7 +55,7 @@ class Feeder(Generic[Item]):
         """
         self._data = data
         self._prepare = prepare
-        self._generator = generator
+        self._rng = rng
         self._epochs = epochs
         self._steps = steps
         self._may_run_ahead = may_run_ahead
@@ -115,7 +111,9 @@ class Feeder(Generic[Item]):
         try:
             self._adopt_thread()
             for epoch, batch in self._batches():
-                self._put(Fed(self._prepare(batch, self._wait_for_former_steps), epoch))
+                with self._rng.scope():
+                    item = self._prepare(batch, self._wait_for_former_steps)
+                self._put(Fed(item, epoch))
             fed: Fed[Item] = Fed(end=True)
         except BaseException as error:
             fed = Fed(error=error)
@@ -167,14 +165,10 @@ class Feeder(Generic[Item]):
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
     def _start_epoch(self) -> Iterator[Any]:
-        if isinstance(self._data, DataLoader) and self._data.num_workers > 0:
-            # Worker processes are forked here and must not inherit a redirected stream; what the
-            # epoch draws in this process, it draws now.
-            with _C.DefaultGeneratorSwap(self._generator):
-                return iter(self._data)
-        with JobStream(self._generator):
+        # Worker processes are forked here: in each, this thread goes on within the scope.
+        with self._rng.scope():
             return iter(self._data)
 
     def _next(self, iterator: Iterator[Any]) -> Any:
-        with JobStream(self._generator):
+        with self._rng.scope():
             return next(iterator)

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from waterflow.allocator_ext import _C
 from waterflow.batch import moved
 from waterflow.eager import check_finite, eager_step, learning_rates, update_parameters
 from waterflow.executor.feeder import Fed, Feeder
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.plan import solo_round
 from waterflow.executor.residence import Residence
+from waterflow.executor.rng import JobRng
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
 from waterflow.optimizer_state import trained_parameters
@@ -39,10 +39,9 @@ class Member:
         self.number = number
         self.job = job
         self.device = lanes.device
-        self.generator = torch.Generator().manual_seed(seed)
-        self.device_generator = self.device.generator(seed)
+        self.rng = JobRng(seed, self.device)
         self.report = JobReport(name=job.name, seed=seed)
-        streams = (self.generator, self.device_generator)
+        streams = self.rng.generators
         self.preparer = Preparer(job, self.device, streams, lanes.threads, traces=traces)
         self.admitted = False
         self.waiting = False
@@ -53,7 +52,7 @@ class Member:
         self.feeder: Feeder[Ready] = Feeder(
             job.data,
             self.preparer,
-            self.generator,
+            self.rng,
             epochs=job.epochs,
             steps=job.steps,
             may_run_ahead=lambda: not self.draws,
@@ -227,9 +226,7 @@ class Member:
     def _run_eagerly(self, lanes: Lanes, ready: Ready) -> float:
         with contextlib.ExitStack() as stack:
             stack.enter_context(lanes.scope(self.number))
-            for generator in (self.generator, self.device_generator):
-                if generator is not None:
-                    stack.enter_context(_C.DefaultGeneratorSwap(generator))
+            stack.enter_context(self.rng.scope())
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             try:
                 return eager_step(self.job, moved(ready.batch, self.device.tensors))
@@ -243,7 +240,7 @@ class Member:
         for key, slot in step.compiled.outputs.items():
             parameters[key[1]].grad = tape.slot(slot)  # type: ignore[index]
         tape.clear(list(step.compiled.outputs.values()))
-        with lanes.scope(self.number):
+        with lanes.scope(self.number), self.rng.scope():
             update_parameters(self.job)
             self.job.optimizer.zero_grad(set_to_none=True)
 
@@ -289,7 +286,8 @@ class Member:
         if self.job.scheduler is not None and self.job.scheduler_every == every:
             # A captured step calls no step(), which schedulers would warn of.
             self.job.optimizer._opt_called = True  # type: ignore[attr-defined]
-            self.job.scheduler.step()
+            with self.rng.scope():
+                self.job.scheduler.step()
 
     def finish_step(self, loss: float, rates: tuple[float, ...]) -> None:
         """After a step: records it, steps the scheduler, asks the callback.
@@ -306,7 +304,9 @@ class Member:
             self._step_scheduler("step")
         if job.on_step is not None:
             result = StepResult(job.name, report.steps, self.epoch, loss, rates)
-            if job.on_step(result) is STOP:
+            with self.rng.scope():
+                answer = job.on_step(result)
+            if answer is STOP:
                 self.end("stopped")
                 return
         if job.steps is not None and report.steps >= job.steps:

@@ -21,7 +21,7 @@ from waterflow.executor.measure import Scratch
 from waterflow.executor.plan import StepMemory
 from waterflow.executor.residence import storage_bytes
 from waterflow.executor.staging import Mailbox, Parcel
-from waterflow.executor.stream import copy_generator
+from waterflow.executor.rng import copy_generator
 from waterflow.executor.tape import CompiledStep, compile_step
 from waterflow.forward import ForwardTrace, trace_forward
 from waterflow.job import Job

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from waterflow.executor.device import HostDevice
-from waterflow.executor.stream import copy_generator
+from waterflow.executor.rng import copy_generator
 from waterflow.families import Family, family
 from waterflow.footprint import Footprint, footprint_of, job_of
 from waterflow.hardware import Hardware
