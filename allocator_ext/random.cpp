@@ -13,19 +13,13 @@
 namespace waterflow {
 namespace {
 
-// A key above all others that torch itself leaves to tests, and no kernel of torch's has. As it is
-// included per thread, the kernels below are called on threads in a RandomScope only.
-constexpr auto kKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// The last key before the kernels of a backend, on every thread and below all that transforms
+// operators or shows them to Python (autograd, vmap, modes): those see what they see elsewhere, and
+// nothing can switch it off. torch uses it for factories only, which call operators covered here.
+constexpr auto kKey = c10::DispatchKey::BackendSelect;
 
 thread_local const RandomScope* innermost = nullptr;
 thread_local bool lent = false;  // this thread has the device's default generator on loan
-
-// Modes and transforms that call the operator again later, below themselves, leave it to that call:
-// they shall see what they see in the eager loop.
-bool is_called_again(c10::DispatchKeySet keys) {
-  return keys.has_any(c10::DispatchKeySet(
-      {c10::DispatchKey::Python, c10::DispatchKey::FuncTorchDynamicLayerFrontMode}));
-}
 
 // Where the operator works: its device argument, else its first tensor's. Factories that are told
 // nothing work on the host (a default device is passed to them by Python).
@@ -67,7 +61,7 @@ void draw_from_argument(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                         torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const std::size_t count = schema.arguments().size();
-  if (innermost != nullptr && !is_called_again(keys)) {
+  if (innermost != nullptr) {
     const c10::Device device = device_of(*stack, count);
     const at::Generator* stream = innermost->stream(device);
     c10::IValue& given = (*stack)[stack->size() - count + *generator_place(schema)];
@@ -131,7 +125,7 @@ class Loan {
 void draw_from_default(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                        torch::jit::Stack* stack) {
   const at::Generator* stream = nullptr;
-  if (innermost != nullptr && !lent && !is_called_again(keys)) {
+  if (innermost != nullptr && !lent) {
     const c10::Device device = device_of(*stack, op.schema().arguments().size());
     if (!device.is_cpu()) stream = innermost->stream(device);
   }
@@ -156,7 +150,7 @@ void cover(Registrations& registrations, bool (*covers)(const c10::OperatorHandl
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findSchema(name);  // none where only kernels are registered so far
-    if (!op.has_value() || !covers(*op)) continue;
+    if (!op.has_value() || op->hasKernelForDispatchKey(kKey) || !covers(*op)) continue;
     registrations.push_back(
         dispatcher.registerImpl(name, kKey, c10::KernelFunction::makeFromBoxedFunction<kernel>(),
                                 std::nullopt, nullptr, "a random operator of a waterflow job"));
@@ -170,14 +164,10 @@ Registrations& registrations() {
 
 }  // namespace
 
-void prepare_random_scopes() {
-  registrations().push_back(c10::Dispatcher::singleton().registerFallback(
-      kKey, c10::KernelFunction::makeFallthrough(), "operators that draw nothing"));
-  cover<&draw_from_argument>(registrations(), &takes_generator);
-}
+void prepare_random_scopes() { cover<&draw_from_argument>(registrations(), &takes_generator); }
 
 RandomScope::RandomScope(const at::Generator& host, const std::optional<at::Generator>& device)
-    : host_(host), device_(device), former_(innermost), redirected_(kKey) {
+    : host_(host), device_(device), former_(innermost) {
   static std::once_flag on_devices;
   if (device.has_value()) {
     std::call_once(on_devices,

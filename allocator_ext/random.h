@@ -4,7 +4,6 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 
@@ -31,7 +30,6 @@ class RandomScope {
   const at::Generator& host_;
   const std::optional<at::Generator>& device_;
   const RandomScope* former_;
-  c10::impl::IncludeDispatchKeyGuard redirected_;
 };
 
 // Registers what scopes need; once, before threads run operators.

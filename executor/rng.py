@@ -1,11 +1,10 @@
 """A job's own random streams, whatever its Python code draws from.
 
-The loop that a job stands for has the process's generators to itself. Here they belong to everybody,
-so they are neither lent nor touched: while a job's scope is open on a thread, torch's random
-operators, the functions that seed and save torch's generators, and the functions of the modules
-`random` and `numpy.random` act on the job's streams, on that thread alone. Functions of `random`
-and `numpy.random` that a module has imported by name before, and generators of one's own, are what
-they are: they know nothing of scopes.
+The loop that a job stands for has the process's generators to itself. Here they are everybody's, so
+they are neither lent nor touched. While a job's scope is open on a thread, these act on the job's
+streams, on that thread alone: torch's random operators; the functions that seed and save torch's
+generators; the functions of the modules `random` and `numpy.random`. Those of the last two that
+somebody has imported by name before know nothing of scopes, nor do generators of one's own.
 """
 
 from __future__ import annotations

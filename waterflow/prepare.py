@@ -20,8 +20,8 @@ from waterflow.executor.flow import PiledStep
 from waterflow.executor.measure import Scratch
 from waterflow.executor.plan import StepMemory
 from waterflow.executor.residence import storage_bytes
-from waterflow.executor.staging import Mailbox, Parcel
 from waterflow.executor.rng import copy_generator
+from waterflow.executor.staging import Mailbox, Parcel
 from waterflow.executor.tape import CompiledStep, compile_step
 from waterflow.forward import ForwardTrace, trace_forward
 from waterflow.job import Job
