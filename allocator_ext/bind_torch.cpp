@@ -2,6 +2,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
 
@@ -9,6 +10,7 @@
 
 #include "bind_device.h"
 #include "lane.h"
+#include "random.h"
 #include "replay.h"
 #include "rounds.h"
 #include "storage.h"
@@ -42,7 +44,7 @@ class Manager {
 
 using LaneManager = Manager<LaneScope, LaneContext>;
 using ThreadStateManager = Manager<ThreadStateScope, ThreadState>;
-using GeneratorManager = Manager<DefaultGeneratorSwap, at::Generator>;
+using RandomManager = Manager<RandomScope, at::Generator, std::optional<at::Generator>>;
 
 // Asks Python for more room, from inside an operator; an error there means that there is none.
 std::shared_ptr<const std::function<bool(std::size_t)>> room_maker(py::function more) {
@@ -192,8 +194,7 @@ std::vector<Result> make_results(const py::list& items) {
 }
 
 void add_operator(Tape& tape, const std::string& name, const std::string& overload,
-                  const py::list& arguments, const py::list& results, std::vector<int> release,
-                  std::optional<bool> draws_on_device) {
+                  const py::list& arguments, const py::list& results, std::vector<int> release) {
   Instruction instruction;
   instruction.name = name;
   instruction.op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
@@ -205,7 +206,6 @@ void add_operator(Tape& tape, const std::string& name, const std::string& overlo
   }
   instruction.results = make_results(results);
   instruction.release = std::move(release);
-  if (draws_on_device) instruction.draws = *draws_on_device ? Draws::kDevice : Draws::kHost;
   tape.add(std::move(instruction));
 }
 
@@ -423,9 +423,17 @@ void bind_storage(py::module_& m) {
         [](std::uintptr_t pointer) { return is_in_arena(reinterpret_cast<const void*>(pointer)); });
 }
 
+// Makes an object of a subclass of torch.Generator stand for another generator: given to an
+// operator, it is that one.
+void alias_generator(const py::object& alias, const at::Generator& generator) {
+  TORCH_CHECK(THPGenerator_Check(alias.ptr()) == 1, "alias_generator wants a torch.Generator");
+  reinterpret_cast<THPGenerator*>(alias.ptr())->cdata = generator;
+}
+
 }  // namespace
 
 void bind_torch(py::module_& m) {
+  prepare_random_scopes();
   bind_device(m);
   m.def("install_lane_allocator", &install_lane_allocator);
   m.def("register_arena", &register_arena);
@@ -446,10 +454,14 @@ void bind_torch(py::module_& m) {
            py::arg("state"))
       .def("__enter__", &ThreadStateManager::enter)
       .def("__exit__", &ThreadStateManager::exit);
-  py::class_<GeneratorManager>(m, "DefaultGeneratorSwap")
-      .def(py::init([](at::Generator generator) { return GeneratorManager(std::move(generator)); }))
-      .def("__enter__", &GeneratorManager::enter)
-      .def("__exit__", &GeneratorManager::exit);
+  py::class_<RandomManager>(m, "RandomScope")
+      .def(py::init([](at::Generator host, std::optional<at::Generator> device) {
+             return RandomManager(std::move(host), std::move(device));
+           }),
+           py::arg("host"), py::arg("device"))
+      .def("__enter__", &RandomManager::enter)
+      .def("__exit__", &RandomManager::exit);
+  m.def("alias_generator", &alias_generator, py::arg("alias"), py::arg("generator"));
   m.def("layout", &layout);
   m.def("replay", &replay, py::arg("bytes"), py::arg("ids"), py::arg("allocator"),
         py::arg("repeats"), py::call_guard<py::gil_scoped_release>());

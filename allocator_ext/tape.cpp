@@ -8,34 +8,15 @@
 
 #include <cmath>
 #include <cstring>
-#include <mutex>
+#include <optional>
 #include <utility>
+
+#include "random.h"
 
 namespace waterflow {
 namespace {
 
-std::recursive_mutex& default_generator_mutex() {
-  static std::recursive_mutex mutex;  // a thread may lend the host's and the device's
-  return mutex;
-}
-
-RandomState state_of(at::Generator generator) {
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  if (generator.device().is_cpu()) return {0, 0, generator.get_state()};
-  return {generator.current_seed(), generator.get_offset(), {}};
-}
-
-void set_state_of(at::Generator& generator, const RandomState& state) {
-  std::lock_guard<std::mutex> lock(generator.mutex());
-  if (generator.device().is_cpu()) {
-    generator.set_state(state.table);
-  } else {
-    generator.set_current_seed(state.seed);  // starts the stream anew, so the place comes second
-    generator.set_offset(state.offset);
-  }
-}
-
-// Generator states are bookkeeping, not job memory: they must not come from the arena.
+// What is not the job's own memory must not come from the arena.
 class OutsideLane {
  public:
   OutsideLane() : lane_(exchange_lane(nullptr)) {}
@@ -116,26 +97,12 @@ c10::IValue scalar_list(const Argument& argument, const std::vector<double>& reg
 
 }  // namespace
 
-DefaultGeneratorSwap::DefaultGeneratorSwap(at::Generator generator)
-    : lock_(default_generator_mutex()),
-      generator_(std::move(generator)),
-      standard_(at::globalContext().defaultGenerator(generator_.device())) {
-  OutsideLane outside;
-  saved_ = state_of(standard_);
-  set_state_of(standard_, state_of(generator_));
-}
-
-DefaultGeneratorSwap::~DefaultGeneratorSwap() {
-  OutsideLane outside;
-  set_state_of(generator_, state_of(standard_));
-  set_state_of(standard_, saved_);
-  saved_ = {};
-}
-
 Tape::Tape(int slots, int registers) : slots_(slots), registers_(registers) {}
 
 void Tape::run(int start, int stop) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::optional<RandomScope> random;
+  if (host_generator_) random.emplace(*host_generator_, device_generator_);
   LaneContext* lane = current_lane();
   Script* script = lane != nullptr ? lane->script : nullptr;
   for (int index = start; index < stop; ++index) {
@@ -167,12 +134,7 @@ void Tape::execute(const Instruction& instruction) {
 void Tape::call(const Instruction& instruction) {
   stack_.clear();
   for (const Argument& argument : instruction.arguments) push(argument);
-  if (instruction.draws != Draws::kNothing) {
-    DefaultGeneratorSwap swap(generator(instruction.draws == Draws::kDevice));
-    instruction.op->callBoxed(stack_);
-  } else {
-    instruction.op->callBoxed(stack_);
-  }
+  instruction.op->callBoxed(stack_);
   store(instruction);
   stack_.clear();
 }

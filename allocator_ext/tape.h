@@ -44,9 +44,6 @@ struct Result {
   bool is_list = false;
 };
 
-// Which default generator an operator draws from that takes none as an argument.
-enum class Draws { kNothing, kHost, kDevice };
-
 struct Instruction {
   enum class Kind { kOperator, kLoad, kReadScalar, kArithmetic, kReadLoss };
   Kind kind = Kind::kOperator;
@@ -55,7 +52,6 @@ struct Instruction {
   std::vector<Argument> arguments;
   std::vector<Result> results;
   std::vector<int> release;
-  Draws draws = Draws::kNothing;
   int input = -1, slot = -1;  // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
   int target = -1, left = -1, right = -1;  // kArithmetic and kReadScalar: registers
   char operation = 0;                      // kArithmetic: n (negate) + - * / ^
@@ -117,29 +113,6 @@ class Tape {
   int loads_ = 0;
   int forward_length_ = 0;
   std::variant<double, at::Tensor> loss_;
-};
-
-// Where a generator stands. A device's is two numbers; the host's has a table.
-struct RandomState {
-  std::uint64_t seed = 0;
-  std::uint64_t offset = 0;
-  at::Tensor table;
-};
-
-// While alive, the process's default generator of the same device continues `generator`'s stream;
-// afterwards it is what it was and `generator` has moved on. One at a time in the process.
-class DefaultGeneratorSwap {
- public:
-  explicit DefaultGeneratorSwap(at::Generator generator);
-  ~DefaultGeneratorSwap();
-  DefaultGeneratorSwap(const DefaultGeneratorSwap&) = delete;
-  DefaultGeneratorSwap& operator=(const DefaultGeneratorSwap&) = delete;
-
- private:
-  std::unique_lock<std::recursive_mutex> lock_;
-  at::Generator generator_;
-  at::Generator standard_;
-  RandomState saved_;
 };
 
 }  // namespace waterflow

@@ -65,10 +65,11 @@ def engine_seconds(names: str, policy: str) -> float:
 
 
 def count_operators() -> int:
+    from waterflow.executor.rng import JobRng
     from waterflow.prepare import Preparer
 
     job = make_job("a")
-    ready = Preparer(job, HostDevice(), (torch.Generator(), None), 1)(next(iter(job.data)))
+    ready = Preparer(job, HostDevice(), JobRng(0), 1)(next(iter(job.data)))
     assert ready.shape is not None
     assert ready.shape.steady is not None
     return len(ready.shape.steady.compiled.tape)

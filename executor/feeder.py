@@ -5,14 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-
-import torch
-from torch.utils.data import DataLoader
-
-from waterflow.allocator_ext import _C
-from waterflow.executor.stream import JobStream
 
 Item = TypeVar("Item")
 
@@ -39,7 +34,7 @@ class Feeder(Generic[Item]):
         self,
         data: Iterable[Any],
         prepare: Callable[[Any, Callable[[], None]], Item],
-        generator: torch.Generator,
+        python: Callable[[], AbstractContextManager[Any]],
         *,
         epochs: int | None,
         steps: int | None,
@@ -53,13 +48,14 @@ class Feeder(Generic[Item]):
 
         prepare: makes the item of a batch, on the feeder's thread; before it touches the job's
             tensors it calls its second argument, which waits for the steps under way.
+        python: what the data's Python runs in: the job's random streams, its caller's context.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
         """
         self._data = data
         self._prepare = prepare
-        self._generator = generator
+        self._python = python
         self._epochs = epochs
         self._steps = steps
         self._may_run_ahead = may_run_ahead
@@ -167,14 +163,10 @@ class Feeder(Generic[Item]):
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
     def _start_epoch(self) -> Iterator[Any]:
-        if isinstance(self._data, DataLoader) and self._data.num_workers > 0:
-            # Worker processes are forked here and must not inherit a redirected stream; what the
-            # epoch draws in this process, it draws now.
-            with _C.DefaultGeneratorSwap(self._generator):
-                return iter(self._data)
-        with JobStream(self._generator):
+        # Worker processes are forked here: in each, this thread goes on within the scope.
+        with self._python():
             return iter(self._data)
 
     def _next(self, iterator: Iterator[Any]) -> Any:
-        with JobStream(self._generator):
+        with self._python():
             return next(iterator)

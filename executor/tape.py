@@ -218,19 +218,15 @@ class _Compiler:
         schema = target._schema
         values = [_argument_value(node, i, argument) for i, argument in enumerate(schema.arguments)]
         arguments = [self._argument(v) for v in values]
-        takes_generator = False
         for place, argument in enumerate(schema.arguments):
             if argument.name == "generator" and values[place] is None:
-                takes_generator = True
                 arguments[place] = ("generator", _on_device(node))
-        seeded = torch.Tag.nondeterministic_seeded in target.tags
         compiled.tape.add_operator(
             schema.name,
             schema.overload_name,
             arguments,
             self._results(node, schema),
             release,
-            _on_device(node) if seeded and not takes_generator else None,
         )
 
     def _argument(self, value: Any) -> Argument:

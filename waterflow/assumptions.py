@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from waterflow.account import Account
+from waterflow.codenames import names_in
 from waterflow.job import Job
 from waterflow.optimizer_state import live_places
 from waterflow.purity import impure_calls
@@ -68,7 +69,7 @@ class Assumptions:
             Why the step cannot be replayed, None where it can: a call whose result may change, or
             state that cannot be looked at.
         """
-        impurities = impure_calls(seen)
+        impurities = impure_calls(seen.calls(), seen.codes())
         if impurities:
             first = impurities[0]
             return f"the step calls {first.name} at {first.file}:{first.line} ({first.why})"
@@ -83,7 +84,11 @@ class Assumptions:
         roots: dict[str, Any] = {"model": job.model, "loss": job.loss}
         if self._with_optimizer:
             roots["optimizer"] = job.optimizer
-        return Account.take(roots, seen, skip=live_places(job.optimizer))
+        names = codes = None
+        if seen is not None:
+            codes = seen.codes()
+            names = names_in(codes, seen.calls())
+        return Account.take(roots, names, codes, live_places(job.optimizer))
 
 
 def _fields(job: Job) -> tuple[Any, ...]:

@@ -123,7 +123,7 @@ def check_step(
 
 def _predict(preparer: Preparer, step: PreparedStep, flat: FlatBatch) -> Prediction:
     scratch = Scratch(preparer.device)
-    generators = preparer.copied_generators()
+    generators = preparer.rng.copy().generators
     try:
         (twins,) = preparer.twins(scratch, [step])
         batch = scratch.batch(flat.tensors)
@@ -158,7 +158,7 @@ def _state_difference(
             return f"{meaning.kind} {meaning.key!r}"
     if opaque_optimizer:
         return None
-    if not torch.equal(predicted.stream, preparer.generators[0].get_state()):
+    if not torch.equal(predicted.stream, preparer.rng.host.get_state()):
         return "the random stream"
     return _new_state_difference(preparer, step, predicted)
 
@@ -183,7 +183,7 @@ def _adopt(preparer: Preparer, step: PreparedStep, predicted: Prediction) -> Non
     with torch.no_grad():
         for meaning, tensor in preparer.inputs_of(step).items():
             tensor.detach().copy_(predicted.tensors[meaning])
-    preparer.generators[0].set_state(predicted.stream)
+    preparer.rng.host.set_state(predicted.stream)
     parameters = trained_parameters(preparer.job.optimizer)
     if step.optimizer is None:
         for (_, index), made in predicted.made.items():  # type: ignore[misc]

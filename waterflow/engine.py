@@ -11,6 +11,7 @@ import torch
 from waterflow.admission import Admission
 from waterflow.allocator_ext import _C
 from waterflow.eager import draw_seed
+from waterflow.executor import rng
 from waterflow.executor.device import Device, get_device
 from waterflow.executor.feeder import Fed
 from waterflow.executor.lanes import Lanes
@@ -28,6 +29,7 @@ from waterflow.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.recorder import Recorder, versions
 from waterflow.report import Report
 from waterflow.rounds import Rounds
+from waterflow.tracing import TRACE_LOCK
 from waterflow.units import parse_bytes
 
 #: A round waits this share of the last round for jobs whose next batch is about to be ready.
@@ -158,6 +160,8 @@ class Engine:
         self._arena.record(check)
         self._progress: ProgressDisplay = Progress() if progress else NullProgress()
         self._progress.start([])
+        with TRACE_LOCK:  # a trace patches the same functions for a while
+            rng.install()
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
         self._thread.start()
 
@@ -294,6 +298,7 @@ class Engine:
             try:
                 self._wind_up()
             finally:
+                rng.uninstall()
                 self._over.set()
                 self._wake()
 

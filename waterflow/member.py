@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from waterflow.allocator_ext import _C
 from waterflow.audit import CheckSchedule, check_step
 from waterflow.batch import moved
 from waterflow.callbacks import may_fetch_ahead
@@ -29,6 +28,7 @@ from waterflow.executor.feeder import Fed, Feeder
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.plan import solo_round
 from waterflow.executor.residence import Residence
+from waterflow.executor.rng import JobRng
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
 from waterflow.optimizer_state import trained_parameters
@@ -36,11 +36,6 @@ from waterflow.opaque import has_own_zero_grad
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import NumbersDifferError
 from waterflow.prepare import PreparedStep, Preparer, Ready
-
-
-class _Stub:
-    def __init__(self, g): self.g=g
-    def scope(self): return _C.DefaultGeneratorSwap(self.g)
 
 
 class Member:
@@ -59,12 +54,9 @@ class Member:
         self.number = number
         self.job = job
         self.device = lanes.device
-        self.generator = torch.Generator().manual_seed(seed)
-        self.rng = _Stub(self.generator)
-        self.device_generator = self.device.generator(seed)
+        self.rng = JobRng(seed, self.device)
         self.report = JobReport(name=job.name, seed=seed)
-        streams = (self.generator, self.device_generator)
-        self.preparer = Preparer(job, self.device, streams, lanes.threads, traces=traces)
+        self.preparer = Preparer(job, self.device, self.rng, lanes.threads, traces=traces)
         self.admitted = False
         self.waiting = False
         self.stop_requested = False
@@ -80,7 +72,7 @@ class Member:
         self.feeder: Feeder[Ready] = Feeder(
             job.data,
             self.preparer,
-            self.generator,
+            self.python,
             epochs=job.epochs,
             steps=job.steps,
             may_run_ahead=self._may_fetch_ahead,

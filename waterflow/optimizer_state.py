@@ -61,16 +61,16 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
     return found
 
 
-def live_places(optimizer: torch.optim.Optimizer) -> set[tuple[int, str]]:
-    """Where an optimizer keeps what captures follow by themselves: (identity of a dict, key).
+def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
+    """What captures follow by themselves: keys, by the identity of the object or dictionary.
 
     Hyperparameters are inputs of a captured step, or checked for each; the state's tensors are
-    bound to it, and a note tells schedulers that a step was made.
+    bound to it; the rest are notes that `step` leaves, without an effect on its numbers.
     """
-    places = {(id(vars(optimizer)), key) for key in ("state", "_opt_called", "_step_count")}
-    places.add((id(vars(optimizer)), "_need_device_dtype_check_for_fused"))
+    notes = {"state", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
+    places = {id(optimizer): notes, id(vars(optimizer)): notes}
     for group in optimizer.param_groups:
-        places |= {(id(group), key) for key in group if key != "params"}
+        places[id(group)] = {key for key in group if key != "params"}
     return places
 
 

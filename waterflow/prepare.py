@@ -25,8 +25,8 @@ from waterflow.executor.flow import PiledStep
 from waterflow.executor.measure import Scratch
 from waterflow.executor.plan import StepMemory
 from waterflow.executor.residence import storage_bytes
+from waterflow.executor.rng import JobRng
 from waterflow.executor.staging import Mailbox, Parcel
-from waterflow.executor.stream import copy_generator
 from waterflow.executor.tape import CompiledStep, compile_step
 from waterflow.forward import ForwardTrace, trace_forward
 from waterflow.job import Job
@@ -126,7 +126,7 @@ class Preparer:
     Attributes:
         job: the job.
         device: where it trains.
-        generators: its random streams, the host's and the device's; never advanced here.
+        rng: its random streams; never advanced here.
         mailbox: brings its batches to the device, None where they are there already.
         threads: intra-op threads of the lanes, part of a profile's identity.
         traces: of optimizers' steps, shared with the jobs beside it.
@@ -140,7 +140,7 @@ class Preparer:
 
     job: Job
     device: Device
-    generators: tuple[torch.Generator, torch.Generator | None]
+    rng: JobRng
     threads: int
     mailbox: Mailbox | None = None
     traces: OptimizerTraces = field(default_factory=OptimizerTraces)
@@ -428,7 +428,7 @@ class Preparer:
     def _prepare(self, flat: FlatBatch) -> Shape:
         """Traces, which runs the user's Python; what that has changed is put back."""
         assumptions = Assumptions(self.job, with_optimizer=self.opaque_optimizer is None)
-        with self.caller.entered():
+        with self.caller.entered(), self.rng.copy().scope():
             try:
                 shape = Shape(trace_forward(self.job, flat), assumptions)
                 self._add_steps(shape, flat)
@@ -494,7 +494,7 @@ class Preparer:
         scratch = Scratch(self.device)
         profiles: list[Profile] = []
         made: dict[Input, torch.Tensor] = {}
-        generators = self.copied_generators()
+        generators = self.rng.copy().generators
         try:
             twins = self.twins(scratch, steps, written_only=True)
             batch = scratch.batch(flat.tensors)
@@ -551,11 +551,6 @@ class Preparer:
         constants = {Input("constant", i): t for i, t in enumerate(step.graph.constants)}
         return {**self.persistent, **constants}
 
-    def copied_generators(self) -> tuple[torch.Generator, torch.Generator | None]:
-        """Random streams that will draw what the job's would, independently."""
-        host, device = self.generators
-        return copy_generator(host), None if device is None else copy_generator(device)
-
     def registers(self, step: PreparedStep) -> dict[int, float]:
         """Values of the step's live hyperparameters, by register."""
         values: Mapping[HyperKey, Any] = hyperparameters(self.job.optimizer)
@@ -564,7 +559,7 @@ class Preparer:
     def bind(self, step: PreparedStep) -> None:
         """Gives the step its persistent tensors and the job's random streams."""
         step.compiled.bind(self.inputs_of(step))
-        step.compiled.tape.set_generators(*self.generators)
+        step.compiled.tape.set_generators(*self.rng.generators)
 
 
     def put_state(self, step: PreparedStep, made: Mapping[Hashable, torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from waterflow.executor.device import HostDevice
-from waterflow.executor.stream import copy_generator
+from waterflow.executor.rng import JobRng
 from waterflow.families import Family, family
 from waterflow.footprint import Footprint, footprint_of, job_of
 from waterflow.hardware import Hardware
@@ -152,11 +152,15 @@ def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces)
 
 def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footprint:
     """The footprint with profiles taken on the host, of steps on copies; the job stays as it is."""
-    stream = copy_generator(torch.default_generator)
-    preparer = Preparer(job, HostDevice(), (stream, None), torch.get_num_threads(), traces=traces)
+    rng = JobRng(torch.initial_seed())
+    preparer = Preparer(job, HostDevice(), rng, torch.get_num_threads(), traces=traces)
     shape = preparer(next(iter(job.data))).shape
     if shape is None or shape.steady is None:
-        raise JobError(f"job {job.name!r}: with capture=False its memory is known only by a run")
+        reason = preparer.opaque_step or "; ".join(preparer.notes)
+        raise JobError(
+            f"job {job.name!r}: its steps run as eager Python ({reason}), so its memory is known "
+            "only by a run"
+        )
     first = None if shape.first is None else shape.first.memory.profile
     return dataclasses.replace(
         footprint,
