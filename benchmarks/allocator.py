@@ -21,6 +21,7 @@ import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
 from waterflow.allocator_ext import _C
 from waterflow.executor.device import HostDevice
+from waterflow.executor.rng import JobRng
 from waterflow.models.resnet import resnet50
 from waterflow.prepare import PreparedStep, Preparer
 
@@ -43,7 +44,7 @@ def resnet_job(batch: int = 2, side: int = 96) -> wf.Job:
 
 
 def prepare(job: wf.Job) -> tuple[Preparer, PreparedStep]:
-    preparer = Preparer(job, HostDevice(), (torch.Generator().manual_seed(0), None), 1)
+    preparer = Preparer(job, HostDevice(), JobRng(0), 1)
     ready = preparer(next(iter(job.data)))
     assert ready.shape is not None
     assert ready.shape.steady is not None

@@ -14,9 +14,14 @@ from typing import Any
 from waterflow.allocator_ext import _C
 from waterflow.executor.lanes import Lanes
 from waterflow.executor.plan import live_end
+from waterflow.executor.residence import rounded
 
-#: The block is larger than the largest step so far by a part of it.
-_SPARE = 1 / 8
+#: The block is larger than the largest step so far by a part of it, or so many bytes.
+_SPARE, _LEAST_SPARE = 1 / 8, 64 << 10
+
+
+def _ample(need: int) -> int:
+    return need + max(int(need * _SPARE), _LEAST_SPARE)
 
 
 class EagerRoom:
@@ -52,7 +57,7 @@ class EagerRoom:
             Whether the room is open.
         """
         held = int(self._arena.held(self._job))
-        size = max(int(need * (1 + _SPARE)), self.peak, held)
+        size = max(_ample(need), self.peak, held)
         if not self._take(size):
             return False
         if int(self._budget.statistics().capacity) - live_end(self._budget) < left:
@@ -76,9 +81,8 @@ class EagerRoom:
     def grow(self, size: int) -> bool:
         """Enlarges the block by at least `size` bytes, while no captured step is under way."""
         former = self._size
-        wanted = int(self._arena.held(self._job)) + size
-        ample = max(wanted, int(former * (1 + _SPARE)))
-        if self._take(ample) or self._take(wanted):
+        wanted = int(self._arena.held(self._job)) + rounded(size, self._arena.alignment)
+        if self._take(max(wanted, _ample(former))) or self._take(wanted):
             return True
         self._take(former)
         return False

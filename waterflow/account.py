@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 from waterflow.places import Place, Trail
 from waterflow.walk import Walk
 
 __all__ = ["Account"]
+
+Kind = TypeVar("Kind")
 
 
 class Account:
@@ -85,6 +87,10 @@ class Account:
     def objects(self) -> frozenset[int]:
         """Ids of all objects that can change, and addresses of the tensors' storages."""
         return frozenset(self._objects)
+
+    def instances(self, kind: type[Kind]) -> list[Kind]:
+        """The objects of a type that the walk met."""
+        return [value for value in self._walked.values() if isinstance(value, kind)]
 
     def shared(self, other: Account) -> list[str]:
         """What this and another account both reach and could change, as this one calls it."""

@@ -9,7 +9,6 @@ code can really read counts, so that a callback's own lists or a trainer's count
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from waterflow.account import Account

@@ -3,6 +3,8 @@ they look at gradients."""
 
 from __future__ import annotations
 
+import re
+from types import CodeType
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account import Account
 from waterflow.job import Job
+from waterflow.trust import is_trusted_code
 
 
 def may_fetch_ahead(job: Job) -> bool:
@@ -41,10 +44,19 @@ def looks_at_gradients(job: Job) -> bool:
     if not _has_callbacks(job):
         return False
     reached = Account.take({"on_step": job.on_step, "scheduler": job.scheduler}, None)
-    if any("grad" in code.co_names for code in reached.codes):
+    if any(_names_gradients(code) for code in reached.codes if not is_trusted_code(code)):
         return True
-    optimizers = [item for item in reached.objects if isinstance(item, torch.optim.Optimizer)]
+    optimizers = reached.instances(torch.optim.Optimizer)
     return any(optimizer is not job.optimizer for optimizer in optimizers)
+
+
+#: Names about gradients by which nobody comes to see one.
+_HARMLESS = re.compile(r"(no|enable|zero)_grad|requires_grad_?|(set|is)_grad_enabled")
+
+
+def _names_gradients(code: CodeType) -> bool:
+    names = (name for name in code.co_names if not _HARMLESS.fullmatch(name))
+    return any("grad" in name for name in names)
 
 
 def _has_callbacks(job: Job) -> bool:

@@ -31,8 +31,8 @@ from waterflow.executor.residence import Residence
 from waterflow.executor.rng import JobRng
 from waterflow.job import STOP, Job, StepResult
 from waterflow.jobreport import JobReport
-from waterflow.optimizer_state import trained_parameters
 from waterflow.opaque import has_own_zero_grad
+from waterflow.optimizer_state import trained_parameters
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import NumbersDifferError
 from waterflow.prepare import PreparedStep, Preparer, Ready
@@ -256,8 +256,10 @@ class Member:
     def load(self, step: PreparedStep, ready: Ready) -> None:
         """Gives the tape its batch and the hyperparameters of this step."""
         assert ready.flat is not None
+        assert ready.shape is not None
         self._begun += 1
         self._unchecked += 1
+        ready.shape.turns += 1
         batch = ready.flat.tensors
         if ready.parcel is not None:
             assert self.preparer.mailbox is not None
@@ -350,6 +352,7 @@ class Member:
         step = self.preparer.step_for(ready.shape)
         assert step is not None
         self._begun += 1
+        ready.shape.turns += 1
         self.report.eager_steps += 1
         self._bound.discard(step)
         with self.checks.timed(self._begun):

@@ -14,8 +14,6 @@ def why_opaque(job: Job, caller: CallerContext) -> str | None:
     """Why the job's steps run as eager Python from the start; None where they may be captured."""
     optimizer = job.optimizer
     name = type(optimizer).__name__
-    if job.capture is False:
-        return "the job has capture=False"
     if caller.opaque is not None:
         return caller.opaque
     if needs_closure(optimizer):

@@ -30,6 +30,7 @@ from waterflow.executor.staging import Mailbox, Parcel
 from waterflow.executor.tape import CompiledStep, compile_step
 from waterflow.forward import ForwardTrace, trace_forward
 from waterflow.job import Job
+from waterflow.opaque import why_opaque
 from waterflow.optimizer_state import (
     HyperKey,
     Layout,
@@ -40,7 +41,6 @@ from waterflow.optimizer_state import (
 from waterflow.optimizer_step import OptimizerTrace
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.effects import draws_on_host
-from waterflow.opaque import why_opaque
 from waterflow.partitioner.errors import CaptureError, OpaqueStepWarning
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.partitioner.profile import Profile
@@ -54,7 +54,9 @@ MAX_SHAPES = 64
 #: Captures kept for batches of one signature: what a step reads may change back and forth.
 _KEPT_CAPTURES = 4
 #: A job whose captures have gone stale more often than this runs eagerly.
-_MOST_RECAPTURES = 8
+_MOST_RECAPTURES = 32
+#: One whose captures go stale within so few turns does, too, the third time: they cost more.
+_HASTY_TURNS, _MOST_HASTY = 8, 2
 #: So many checked steps may change what later steps read, as caches do that settle.
 _MOST_MOVES = 1
 
@@ -97,6 +99,7 @@ class Shape:
         first: the step that creates the optimizer's state, None where it is there already.
         steady: the step of every later turn.
         checked: steps that an eager step has confirmed.
+        turns: steps made of it so far.
     """
 
     forward: ForwardTrace
@@ -104,6 +107,7 @@ class Shape:
     first: PreparedStep | None = None
     steady: PreparedStep | None = None
     checked: set[PreparedStep] = field(default_factory=set)
+    turns: int = 0
 
 
 @dataclass(eq=False)
@@ -155,18 +159,20 @@ class Preparer:
     recaptures: int = 0
     version: int = 0
     _shapes: dict[Hashable, list[Shape]] = field(default_factory=dict)
-    _captures: int = 0
     _moves: int = 0
+    _hasty: int = 0
+    _refusal: str | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __post_init__(self) -> None:
         if self.job.capture is not False and self.device.inbox() is not None:
             self.mailbox = Mailbox(self.device)
         self.note_persistent()
-        reason = why_opaque(self.job, self.caller)
-        if reason is not None:
-            self.opaque_step = reason
-            self.draws = True
+        self._refusal = why_opaque(self.job, self.caller)
+        if self.job.capture is False:
+            self.opaque_step, self.draws = "the job has capture=False", True
+        elif self._refusal is not None and self.job.capture == "auto":
+            self.become_opaque(self._refusal)
 
     def note_persistent(self) -> None:
         """Collects the job's persistent tensors as they are now.
@@ -235,6 +241,8 @@ class Preparer:
         """
         if self.opaque_step is not None or _is_lazy(self.job.model):
             return Ready(batch)
+        if self._refusal is not None:
+            self.become_opaque(self._refusal)
         try:
             flat = flatten(batch)
             return self._ready(batch, flat, before_capture)
@@ -244,7 +252,8 @@ class Preparer:
                 CaptureError(
                     f"job {self.job.name!r}: a batch holds a {error.args[0]}, which may hide "
                     "tensors from the capture. Make batches of tensors, numbers, strings, "
-                    "sequences, mappings and data classes, or give the job capture=False."
+                    "sequences, mappings and data classes, or give the job capture=False.",
+                    f"a batch holds a {error.args[0]}, which may hide tensors from the capture",
                 ),
                 for_good=False,
             )
@@ -340,7 +349,8 @@ class Preparer:
             raise _ManyShapesError(
                 f"job {self.job.name!r}: its batches have had {MAX_SHAPES} different shapes (or "
                 "plain values) and each needs a capture of its own. Pad or bucket the batches, "
-                "pass changing numbers as tensors, or give the job capture=False."
+                "pass changing numbers as tensors, or give the job capture=False.",
+                f"batches have had {MAX_SHAPES} different shapes before",
             )
         self.note_persistent()
         shape = self._prepare(flat)
@@ -358,12 +368,14 @@ class Preparer:
 
     def _count_recapture(self, former: Shape) -> None:
         self.recaptures += 1
-        if self.recaptures > _MOST_RECAPTURES:
+        self._hasty += former.turns < _HASTY_TURNS
+        if self.recaptures > _MOST_RECAPTURES or self._hasty > _MOST_HASTY:
             changed = former.assumptions.difference() or "what the step reads"
             raise CaptureError(
                 f"job {self.job.name!r}: {changed} has changed {self.recaptures} times, and each "
                 "time needs a capture of its own. Make it a tensor (a buffer of the model), or "
-                "give the job capture=False."
+                "give the job capture=False.",
+                f"{changed} changes too often for captures",
             )
 
     def judge(self, shape: Shape, step: PreparedStep, checked: CheckedStep) -> None:

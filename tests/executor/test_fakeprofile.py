@@ -18,6 +18,7 @@ from waterflow.executor.device import get_device
 from waterflow.executor.fakeprofile import fake_profile, walk_step
 from waterflow.executor.hosttemps import host_script
 from waterflow.executor.nodecost import flops, moved_bytes
+from waterflow.executor.rng import JobRng
 from waterflow.executor.tape import compile_step
 from waterflow.layouts import CaptureMode
 from waterflow.models.bert import bert_tiny
@@ -118,7 +119,7 @@ def known_profiles(name):
 def profiles(job):
     """Per step of the job: its step graph, its measured profile and its fake one."""
     device, threads = get_device("cpu"), torch.get_num_threads()
-    preparer = Preparer(job, device, (torch.Generator(), None), threads)
+    preparer = Preparer(job, device, JobRng(0), threads)
     shape = preparer(next(iter(job.data))).shape
     for step in (shape.first, shape.steady):
         if step is not None:

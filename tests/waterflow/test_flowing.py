@@ -19,6 +19,7 @@ from torch import nn
 import waterflow as wf
 from waterflow.allocator_ext import _C
 from waterflow.executor.device import HostDevice
+from waterflow.executor.rng import JobRng
 from waterflow.partitioner.profile import Profile
 from waterflow.prepare import Preparer
 
@@ -281,7 +282,7 @@ def measured(model: nn.Module, shape: tuple[int, ...]) -> Profile:
     batch = images.reshape(32, *shape), labels
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     job = wf.Job("a", model=model, optimizer=optimizer, loss=cross_entropy, data=[batch], seed=0)
-    preparer = Preparer(job, HostDevice(), (torch.Generator().manual_seed(0), None), 1)
+    preparer = Preparer(job, HostDevice(), JobRng(0), 1)
     prepared = preparer(batch).shape
     assert prepared is not None
     assert prepared.steady is not None

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
 from waterflow.executor.device import get_device
+from waterflow.executor.rng import JobRng
 from waterflow.fakejob import build
 from waterflow.footprint import RunOnlyError
 from waterflow.forecast import footprint_of, forecast, job_of
@@ -53,7 +54,7 @@ def job(model=None, optimizer=momentum, loss=cross_entropy, data=None, **options
 
 def prepared(made):
     """What preparing the same job for a run finds, by running its steps."""
-    preparer = Preparer(made, get_device("cpu"), (torch.Generator(), None), torch.get_num_threads())
+    preparer = Preparer(made, get_device("cpu"), JobRng(0), torch.get_num_threads())
     shape = preparer(next(iter(made.data))).shape
     return preparer, shape.first, shape.steady
 
