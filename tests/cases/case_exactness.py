@@ -26,6 +26,10 @@ import waterflow as wf
 #: What may become of a job: its graph stays, is taken anew, the whole step or its optimizer runs as
 #: Python, the job is refused because it insists on a graph, or it fails as the plain loop does.
 OUTCOMES = ("captured", "recaptured", "opaque", "opaque optimizer", "refused", "fails")
+#: What is usual for a change between two steps: numbers become inputs, or the graph is taken anew.
+KEPT = ("captured", "recaptured")
+#: And for one that only an optimizer which runs as Python can follow.
+EAGER = ("captured", "recaptured", "opaque optimizer")
 STEPS = 10
 
 
@@ -99,6 +103,16 @@ def batches(count: int = STEPS, size: int = 8) -> list[tuple[torch.Tensor, torch
     ]
 
 
+def made_by(make_batches):
+    """Data whose batches are made anew in every epoch."""
+
+    class Data:
+        def __iter__(self):
+            return make_batches()
+
+    return Data()
+
+
 def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
@@ -125,6 +139,10 @@ class Net(nn.Module):
 
 def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+def adam(model: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
 
 
 def job(model: nn.Module, loss: Any = cross_entropy, **options: Any) -> wf.Job:

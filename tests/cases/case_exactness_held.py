@@ -11,11 +11,9 @@ import weakref
 
 import numpy as np
 import torch
-from case_exactness import Subject, batches, case, cross_entropy, every, job, mlp, sgd
+from case_exactness import KEPT, Subject, batches, case, cross_entropy, every, job, mlp, sgd
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
-KEPT = ("captured", "recaptured")
 
 
 def normed():

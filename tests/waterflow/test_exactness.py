@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 from case_compare import MEMORY
-from case_exactness import (
-    STEPS,
-    Case,
-    Subject,
-    bits,
-    differences,
-    filler,
-    outcome_of,
-)
+from case_exactness import STEPS, Case, Subject, bits, differences, filler, outcome_of
 from case_exactness_table import CASES
 
 import waterflow as wf
