@@ -87,7 +87,7 @@ def names_in_a_batch(live):
     return job(mlp(), data=data)
 
 
-@case("captured")
+@case("captured", "opaque")
 def identifiers_in_a_batch(live):
     """The loss looks up a weight by the number of each row."""
     table = torch.linspace(0.1, 2.0, 80)

@@ -170,7 +170,7 @@ def stopped_early(live):
 # -- what is kept
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def views_kept_by_the_callback(live):
     """Views of a weight follow it in the loop, and stay readable when the run is over."""
     model, views = mlp(), []
@@ -178,7 +178,7 @@ def views_kept_by_the_callback(live):
     return Subject(made, lambda: views)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def arrays_kept_by_the_callback(live):
     model, views = mlp(), []
     made = job(model, on_step=every(True, lambda s: views.append(model[0].weight.detach().numpy())))
@@ -190,14 +190,14 @@ def arrays_kept_by_the_callback(live):
     return Subject(made, extra)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def array_taken_before(live):
     model = mlp()
     view = model[0].weight.detach().numpy()
     return Subject(job(model), lambda: view)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def weight_made_of_an_array(live):
     model = mlp()
     array = np.full((32, 16), 0.01, dtype=np.float32)
@@ -205,7 +205,7 @@ def weight_made_of_an_array(live):
     return Subject(job(model), lambda: array)
 
 
-@case("captured")
+@case(*KEPT)
 def weight_written_through_an_array(live):
     model = mlp()
     view = model[0].weight.detach().numpy()
@@ -216,21 +216,21 @@ def weight_written_through_an_array(live):
     return Subject(job(model, on_step=every(live, change)), lambda: view)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def memory_shared_by_dlpack(live):
     model = mlp()
     other = torch.from_dlpack(model[0].weight.detach())
     return Subject(job(model), lambda: other)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def view_of_a_weight_taken_before(live):
     model = mlp()
     row = model[0].weight.detach()[3]
     return Subject(job(model), lambda: row)
 
 
-@case("captured")
+@case(*KEPT)
 def weights_in_one_flat_tensor(live):
     """All weights are views of one tensor outside the job, which the callback changes."""
     model = mlp()
@@ -242,12 +242,12 @@ def weights_in_one_flat_tensor(live):
     return Subject(job(model, on_step=every(live, lambda step: flat.mul_(0.9))), lambda: flat)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def memory_shared_between_processes(live):
     return job(mlp().share_memory())
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def snapshots_of_all_weights(live):
     model, kept = mlp(), []
 
@@ -257,14 +257,14 @@ def snapshots_of_all_weights(live):
     return Subject(job(model, on_step=every(True, change)), lambda: kept)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def state_dict_kept_without_copies(live):
     model, kept = mlp(), []
     made = job(model, on_step=every(True, lambda step: kept.append(model.state_dict())))
     return Subject(made, lambda: kept)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def saved_to_a_file(live):
     model, kept = mlp(0.2), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -278,7 +278,7 @@ def saved_to_a_file(live):
     return Subject(job(model, optimizer=optimizer, on_step=every(True, change)), lambda: kept)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def optimizer_state_kept(live):
     model, kept = mlp(), []
     optimizer = sgd(model)
@@ -289,7 +289,7 @@ def optimizer_state_kept(live):
     return Subject(job(model, optimizer=optimizer, on_step=every(True, change)), lambda: kept)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def weak_references_stay(live):
     """The objects that the user knows are the ones that train."""
     model = mlp()
@@ -299,7 +299,7 @@ def weak_references_stay(live):
     return Subject(made, lambda: same)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def addresses_seen_by_the_callback(live):
     """A weight is where it was in the step before, as far as the callback can see."""
     model, same = mlp(), []
@@ -311,7 +311,7 @@ def addresses_seen_by_the_callback(live):
     return Subject(job(model, on_step=every(True, change)), lambda: same)
 
 
-@case("captured", matters=False)
+@case(*KEPT, matters=False)
 def another_thread_reads(live):
     """A thread that reads the model all the time finds real tensors, and no errors."""
     model, errors, done = mlp(), [], threading.Event()

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 import torch.nn.functional as F
-from case_exactness import Net, Subject, at, batches, case, cross_entropy, job, mlp
+from case_exactness import KEPT, Net, Subject, at, batches, case, cross_entropy, job, mlp
 from torch import nn
 from torch.nn.utils import stateless
 
@@ -137,13 +137,13 @@ modelled("scripted_with_a_branch", lambda: _scripted(Branching()), "opaque")
 modelled("traced_by_jit", lambda: torch.jit.trace(mlp(), torch.ones(8, 16)))
 modelled("graph_module", lambda: torch.fx.symbolic_trace(mlp()))
 modelled("compiled", lambda: torch.compile(mlp(), backend="eager"))
-modelled("buffer_made_by_the_first_call", LazilyScaled)
+modelled("buffer_made_by_the_first_call", LazilyScaled, *KEPT, "opaque")
 modelled("weights_standardized_in_place", Weighted)
 modelled("assigns_its_own_layer", SelfReplacing)
 modelled("wrapped_for_many_devices", lambda: nn.DataParallel(mlp()), "captured", "opaque")
 
 
-@case("captured", "opaque", matters=False)
+@case(*KEPT, "opaque", matters=False)
 def lazy_modules(live):
     """Weights get their shapes in the first step; the optimizer holds them before that."""
     return job(nn.Sequential(nn.LazyLinear(32), nn.Tanh(), nn.LazyLinear(4)))

@@ -31,11 +31,11 @@ optimized("asgd", functools.partial(optim.ASGD, lr=0.05), *EAGER)
 optimized("rprop", functools.partial(optim.Rprop, lr=0.01), *EAGER)
 optimized("adafactor", functools.partial(optim.Adafactor, lr=0.01), *EAGER)
 optimized("adam_with_a_tensor_rate", lambda p: optim.Adam(p, lr=torch.tensor(0.01)), "captured")
-optimized("lbfgs", functools.partial(optim.LBFGS, lr=0.1, max_iter=3), "opaque")
+optimized("lbfgs", functools.partial(optim.LBFGS, lr=0.1, max_iter=3), "opaque", "opaque optimizer")
 optimized(
     "lbfgs_searching",
     functools.partial(optim.LBFGS, max_iter=4, line_search_fn="strong_wolfe"),
-    "opaque",
+    *("opaque", "opaque optimizer"),
 )
 
 

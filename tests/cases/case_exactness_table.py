@@ -7,6 +7,7 @@ import case_exactness_counters  # noqa: F401
 import case_exactness_data  # noqa: F401
 import case_exactness_draws  # noqa: F401
 import case_exactness_held  # noqa: F401
+import case_exactness_hidden  # noqa: F401
 import case_exactness_memories  # noqa: F401
 import case_exactness_models  # noqa: F401
 import case_exactness_optimizers  # noqa: F401

@@ -190,6 +190,10 @@ def around(name, context, undo, *expected, **options):
     case(*(expected or ("captured", "opaque")), around=context, **options)(make)
 
 
+def _device():
+    return torch.device("cpu")
+
+
 def _no_autocast():
     return torch.autocast("cpu", enabled=False)
 
@@ -208,6 +212,7 @@ around(
     lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t),
 )
 around("deterministic_around", deterministic, contextlib.nullcontext, matters=False, alone=True)
+around("default_device_around", _device, contextlib.nullcontext, matters=False)
 around("anomaly_mode_around", torch.autograd.detect_anomaly, contextlib.nullcontext, matters=False)
 around("no_grad_around", torch.no_grad, torch.enable_grad, "fails", alone=True)
 around("inference_mode_around", torch.inference_mode, torch.enable_grad, "fails", alone=True)
