@@ -26,6 +26,10 @@ def pytest_collection_modifyitems(config, items):
     compiles what several of them need only once.
     """
     items.sort(key=lambda item: bool(tasks_of(item)), reverse=is_worker(config))
+    if "soak" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("soak")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
 
 
 def is_worker(config):
