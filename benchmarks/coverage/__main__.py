@@ -3,10 +3,10 @@
     python -m benchmarks.coverage --json
     python -m benchmarks.coverage --suite op_db --fraction 0.25 --workers 2
 
-Every case trains by the eager loop and by the engine; losses, parameters, buffers and the optimizer's
-state are compared by bits. `opaque`: trained as eager Python or with an eager optimizer; `refused`:
-eager trains it and the engine does not; `crashed`: the process died or did not answer; `skipped`:
-eager itself fails. The share that is captured is of those that were not skipped.
+Every case trains by the eager loop and by the engine; losses, parameters, buffers and the
+optimizer's state are compared by bits. `opaque`: trained as eager Python or with an eager
+optimizer; `refused`: eager trains it and the engine does not; `crashed`: the process died or did
+not answer; `skipped`: eager itself fails. The captured share is of those that were not skipped.
 """
 
 from __future__ import annotations

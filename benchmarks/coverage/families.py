@@ -41,8 +41,8 @@ _LARGEST = 6_000_000  # parameters: a family whose sizes have names of their own
 _SMALL = {
     2: "num_hidden_layers num_layers n_layer n_layers encoder_layers decoder_layers depth "
     "num_encoder_layers num_decoder_layers num_key_value_heads n_kv_heads num_experts_per_tok "
-    "moe_topk top_k num_experts_per_token first_k_dense_replace conv_kernel mamba_n_groups n_groups "
-    "num_attention_layers n_group topk_group attn_layer_period encoder_num_hidden_layers "
+    "moe_topk top_k num_experts_per_token first_k_dense_replace conv_kernel mamba_n_groups "
+    "n_groups num_attention_layers n_group topk_group attn_layer_period encoder_num_hidden_layers "
     "decoder_num_hidden_layers num_block_records expert_layer_period",
     1: "attn_layer_offset expert_layer_offset n_shared_experts num_mem_blocks",
     3: "num_channels",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.coverage.trial import Kind, Outcome
 
-_STARTING = 180.0  # seconds that a worker has besides the case's own, to import what it needs
+_STARTING = 180.0  # seconds that a worker has to import what a suite needs
 _TAIL = 6  # lines of stderr that are kept
 
 
@@ -71,18 +71,21 @@ class _Worker:
 
     def outcome(self, task: Task, seconds: float) -> Outcome:
         """What became of the task; starts a process where there is none."""
-        fresh = self._process is None
-        if fresh:
+        if self._process is None:
             self._start()
         assert self._pipe is not None
         self._pipe.send(task)
+        reason = ""
         try:
-            if self._pipe.poll(seconds + (_STARTING if fresh else 0)):
-                found: Outcome = self._pipe.recv()
-                return found
-            reason = f"no answer in {seconds:.0f} s"
-        except EOFError:
-            reason = ""
+            for limit in (_STARTING, seconds):  # the suite is loaded; the case has been tried
+                if not self._pipe.poll(limit):
+                    reason = f"no answer in {limit:.0f} s"
+                    break
+                found: Outcome | None = self._pipe.recv()
+                if found is not None:
+                    return found
+        except (EOFError, ConnectionError):  # it has died
+            pass
         self._kill()
         return Outcome(Kind.CRASHED, reason or self._last_words())
 
@@ -133,6 +136,7 @@ def _work(pipe: Connection, log: str, audit: str) -> None:
             return
         if task.suite not in loaded:
             loaded[task.suite] = load(task.suite)
+        pipe.send(None)
         try:
             outcome = outcome_of(loaded[task.suite].trials(task.name), audit)
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Any
 
 from benchmarks.coverage.trial import Trial
 
@@ -25,27 +26,27 @@ class Suite(ABC):
         """A case's trials; empty where there is nothing in it that can be trained."""
 
 
-#: name -> (module, factory); modules are imported only where the suite is wanted.
-_SUITES = {
-    "transformers": ("families", "Families"),
-    "timm": ("vision", "Timm"),
-    "torchvision": ("vision", "TorchVision"),
-    "module_db": ("tables", "Modules"),
-    "optim_db": ("tables", "Optimizers"),
-    "op_db": ("tables", "Operators"),
+#: name -> where the suite is; modules are imported only where it is wanted.
+_PLACES = {
+    "transformers": "benchmarks.coverage.families:Families",
+    "timm": "benchmarks.coverage.vision:Timm",
+    "torchvision": "benchmarks.coverage.vision:TorchVision",
+    "module_db": "benchmarks.coverage.tables:Modules",
+    "optim_db": "benchmarks.coverage.tables:Optimizers",
+    "op_db": "benchmarks.coverage.tables:Operators",
 }
-SUITES = tuple(_SUITES)
+SUITES = tuple(_PLACES)
 
 
-def load(name: str) -> Suite:
-    """The suite of that name.
+def load(name: str, **options: Any) -> Suite:
+    """The suite of that name, or at ``module:class``.
 
     Raises:
         MissingSuiteError: what it needs is not installed, or does not work with this torch.
     """
-    module, factory = _SUITES[name]
+    module, _, kind = _PLACES.get(name, name).partition(":")
     try:
-        make: Callable[[], Suite] = getattr(import_module(f"benchmarks.coverage.{module}"), factory)
-        return make()
+        make: Callable[..., Suite] = getattr(import_module(module), kind)
+        return make(**options)
     except (ImportError, RuntimeError) as error:  # an extension built for another torch
         raise MissingSuiteError(f"{name}: {error}") from error

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.testing._internal import common_methods_invocations as invocations
 from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
 
@@ -22,9 +21,6 @@ from benchmarks.coverage.trial import Trial
 _TOGETHER = 12
 #: Samples taken of one function, evenly spread; some have more than a thousand.
 _SAMPLES = 36
-
-# The table seeds torch anew in each call of an operator that draws. Here the job's seed does that.
-invocations.wrapper_set_seed = lambda operator, *args, **kwargs: operator(*args, **kwargs)
 
 MakeCalls = Callable[[], Iterator[Call]]
 
@@ -66,10 +62,14 @@ class Operators(_CallSuite):
     """The differentiable operators of ``op_db``; what needs a gradient is a parameter."""
 
     def __init__(self, samples: int = _SAMPLES) -> None:
-        found = [op for op in invocations.op_db if _is_differentiable(op)]
-        super().__init__(
-            {op.formatted_name: functools.partial(_of_op, op) for op in found}, samples
-        )
+        # Here, as it takes seconds to import.
+        from torch.testing._internal import common_methods_invocations as invocations
+
+        # The table seeds torch in each call of an operator that draws; here the job's seed does.
+        invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+        found = filter(_is_differentiable, invocations.op_db)
+        calls = {op.formatted_name: functools.partial(_of_op, op) for op in found}
+        super().__init__(calls, samples)
 
 
 def _is_differentiable(op: Any) -> bool:

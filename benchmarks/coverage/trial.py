@@ -69,7 +69,7 @@ def outcome_of(trials: Sequence[Trial], audit: str) -> Outcome:
 def judge(trial: Trial, audit: str = "log") -> Outcome:
     """Trains the trial's job both ways and compares."""
     try:
-        expected, eager = _eager(trial)
+        expected = _eager(trial)
     except Exception as error:
         return Outcome(Kind.SKIPPED, f"eager: {_text(error)}")
     try:
@@ -83,8 +83,7 @@ def judge(trial: Trial, audit: str = "log") -> Outcome:
         return Outcome(kind, f"{report.error_type}: {report.error}"[:_REASON])
     difference = _difference(expected, _Seen(job, report))
     if difference:
-        again, _ = _eager(trial)
-        if _difference(expected, again):
+        if _difference(expected, _eager(trial)):
             return Outcome(Kind.SKIPPED, f"eager differs from itself: {difference}")
         return Outcome(Kind.DIFFERENT, f"{difference} [{report.captured}]")
     if report.captured == "captured":
@@ -92,7 +91,7 @@ def judge(trial: Trial, audit: str = "log") -> Outcome:
     return Outcome(Kind.OPAQUE, f"{report.captured}: {' '.join(report.notes)}"[:_REASON])
 
 
-#: Whether a job insists on being captured by default, so that one that cannot be is no failure here.
+#: Whether jobs insist on being captured by default: those that cannot be are no failure then.
 _ASKS_FOR_CAPTURE = next(f.default for f in fields(wf.Job) if f.name == "capture") is True
 
 
@@ -124,10 +123,9 @@ class _Seen:
         self.tensors = {name: value.detach() for name, value in (*named, *state)}
 
 
-def _eager(trial: Trial) -> tuple[_Seen, wf.JobReport]:
+def _eager(trial: Trial) -> _Seen:
     job = _fresh(trial)
-    report = wf.run_eager(job, threads=1)
-    return _Seen(job, report), report
+    return _Seen(job, wf.run_eager(job, threads=1))
 
 
 def _fresh(trial: Trial) -> wf.Job:
@@ -165,7 +163,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _same_number(one: float, other: float) -> bool:
-    return one != one and other != other or struct.pack("d", one) == struct.pack("d", other)
+    return (one != one and other != other) or struct.pack("d", one) == struct.pack("d", other)
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
