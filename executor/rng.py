@@ -150,7 +150,7 @@ class _SharedGenerator(torch.Generator):
 
     def __new__(cls, shared: torch.Generator) -> _SharedGenerator:
         """A stand-in for `shared`."""
-        self = super().__new__(cls, shared.device)
+        self = super().__new__(cls, shared.device)  # type: ignore[call-arg]
         self._shared = shared
         _C.alias_generator(self, shared)
         return self
