@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -149,7 +150,7 @@ class _SharedGenerator(torch.Generator):
 
     def __new__(cls, shared: torch.Generator) -> _SharedGenerator:
         """A stand-in for `shared`."""
-        self = super().__new__(cls, shared.device)
+        self = super().__new__(cls, shared.device)  # type: ignore[call-arg]
         self._shared = shared
         _C.alias_generator(self, shared)
         return self
@@ -278,5 +279,17 @@ def _module_places() -> list[_Place]:
     return [*places, (mtrand, "_rand", _shared_numpy, _SharedNumpy(0))]
 
 
+def _fork_without_locked_seeding() -> None:
+    """A loader's workers are forked while other threads may be seeding torch, which locks; workers
+    seed as they begin, and would find it locked for ever."""
+    for module in (torch.cuda, torch.xpu, torch.mtia):
+        lock = getattr(module, "_initialization_lock", None)
+        if lock is not None:
+            os.register_at_fork(
+                before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+            )
+
+
+_fork_without_locked_seeding()
 _SHARED_HOST = _SharedGenerator(torch.default_generator)
 _MODULE_PLACES = _module_places()

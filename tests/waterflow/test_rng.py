@@ -99,7 +99,7 @@ def alone():
 
 def callers_draws():
     """What the caller's thread does meanwhile: builds models, draws, seeds, saves."""
-    drawn = [nn.Linear(20, 20).weight.sum(), torch.rand(3).sum(), torch.randperm(9)[0]]
+    drawn = [nn.Linear(20, 20).weight.detach().sum(), torch.rand(3).sum(), torch.randperm(9)[0]]
     drawn += [nn.functional.dropout(torch.ones(30)).sum(), torch.tensor(torch.initial_seed())]
     state = torch.get_rng_state()
     drawn += [torch.rand(()), torch.tensor(random.random()), torch.tensor(np.random.rand())]
