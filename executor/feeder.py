@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +33,7 @@ class Feeder(Generic[Item]):
         self,
         data: Iterable[Any],
         prepare: Callable[[Any, Callable[[], None]], Item],
-        python: Callable[[], AbstractContextManager[Any]],
+        python: Callable[[Callable[[], Any]], Any],
         *,
         epochs: int | None,
         steps: int | None,
@@ -48,7 +47,7 @@ class Feeder(Generic[Item]):
 
         prepare: makes the item of a batch, on the feeder's thread; before it touches the job's
             tensors it calls its second argument, which waits for the steps under way.
-        python: what the data's Python runs in: the job's random streams, its caller's context.
+        python: runs the data's Python, with the job's random streams, in its caller's context.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
@@ -163,10 +162,8 @@ class Feeder(Generic[Item]):
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
     def _start_epoch(self) -> Iterator[Any]:
-        # Worker processes are forked here: in each, this thread goes on within the scope.
-        with self._python():
-            return iter(self._data)
+        # Worker processes are forked here: in each, this thread goes on with the job's streams.
+        return self._python(lambda: iter(self._data))  # type: ignore[no-any-return]
 
     def _next(self, iterator: Iterator[Any]) -> Any:
-        with self._python():
-            return next(iterator)
+        return self._python(lambda: next(iterator))

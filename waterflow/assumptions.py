@@ -1,10 +1,11 @@
 """What a captured step takes for granted, looked at before every step.
 
-A captured step is the user's Python as it was at one moment. It stays right as long as all that this
-Python can read is what it was: objects, variables and code (`waterflow.account`), the fields of the
-job, the process's switches. The first look is wide: everything that the code could reach. The step
-that checks a new graph against the eager loop runs under observation; from then on only what its
-code can really read counts, so that a callback's own lists or a trainer's counters disturb nobody.
+A captured step is the user's Python as it was at one moment. It stays right as long as all that
+this Python can read is what it was: objects, variables and code (`waterflow.account`), the job's
+fields, the process's switches. The first look is wide: everything that the code could reach. The
+step that checks a new graph against the eager loop runs under observation; from then on only what
+its code can really read counts, so that a callback's own lists or a trainer's counters disturb
+nobody.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from waterflow.account import Account
+from waterflow.caller import CallerContext
 from waterflow.codenames import names_in
 from waterflow.job import Job
 from waterflow.optimizer_state import live_places
@@ -22,14 +24,16 @@ from waterflow.surroundings import process_flags
 class Assumptions:
     """What one captured step of a job takes for granted."""
 
-    def __init__(self, job: Job, *, with_optimizer: bool) -> None:
+    def __init__(self, job: Job, caller: CallerContext, *, with_optimizer: bool = True) -> None:
         """Takes the state as it is now.
 
         Args:
             job: whose step it is.
+            caller: the context of the job's Python.
             with_optimizer: whether the optimizer's step is part of the capture.
         """
         self._job = job
+        self._caller = caller
         self._with_optimizer = with_optimizer
         self._fields = _fields(job)
         self._flags = process_flags()
@@ -40,7 +44,7 @@ class Assumptions:
         return (
             all(now is then for now, then in zip(_fields(self._job), self._fields, strict=True))
             and process_flags() == self._flags
-            and self._account.holds()
+            and self._caller.look(self._account.holds)
         )
 
     def difference(self) -> str | None:
@@ -51,12 +55,12 @@ class Assumptions:
                 return f"the job's {name}"
         if process_flags() != self._flags:
             return "a process-wide setting of torch"
-        return self._account.difference()
+        return self._caller.look(self._account.difference)
 
     def restore(self) -> None:
         """Puts the state back, after a trace has run the user's code."""
-        if not self._account.holds():
-            self._account.restore()
+        if not self._caller.look(self._account.holds):
+            self._caller.look(self._account.restore)
 
     def narrow(self, seen: Any) -> str | None:
         """Looks from now on only at what the observed step can read.
@@ -87,7 +91,8 @@ class Assumptions:
         if seen is not None:
             codes = seen.codes()
             names = names_in(codes, seen.calls())
-        return Account.take(roots, names, codes, live_places(job.optimizer))
+        skip = live_places(job.optimizer)
+        return self._caller.look(lambda: Account.take(roots, names, codes, skip))
 
 
 def _fields(job: Job) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """Spot checks: a captured step beside the user's own eager step, compared by bits.
 
-At a checked step the graph computes on copies of the job's tensors and random streams, and the eager
-step is the one that trains. So a graph is compared before it has changed anything, a difference at
-its first use costs nothing but the graph, and the user's Python runs exactly as often as in the loop.
+At a checked step the graph computes on copies of the job's tensors and random streams, and the
+eager step is the one that trains. So a graph is compared before it has changed anything, a
+difference at its first use costs nothing but the graph, and the user's Python runs exactly as often
+as in the loop.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ def check_step(
     step: PreparedStep,
     flat: FlatBatch,
     batch: Any,
-    python: Callable[[], AbstractContextManager[Any]],
+    python: Callable[[Callable[[], float]], float],
     *,
     compare: bool = True,
 ) -> CheckedStep:
@@ -85,7 +85,7 @@ def check_step(
         step: its captured form. It is left without tensors.
         flat: the batch, taken apart.
         batch: the batch as the data made it.
-        python: what the job's Python runs in: its random streams, its caller's context.
+        python: runs the job's Python, with its random streams, in its caller's context.
         compare: False only observes the eager step.
 
     Raises:
@@ -101,11 +101,14 @@ def check_step(
         if predicted is not None and step.optimizer is None:
             gradients.append(_gradient_difference(job.optimizer, predicted))
 
+    def eagerly() -> float:
+        with torch.autograd.set_multithreading_enabled(False), seen:
+            return eager_step(job, given, after_backward)
+
     seen = _C.Observer()
+    given = moved(batch, preparer.device.tensors)
     try:
-        given = moved(batch, preparer.device.tensors)
-        with python(), torch.autograd.set_multithreading_enabled(False), seen:
-            loss = eager_step(job, given, after_backward)
+        loss = python(eagerly)
     except torch.OutOfMemoryError:
         if predicted is None:
             raise

@@ -1,13 +1,17 @@
 """What surrounds the caller's thread when it submits a job: the job's Python runs in the same.
 
-Autocast, gradient mode, function and dispatch modes and saved-tensor hooks belong to a thread; the
-loop that a job stands for would run in the caller's, the job runs on others.
+Autocast, gradient mode, function and dispatch modes, hooks for saved tensors and context variables
+belong to a thread; the loop that a job stands for would run in the caller's, the job runs on
+others.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import contextvars
+import copy
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch.overrides import _get_current_function_mode_stack
@@ -15,6 +19,9 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.rng import JobRng
+
+Result = TypeVar("Result")
 
 _DEVICES = ("cpu", "cuda")
 
@@ -27,6 +34,7 @@ class CallerContext:
     """
 
     def __init__(self) -> None:
+        self._variables = contextvars.copy_context()
         self._state = _C.ThreadState()
         self._autocast = [
             (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
@@ -51,8 +59,27 @@ class CallerContext:
             )
         return None
 
+    def copy(self) -> CallerContext:
+        """The same context, whose variables then change by themselves."""
+        twin = copy.copy(self)
+        twin._variables = self._variables.copy()
+        return twin
+
+    def run(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        """Calls a function in this context, with these random streams. One call at a time."""
+
+        def inside() -> Result:
+            with self._entered(), rng.scope():
+                return function()
+
+        return self._variables.run(inside)
+
+    def look(self, function: Callable[[], Result]) -> Result:
+        """Calls what only looks at context variables, at any time."""
+        return self._variables.copy().run(function)
+
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def _entered(self) -> Iterator[None]:
         """Inside, the calling thread has this context."""
         before = [torch.get_autocast_dtype(device) for device in _DEVICES]
         cache = torch.is_autocast_cache_enabled()

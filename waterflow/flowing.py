@@ -25,6 +25,7 @@ from waterflow.partitioner.profile import node_times
 from waterflow.prepare import PreparedStep, Ready
 from waterflow.recorder import Recorder
 from waterflow.rounds import Guard
+from waterflow.watch import PYTHON_TURNS
 
 #: So many jobs are simulated to choose how steep their piles are; more would say little new.
 _MOST_SIMULATED = 6
@@ -353,7 +354,7 @@ class Flowing:
         while one is under way: this ends the stretch and waits for those that are.
         """
         assert member.room is not None
-        with self._state:
+        with PYTHON_TURNS.paused(), self._state:
             self._ending = True
             self._state.notify_all()
             self._state.wait_for(lambda: self._captured == 0)

@@ -13,12 +13,10 @@ from waterflow.batch import FlatBatch
 from waterflow.job import Job
 from waterflow.layouts import CaptureMode
 from waterflow.optimizer_state import trained_parameters
-from waterflow.partitioner.effects import seeded, writes
+from waterflow.partitioner.effects import writes
 from waterflow.partitioner.graph import Input, tensors_of
 from waterflow.shadow import Shadow, UnkeptChangeError
-from waterflow.statewatch import StateWatch
 from waterflow.tracing import (
-    TRACE_LOCK,
     capture_error,
     fake_twin,
     nodes_so_far,
@@ -26,6 +24,7 @@ from waterflow.tracing import (
     trace,
     users_line,
 )
+from waterflow.watch import TraceWatch
 
 
 @dataclass
@@ -109,36 +108,43 @@ def _keep_reassigned_buffers(model: nn.Module, buffers: dict[str, torch.Tensor])
     return found
 
 
-def trace_forward(job: Job, batch: FlatBatch) -> ForwardTrace:
+def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -> ForwardTrace:
     """Traces one step of the job on a batch of this signature; nothing is executed.
 
     The graph takes the batch on the model's device, wherever it is now.
+
+    Args:
+        job: the job.
+        batch: a batch, taken apart.
+        watch: what the trace runs in, where other traces run in it, too.
 
     Raises:
         CaptureError: the step depends on values, on Python state, or on tensors that the graph
             cannot have as inputs.
     """
+    if watch is None:
+        with TraceWatch(job) as watch:
+            return trace_forward(job, batch, watch)
     step = _Step(job, batch)
-    watch = StateWatch(job.model, loss=job.loss)
     try:
-        with TRACE_LOCK, watch.generators(), torch.enable_grad():
-            mode = CaptureMode()
-            fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
-            fakes += [fake_twin(mode, tensor, job.device) for tensor in batch.tensors]
-            module = trace(step, mode, fakes, step.own)
+        module = watch.run(lambda: _trace(step))
     except UnkeptChangeError as error:
-        watch.problem()
         raise capture_error(job.name, str(error), users_line(None, job.loss)) from error
     except Exception as error:
-        watch.problem()
         raise capture_error(job.name, reason_of(error), users_line(error, job.loss)) from error
     problem = watch.problem() or _foreign_gradient(job, module)
     if problem:
         raise capture_error(job.name, problem, users_line(None, job.loss))
     result = _result(step, module)
-    _check_random(job, watch, result)
     _check_batch_unchanged(job, result)
     return result
+
+
+def _trace(step: _Step) -> fx.GraphModule:
+    mode = CaptureMode()
+    fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
+    fakes += [fake_twin(mode, tensor, step.job.device) for tensor in step.batch.tensors]
+    return trace(step, mode, fakes, step.own)
 
 
 def _foreign_gradient(job: Job, module: fx.GraphModule) -> str | None:
@@ -180,16 +186,6 @@ def mutated_sources(module: fx.GraphModule) -> set[fx.Node]:
             written |= storage_ids(target)
     sources = [node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")]
     return {node for node in sources if storage_ids(node) & written}
-
-
-def _check_random(job: Job, watch: StateWatch, result: ForwardTrace) -> None:
-    draws = any(seeded(node) for node in result.module.graph.nodes)
-    if draws and watch.torch_generator_touched:
-        reason = (
-            "the step sets or saves torch's random state and draws random numbers (activation "
-            "checkpointing with dropout does), which a captured step cannot replay"
-        )
-        raise capture_error(job.name, reason, users_line(None, job.loss))
 
 
 def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:

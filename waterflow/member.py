@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,6 +35,9 @@ from waterflow.optimizer_state import trained_parameters
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import NumbersDifferError
 from waterflow.prepare import PreparedStep, Preparer, Ready
+from waterflow.watch import PYTHON_TURNS
+
+Result = TypeVar("Result")
 
 
 class Member:
@@ -72,7 +74,7 @@ class Member:
         self.feeder: Feeder[Ready] = Feeder(
             job.data,
             self.preparer,
-            self.python,
+            self._fetch,
             epochs=job.epochs,
             steps=job.steps,
             may_run_ahead=self._may_fetch_ahead,
@@ -128,11 +130,15 @@ class Member:
         plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         return job.on_step is not None or job.stop_on_nan or plateau
 
-    @contextlib.contextmanager
-    def python(self) -> Iterator[None]:
-        """Inside runs Python of the job's: in its caller's context, with its random streams."""
-        with self.preparer.caller.entered(), self.rng.scope():
-            yield
+    def python(self, function: Callable[[], Result]) -> Result:
+        """Runs Python of the job's: in its caller's context, with its random streams."""
+        with PYTHON_TURNS.shared():
+            return self.preparer.caller.run(self.rng, function)
+
+    def _fetch(self, function: Callable[[], Result]) -> Result:
+        """The same for its data, which may take its time, and may be fetched beside a step."""
+        caller = self.preparer.caller
+        return (caller.copy() if self._may_fetch_ahead() else caller).run(self.rng, function)
 
     # What it needs
 
@@ -338,8 +344,13 @@ class Member:
     def _step_eagerly(self, ready: Ready, memory: AbstractContextManager[Any]) -> float:
         self._begun += 1
         self.report.eager_steps += 1
-        with self.python(), memory, torch.autograd.set_multithreading_enabled(False):
-            return eager_step(self.job, moved(ready.batch, self.device.tensors))
+
+
+        def step() -> float:
+            with memory, torch.autograd.set_multithreading_enabled(False):
+                return eager_step(self.job, moved(ready.batch, self.device.tensors))
+
+        return self.python(step)
 
     def _run_checked(self, ready: Ready) -> float:
         """Makes the step eagerly, and compares its captured form, which is bound, with it.
@@ -389,8 +400,13 @@ class Member:
         for key, slot in step.compiled.outputs.items():
             parameters[key[1]].grad = tape.slot(slot)  # type: ignore[index]
         tape.clear(list(step.compiled.outputs.values()))
-        with self.python(), lanes.scope(self.number):
-            update_parameters(self.job.optimizer, self.job.clip_grad_norm)
+
+
+        def update() -> None:
+            with lanes.scope(self.number):
+                update_parameters(self.job.optimizer, self.job.clip_grad_norm)
+
+        self.python(update)
         self.ran_in_arena = True
 
     def drop_gradients(self) -> None:
@@ -427,8 +443,7 @@ class Member:
         if self.job.scheduler is not None and self.job.scheduler_every == every:
             # A captured step calls no step(), which schedulers would warn of.
             self.job.optimizer._opt_called = True  # type: ignore[attr-defined]
-            with self.python():
-                step_scheduler(self.job, every, loss)
+            self.python(lambda: step_scheduler(self.job, every, loss))
 
     def finish_step(self, loss: float, rates: tuple[float, ...]) -> None:
         """After a step: records it, steps the scheduler, asks the callback.
@@ -445,8 +460,8 @@ class Member:
             self._step_scheduler("step", loss)
         if job.on_step is not None:
             result = StepResult(job.name, report.steps, self.epoch, loss, rates)
-            with self.python():
-                answer = job.on_step(result)
+            on_step = job.on_step
+            answer = self.python(lambda: on_step(result))
             if answer is STOP:
                 self.end("stopped")
                 return
@@ -535,7 +550,6 @@ class Member:
     def _own_tensors(self) -> Iterator[torch.Tensor]:
         self.preparer.note_persistent()  # an eager step may have replaced some
         yield from self.preparer.all_persistent()
-        yield from _tensors_in(self.job.optimizer.state_dict()["state"])
         yield from self._made_by_step()
 
     def _known_tensors(self) -> Iterator[torch.Tensor]:

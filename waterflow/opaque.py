@@ -8,6 +8,7 @@ from waterflow.callbacks import looks_at_gradients
 from waterflow.caller import CallerContext
 from waterflow.eager import needs_closure
 from waterflow.job import Job
+from waterflow.tracing import users_line
 
 
 def why_opaque(job: Job, caller: CallerContext) -> str | None:
@@ -17,13 +18,16 @@ def why_opaque(job: Job, caller: CallerContext) -> str | None:
     if caller.opaque is not None:
         return caller.opaque
     if needs_closure(optimizer):
-        return f"{name} evaluates the loss by itself, as often as it likes"
+        where = users_line(None, type(optimizer).step)
+        return f"{name} evaluates the loss by itself, as often as it likes ({where})"
     if has_own_zero_grad(optimizer):
-        return f"{name} has a zero_grad of its own, so gradients may outlive a step"
+        where = users_line(None, optimizer.zero_grad)
+        return f"{name} has a zero_grad of its own, so gradients may outlive a step ({where})"
     if job.keep_grads:
         return "callbacks are to see gradients (keep_grads=True)"
     if looks_at_gradients(job):
-        return "a callback may look at gradients, or step another optimizer"
+        where = users_line(None, job.on_step or getattr(job.scheduler, "step", None))
+        return f"a callback may look at gradients, or step another optimizer ({where})"
     return None
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +33,8 @@ from waterflow.optimizer_state import (
     trained_parameters,
 )
 from waterflow.shadow import changed_attribute, shadow_optimizer
-from waterflow.statewatch import StateWatch
-from waterflow.tracing import TRACE_LOCK, fake_twin, is_of_job, reason_of, trace
+from waterflow.tracing import fake_twin, reason_of, trace
+from waterflow.watch import TraceWatch
 
 _ABSENT = object()
 
@@ -77,7 +75,10 @@ class OptimizerTrace:
 
 
 def trace_optimizer(
-    job: Job, gradients: Sequence[Layout | None], state: StateLayout
+    job: Job,
+    gradients: Sequence[Layout | None],
+    state: StateLayout,
+    watch: TraceWatch | None = None,
 ) -> OptimizerTrace:
     """Traces the job's optimizer step twice with different marks and compares.
 
@@ -85,18 +86,22 @@ def trace_optimizer(
         job: whose optimizer it is.
         gradients: layout of each trained parameter's gradient, None where there is none.
         state: layouts of the state before the step; empty dictionaries before the first step.
+        watch: what the traces run in, where others run in it, too.
 
     Raises:
         NotCapturableError: the step depends on values in a way that a graph cannot follow.
     """
+    if watch is None:
+        with TraceWatch(job) as watch:
+            return trace_optimizer(job, gradients, state, watch)
     values = hyperparameters(job.optimizer)
     fixed = {key for key, value in values.items() if not markable(value)}
     for _ in range(len(values) + 1):
-        first = _Attempt(job, gradients, state, fixed, seed=1).run()
+        first = _Attempt(job, gradients, state, fixed, seed=1).run(watch)
         if broken := _guards_broken(first, values):
             fixed |= broken
             continue
-        second = _Attempt(job, gradients, state, fixed, seed=2).run()
+        second = _Attempt(job, gradients, state, fixed, seed=2).run(watch)
         if broken := _guards_broken(second, values):
             fixed |= broken
             continue
@@ -127,29 +132,22 @@ class _Attempt:
         self.module: fx.GraphModule
         self.inputs: list[tuple[Any, ...]] = []
 
-    def run(self) -> _Attempt:
-        mode = CaptureMode()
-        with TRACE_LOCK:
-            watch = StateWatch(self.job.model, self.job.optimizer)
-            try:
-                arguments = self._arguments(mode)
-                with (
-                    watch.generators(),
-                    torch.no_grad(),
-                    _live_items(self._read),
-                    _TensorScalars(),
-                    _forms_as_eager(self.real),
-                ):
-                    self.module = trace(self._step, mode, arguments, self.real)
-            except NotCapturableError:
-                watch.problem()
-                raise
-            except Exception as error:
-                watch.problem()
-                raise NotCapturableError(reason_of(error)) from error
-            if problem := watch.problem():
-                raise NotCapturableError(problem)
+    def run(self, watch: TraceWatch) -> _Attempt:
+        try:
+            watch.run(self._trace)
+        except NotCapturableError:
+            raise
+        except Exception as error:
+            raise NotCapturableError(reason_of(error)) from error
+        if problem := watch.problem():
+            raise NotCapturableError(problem)
         return self
+
+    def _trace(self) -> None:
+        mode = CaptureMode()
+        arguments = self._arguments(mode)
+        with torch.no_grad(), _Scalars(self._read):
+            self.module = trace(self._step, mode, arguments, self.real)
 
     def _arguments(self, mode: Any) -> list[torch.Tensor]:
         given: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -280,54 +278,33 @@ class _Attempt:
             raise NotCapturableError(f"its state {key!r} is a Python value that changes")
 
 
-class _TensorScalars(TorchFunctionMode):
-    """Scalars given as tensors (``alpha=-lr``) are read where operators would read them."""
+class _Scalars(TorchFunctionMode):
+    """Reads of tensors go to `read`; scalars given as tensors (``alpha=-lr``) are read where
+    operators would read them."""
+
+    def __init__(self, read: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._read = read
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if func == torch.Tensor.item:
+            return self._read(args[0])
         kwargs = dict(kwargs or {})
         names = ("alpha", "value") if "addc" in getattr(func, "__name__", "") else ("alpha",)
         for name in names:
             if isinstance(kwargs.get(name), torch.Tensor):
-                kwargs[name] = kwargs[name].item()
+                kwargs[name] = self._read(kwargs[name])
         return func(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def _live_items(read: Any) -> Iterator[None]:
-    """``tensor.item()`` in this thread goes to `read`. Requires TRACE_LOCK, as it patches torch."""
-    original, owner = torch.Tensor.item, threading.get_ident()
-
-    def item(tensor: torch.Tensor) -> Any:
-        return read(tensor) if threading.get_ident() == owner else original(tensor)
-
-    torch.Tensor.item = item  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        torch.Tensor.item = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _forms_as_eager(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """The trace takes the form (one tensor at a time, or many) that the eager step takes.
-
-    torch chooses it by the tensors' types, and the forms may round differently on a GPU. Twins
-    count as what they stand for. Requires TRACE_LOCK, as it patches torch.
-    """
-    kinds: list[Any] = [  # lists of types, told as something else by torch's annotations
-        optimizer._foreach_supported_types,
-        _foreach_utils._foreach_supported_types,
-    ]
-    usual = all(type(p) in kinds[0] or is_of_job(p) for p in parameters)
-    for kind in kinds if usual else ():
-        kind.append(FakeTensor)
-    try:
-        yield
-    finally:
-        for kind in kinds if usual else ():
-            kind.remove(FakeTensor)
+# torch chooses a step's form (one tensor at a time, or many) by the tensors' types, and the forms
+# may round differently on a GPU: twins count as what they stand for. For good, as a list that came
+# and went with each trace would look changed to whoever looks meanwhile.
+for _kinds in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+    if FakeTensor not in _kinds:
+        _kinds.append(FakeTensor)  # type: ignore[arg-type]
 
 
 def _check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:

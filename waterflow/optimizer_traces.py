@@ -26,7 +26,7 @@ from waterflow.optimizer_state import (
     state_layout,
 )
 from waterflow.optimizer_step import OptimizerTrace, trace_optimizer
-from waterflow.tracing import TRACE_LOCK
+from waterflow.watch import TraceWatch
 
 #: So many are kept, the latest: a trace may take megabytes.
 _KEPT = 8
@@ -38,34 +38,41 @@ class OptimizerTraces:
 
     _kept: list[tuple[str, OptimizerTrace]] = field(default_factory=list)  # the latest last
 
-    def of(self, job: Job, forward: ForwardTrace) -> tuple[OptimizerTrace | None, OptimizerTrace]:
+    def of(
+        self, job: Job, forward: ForwardTrace, watch: TraceWatch | None = None
+    ) -> tuple[OptimizerTrace | None, OptimizerTrace]:
         """The first step's trace (None where the state exists) and the steady one.
 
         Args:
             job: whose optimizer it is.
             forward: its forward and backward pass.
+            watch: what the traces run in, where others run in it, too.
 
         Raises:
             NotCapturableError: the optimizer runs eagerly.
         """
+        if watch is None:
+            with TraceWatch(job) as watch:
+                return self.of(job, forward, watch)
         gradients = gradient_layouts(job, forward)
-        with TRACE_LOCK:  # others wait for what they may then share
-            first = self._one(job, gradients, state_layout(job.optimizer))
-            if not first.outputs:
-                return None, first
-            return first, self._one(job, gradients, first.state_after)
+        first = self._one(job, gradients, state_layout(job.optimizer), watch)
+        if not first.outputs:
+            return None, first
+        return first, self._one(job, gradients, first.state_after, watch)
 
-    def _one(self, job: Job, gradients: list[Layout | None], state: StateLayout) -> OptimizerTrace:
+    def _one(
+        self, job: Job, gradients: list[Layout | None], state: StateLayout, watch: TraceWatch
+    ) -> OptimizerTrace:
         key = _key(job, gradients, state)
         if key is None:
-            return trace_optimizer(job, gradients, state)
+            return trace_optimizer(job, gradients, state, watch)
         values = hyperparameters(job.optimizer)
         for entry in self._kept:
             if entry[0] == key and entry[1].valid_for(values):
                 self._kept.remove(entry)
                 self._kept.append(entry)
                 return entry[1]
-        trace = trace_optimizer(job, gradients, state)
+        trace = trace_optimizer(job, gradients, state, watch)
         if _is_shareable(trace):
             self._kept.append((key, trace))
             del self._kept[:-_KEPT]

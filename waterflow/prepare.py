@@ -45,6 +45,7 @@ from waterflow.partitioner.errors import CaptureError, OpaqueStepWarning
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.partitioner.profile import Profile
 from waterflow.tracing import capture_error, reason_of, users_line
+from waterflow.watch import TraceWatch
 
 if TYPE_CHECKING:
     from waterflow.audit import CheckedStep
@@ -59,6 +60,10 @@ _MOST_RECAPTURES = 32
 _HASTY_TURNS, _MOST_HASTY = 8, 2
 #: So many checked steps may change what later steps read, as caches do that settle.
 _MOST_MOVES = 1
+
+
+_Traces = tuple[OptimizerTrace | None, OptimizerTrace | None]
+"""Of the optimizer: the first step (None where its state exists), and later ones (None: eager)."""
 
 
 class _ManyShapesError(CaptureError):
@@ -386,7 +391,8 @@ class Preparer:
         """
         if checked.difference is not None:
             self.become_opaque(
-                f"its captured step gives other numbers than the eager one: {checked.difference}"
+                "its captured step gives other numbers than the eager one: "
+                f"{checked.difference} ({users_line(None, self.job.loss)})"
             )
             return
         if checked.adopted:
@@ -424,7 +430,9 @@ class Preparer:
 
     def step_for(self, shape: Shape) -> PreparedStep | None:
         """The step to run now; None where the hyperparameters have outgrown the graph."""
-        step = shape.steady if self.state_exists or shape.first is None else shape.first
+        step = shape.steady
+        if shape.first is not None and not self._has_state(shape.first):
+            step = shape.first
         if step is None or step.optimizer is None:
             return step
         values = hyperparameters(self.job.optimizer)
@@ -432,24 +440,30 @@ class Preparer:
             step.valid_values = values
         return step if step.valid_values == values else None
 
+    def _has_state(self, first: PreparedStep) -> bool:
+        """Whether all that a first step creates is there."""
+        return all(Input("state", key) in self.persistent for key in first.graph.outputs)
+
     def renew(self, shape: Shape, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
         with self._lock:
-            self._add_steps(shape, flat)
+            with TraceWatch(self.job, self.rng, self.caller) as watch:
+                traces = self._optimizer_traces(shape.forward, watch)
+            self._add_steps(shape, flat, traces)
 
     def _prepare(self, flat: FlatBatch) -> Shape:
-        """Traces, which runs the user's Python; what that has changed is put back."""
-        assumptions = Assumptions(self.job, with_optimizer=self.opaque_optimizer is None)
-        with self.caller.entered(), self.rng.copy().scope():
-            try:
-                shape = Shape(trace_forward(self.job, flat), assumptions)
-                self._add_steps(shape, flat)
-            finally:
-                assumptions.restore()
+        with TraceWatch(self.job, self.rng, self.caller) as watch:
+            forward = trace_forward(self.job, flat, watch)
+            traces = self._optimizer_traces(forward, watch)
+            assumptions = watch.assumptions
+            if self.opaque_optimizer is not None:
+                assumptions = Assumptions(self.job, self.caller, with_optimizer=False)
+        shape = Shape(forward, assumptions)
+        self._add_steps(shape, flat, traces)
         return shape
 
-    def _add_steps(self, shape: Shape, flat: FlatBatch) -> None:
-        first, steady = self._optimizer_traces(shape.forward)
+    def _add_steps(self, shape: Shape, flat: FlatBatch, traces: _Traces) -> None:
+        first, steady = traces
         steps: list[PreparedStep] = []
         for trace in (first, steady) if first is not None else (steady,):
             graph = join(self.job, shape.forward, trace)
@@ -461,14 +475,12 @@ class Preparer:
         shape.steady = steps[-1]
         self._note_final_size(first, steps)
 
-    def _optimizer_traces(
-        self, forward: ForwardTrace
-    ) -> tuple[OptimizerTrace | None, OptimizerTrace | None]:
+    def _optimizer_traces(self, forward: ForwardTrace, watch: TraceWatch) -> _Traces:
         """The first step's trace (None where the state exists) and the steady one."""
         if self.opaque_optimizer is not None:
             return None, None
         try:
-            return self.traces.of(self.job, forward)
+            return self.traces.of(self.job, forward, watch)
         except NotCapturableError as error:
             name = type(self.job.optimizer).__name__
             self.opaque_optimizer = f"{name} cannot be captured exactly: {error}"
