@@ -10,6 +10,7 @@ import collections
 import contextvars
 import itertools
 import random
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -155,7 +156,7 @@ def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
 
 def _is_empty(local: Any) -> bool:
     """Whether this thread has put nothing there; what others have cannot be seen."""
-    return not object.__getattribute__(local, "__dict__")
+    return not threading.local.__getattribute__(local, "__dict__")
 
 
 OBJECT_ARRAY = Probe(_objects, None, _elements)
@@ -170,8 +171,7 @@ def _iterators() -> Iterable[type]:
     yield from map(type, (iter({}.values()), iter({}.items()), iter(range(0)), reversed([])))
     yield from (enumerate, zip, map, filter, type(iter(collections.deque())))
     yield from (reversed, type(iter(range(1 << 70))), type(iter(lambda: 0, 0)))
-    for kind in (itertools.chain, itertools.count, itertools.cycle, itertools.islice):
-        yield kind
+    yield from (itertools.chain, itertools.count, itertools.cycle, itertools.islice)
     yield from (itertools.repeat, itertools.starmap, itertools.product, itertools.compress)
 
 
