@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "checks.h"
+
 namespace py = pybind11;
 
 namespace waterflow {
@@ -12,20 +14,34 @@ namespace {
 
 constexpr const char* kCapsule = "waterflow.Observer";
 
+// The built-in method of a class, or of one of its bases, that has this definition.
+PyObject* method_of(PyTypeObject* type, PyMethodDef* definition) {
+  const py::str name(definition->ml_name);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(type->tp_mro); ++i) {
+    auto* base = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(type->tp_mro, i));
+    PyObject* method = PyDict_GetItemWithError(class_dict(base).ptr(), name.ptr());
+    if (method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type &&
+        reinterpret_cast<PyMethodDescrObject*>(method)->d_method == definition) {
+      return method;
+    }
+  }
+  return nullptr;
+}
+
 // A method called on an object arrives bound to it. Keeping that would keep the object (a tensor)
 // alive, so the method of its class is kept instead; functions of modules and classes stay.
 py::object unbound(PyObject* function) {
   auto* bound = reinterpret_cast<PyCFunctionObject*>(function);
   PyObject* self = bound->m_self;
-  if (self == nullptr || PyModule_Check(self) || PyType_Check(self)) {
-    return py::reinterpret_borrow<py::object>(function);
-  }
-  PyObject* method = _PyType_Lookup(Py_TYPE(self), py::str(bound->m_ml->ml_name).ptr());
-  if (method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type &&
-      reinterpret_cast<PyMethodDescrObject*>(method)->d_method == bound->m_ml) {
-    return py::reinterpret_borrow<py::object>(method);
+  if (self != nullptr && !PyModule_Check(self) && !PyType_Check(self)) {
+    PyObject* method = method_of(Py_TYPE(self), bound->m_ml);
+    if (method != nullptr) return py::reinterpret_borrow<py::object>(method);
   }
   return py::reinterpret_borrow<py::object>(function);
+}
+
+py::object code_of(PyFrameObject* frame) {
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
 }
 
 }  // namespace
@@ -57,10 +73,15 @@ void Observer::exit() {
 int Observer::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument) {
   auto* observer = static_cast<Observer*>(PyCapsule_GetPointer(self, kCapsule));
   if (!observer->active_) return 0;
-  if (what == PyTrace_CALL) {
-    observer->entered(frame);
-  } else if (what == PyTrace_C_CALL && PyCFunction_Check(argument)) {
-    observer->called(frame, argument);
+  try {
+    if (what == PyTrace_CALL) {
+      observer->entered(frame);
+    } else if (what == PyTrace_C_CALL && PyCFunction_Check(argument)) {
+      observer->called(frame, argument);
+    }
+  } catch (py::error_already_set& error) {
+    error.restore();  // from `see_through`
+    return -1;
   }
   return observer->former_ != nullptr
              ? observer->former_(observer->former_argument_.ptr(), frame, what, argument)
@@ -68,19 +89,41 @@ int Observer::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject*
 }
 
 void Observer::entered(PyFrameObject* frame) {
-  auto code =
-      py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  py::object code = code_of(frame);
   if (codes_.emplace(code.ptr(), code).second) order_.push_back(code);
 }
 
+bool Observer::is_transparent(PyObject* code) {
+  auto found = transparent_.find(code);
+  if (found == transparent_.end()) {
+    auto owned = py::reinterpret_borrow<py::object>(code);
+    const bool answer = py::cast<bool>(see_through_(owned));
+    found = transparent_.emplace(code, std::make_pair(owned, answer)).first;
+  }
+  return found->second.second;
+}
+
+// The innermost frame whose code is not seen through; the outermost if there is none.
+py::object Observer::responsible(PyFrameObject* frame) {
+  auto current = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(frame));
+  if (see_through_.is_none()) return current;
+  while (is_transparent(code_of(reinterpret_cast<PyFrameObject*>(current.ptr())).ptr())) {
+    auto* back = PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(current.ptr()));
+    if (back == nullptr) break;
+    current = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(back));
+  }
+  return current;
+}
+
 void Observer::called(PyFrameObject* frame, PyObject* function) {
-  auto caller =
-      py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+  py::object responsible_frame = responsible(frame);
+  auto* caller_frame = reinterpret_cast<PyFrameObject*>(responsible_frame.ptr());
+  py::object caller = code_of(caller_frame);
   // Bound methods are made anew at every call; their definition is one.
   const void* definition = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
   // The caller is kept alive by its entry, so that its address stays its own.
   if (!seen_.emplace(std::make_pair(definition, caller.ptr()), calls_.size()).second) return;
-  calls_.push_back({unbound(function), std::move(caller), PyFrame_GetLineNumber(frame)});
+  calls_.push_back({unbound(function), std::move(caller), PyFrame_GetLineNumber(caller_frame)});
 }
 
 py::list Observer::codes() const {
@@ -90,17 +133,22 @@ py::list Observer::codes() const {
 }
 
 py::list Observer::calls() const {
+  const py::str own_module("waterflow.allocator_ext._C");
   py::list found;
   for (const Call& call : calls_) {
+    // Newer versions of Python report the call that ends the observation, too.
+    if (py::str(call.function.attr("__name__")).equal(py::str("__exit__")) &&
+        py::getattr(call.function, "__module__", py::none()).equal(own_module)) {
+      continue;
+    }
     found.append(py::make_tuple(call.function, call.caller, call.line));
   }
-  // The last call of the observed code is that of the observer's own exit.
   return found;
 }
 
 void bind_observer(py::module_& m) {
   py::class_<Observer>(m, "Observer", "Records the code that runs and the C functions it calls.")
-      .def(py::init<>())
+      .def(py::init<py::object>(), py::arg("see_through") = py::none())
       .def(
           "__enter__",
           [](Observer& observer) -> Observer& {

@@ -18,7 +18,8 @@ namespace waterflow {
 
 class Observer {
  public:
-  Observer() = default;
+  // `see_through` tells of a code object whether its calls count as those of its caller; None: no.
+  explicit Observer(pybind11::object see_through) : see_through_(std::move(see_through)) {}
   Observer(const Observer&) = delete;
   Observer& operator=(const Observer&) = delete;
   ~Observer();
@@ -48,7 +49,11 @@ class Observer {
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void entered(PyFrameObject* frame);
   void called(PyFrameObject* frame, PyObject* function);
+  pybind11::object responsible(PyFrameObject* frame);
+  bool is_transparent(PyObject* code);
 
+  pybind11::object see_through_;
+  std::unordered_map<const void*, std::pair<pybind11::object, bool>> transparent_;
   bool active_ = false;
   unsigned long thread_ = 0;
   Py_tracefunc former_ = nullptr;

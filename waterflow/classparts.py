@@ -55,18 +55,24 @@ _CONSTANT_BASES: tuple[Any, ...] = (
 )
 #: Named only: their classes have no public names in all versions.
 _CONSTANT_NAMES = frozenset(
-    {"_abc_data", "PyCapsule", "_ArrayFunctionDispatcher", "instancemethod"}
+    {"_abc_data", "PyCapsule", "_ArrayFunctionDispatcher", "instancemethod", "_tuplegetter"}
 )
 
 #: Built-in bases that hold something beside attributes; `object` for those that do not.
 _BASES: dict[Any, Any] = {
     **{base: base for base in (dict, list, tuple, set, frozenset, collections.deque)},
     **{base: base for base in (collections.defaultdict, weakref.ref, functools.partial)},
+    **{base: base for base in (property, staticmethod, classmethod, functools.cached_property)},
     **dict.fromkeys((object, int, float, complex, str, bytes, types.SimpleNamespace), object),
     **dict.fromkeys((collections.OrderedDict, typing.Generic, type(None)), object),
     **dict.fromkeys((BaseException, Exception, ValueError, RuntimeError, TypeError), object),
     torch.autograd.Function.__mro__[2]: object,  # of C code: holds what is saved for backward
 }
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    """`isinstance` by the object's real class: that asks an object's `__class__`, too."""
+    return issubclass(type(value), kinds)
 
 
 def is_constant_class(kind: type) -> bool:
@@ -123,13 +129,13 @@ def is_foreign(value: Any) -> bool:
     kind = type(value)
     if kind is types.FunctionType:
         return not is_trusted_code(value.__code__)
-    if isinstance(value, type):
+    if is_a(value, type):
         return not is_trusted_class(value)
     if kind is types.MethodType:
         return True
     if kind is types.BuiltinFunctionType:
         return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
-    if isinstance(value, types.ModuleType):
+    if is_a(value, types.ModuleType):
         return not is_trusted_name(value.__name__)
     return bool(kind.__flags__ & _HEAP_TYPE) and not is_trusted_class(kind)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# ruff: noqa: D102  (what the methods do is said once, in Place)
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection

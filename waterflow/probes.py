@@ -171,8 +171,7 @@ def _iterators() -> Iterable[type]:
     yield from map(type, (iter({}.values()), iter({}.items()), iter(range(0)), reversed([])))
     yield from (enumerate, zip, map, filter, type(iter(collections.deque())))
     yield from (reversed, type(iter(range(1 << 70))), type(iter(lambda: 0, 0)))
-    for kind in (itertools.chain, itertools.count, itertools.cycle, itertools.islice):
-        yield kind
+    yield from (itertools.chain, itertools.count, itertools.cycle, itertools.islice)
     yield from (itertools.repeat, itertools.starmap, itertools.product, itertools.compress)
 
 

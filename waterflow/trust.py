@@ -26,7 +26,8 @@ def _folders(*packages: str) -> tuple[str, ...]:
     found = []
     for name in packages:
         spec = importlib.util.find_spec(name)
-        found += list(spec.submodule_search_locations or ()) if spec else []
+        # Where its first file is: an editable installation has further places to search.
+        found += [os.path.dirname(spec.origin)] if spec is not None and spec.origin else []
     return tuple(os.path.join(os.path.realpath(folder), "") for folder in found)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import threading
 import types
 import weakref
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -28,6 +29,7 @@ from waterflow.classparts import (
     CONSTANTS,
     MEMORIES,
     base_of,
+    is_a,
     is_constant_class,
     is_foreign,
     slots_of,
@@ -61,6 +63,8 @@ _CLASS_NOISE = frozenset(
         *("__subclasshook__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
     }
 )
+
+_READ_ENVIRONMENT: types.CodeType = vars(type(os.environ))["__getitem__"].__code__
 
 Skipped = Mapping[int, Collection[Any] | None]
 
@@ -97,6 +101,10 @@ class Walk:
         """Walks from the objects given, by the names that users know them by."""
         for name, value in roots.items():
             self.reach(value, Trail(name))
+            self._empty()  # so that things are called after the first root that has them
+        if self._executes(_READ_ENVIRONMENT):
+            self._mapping(os.environ._data, Trail("os.environ"))  # type: ignore[attr-defined]
+            del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
         self._empty()
         scanned: set[str] | None = None
         while scanned != self.module_names and not self._is_full():
@@ -113,6 +121,9 @@ class Walk:
         if type(value) not in CONSTANTS and id(value) not in self.seen:
             self.seen[id(value)] = value
             self._waiting.append((value, trail))
+
+    def _executes(self, code: types.CodeType) -> bool:
+        return self._codes is None or id(code) in self._codes
 
     def _empty(self) -> None:
         while self._waiting:
@@ -132,11 +143,13 @@ class Walk:
             method(self, value, trail)
         elif kind in probes.PROBES:
             self._probe(value, probes.PROBES[kind], trail)
-        elif isinstance(value, type):
+        elif is_a(value, type):
             self._class(value, trail)
-        elif isinstance(value, torch.Tensor):
+        elif kind.__name__ == "cython_function_or_method":
+            self._compiled(value, trail)
+        elif is_a(value, torch.Tensor):
             self._tensor(value, trail)
-        elif isinstance(value, types.ModuleType):
+        elif is_a(value, types.ModuleType):
             self._module(value, trail)
         elif not is_constant_class(kind):
             self._object(value, trail)
@@ -177,9 +190,9 @@ class Walk:
                 self.reach(inner, trail.attribute(name))
 
     def _wanted_names(self, value: Any) -> frozenset[str] | None:
-        if self._names is None or not isinstance(value, (nn.Module, torch.optim.Optimizer)):
+        if self._names is None or not is_a(value, (nn.Module, torch.optim.Optimizer)):
             return self._names
-        return self._module_attributes if isinstance(value, nn.Module) else self._names_of_optimizer
+        return self._module_attributes if is_a(value, nn.Module) else self._names_of_optimizer
 
     @functools.cached_property
     def _module_attributes(self) -> frozenset[str]:
@@ -221,7 +234,7 @@ class Walk:
         self._mapping(value, trail)
 
     def _items(self, value: Any, trail: Trail) -> None:
-        base = next(base for base in places.ITEM_BASES if isinstance(value, base))
+        base = next(base for base in places.ITEM_BASES if is_a(value, base))
         self.objects[id(value)] = trail
         if self._skip.get(id(value), ()) is None:
             return
@@ -230,7 +243,7 @@ class Walk:
         self._reach_items(found, trail)
 
     def _fixed_items(self, value: Any, trail: Trail) -> None:
-        base: Any = tuple if isinstance(value, tuple) else frozenset
+        base: Any = tuple if is_a(value, tuple) else frozenset
         self._reach_items(base.__iter__(value), trail)
 
     def _reach_items(self, found: Iterable[Any], trail: Trail) -> None:
@@ -249,7 +262,7 @@ class Walk:
         code = value.__code__
         for part in nested_codes(code):
             self.codes[id(part)] = part
-        executed = self._codes is None or id(code) in self._codes
+        executed = self._executes(code)
         if is_trusted_code(code):
             if executed:
                 self._trusted_function(value, trail)
@@ -314,9 +327,8 @@ class Walk:
 
     def _built_in(self, function: types.FunctionType, name: str) -> None:
         """A name that is no global, and must not become one."""
-        self._named(
-            function.__globals__, name, Trail(f"global {name!r} of {_where(function.__code__)}")
-        )
+        trail = Trail(f"global {name!r} of {_where(function.__code__)}")
+        self._named(function.__globals__, name, trail)
         built_in = function.__builtins__
         if name in built_in:
             trail = Trail(f"built-in {name!r}")
@@ -334,14 +346,14 @@ class Walk:
 
     def _read(self, value: Any, names: frozenset[str], trail: Trail, trusted: bool) -> None:
         """A value that code with these names gets from a module."""
-        if isinstance(value, types.ModuleType):
+        if is_a(value, types.ModuleType):
             self._read_module(value, names, trail)
-        elif (
-            not trusted
-            or is_foreign(value)
-            or isinstance(value, (dict, list, set))
-            or isinstance(value, (types.FunctionType, type))
-        ):
+        elif trusted and type(value) in _SWITCHES:
+            if id(value) not in self.seen:
+                self.seen[id(value)] = value
+                _METHODS[type(value)](self, value, trail)
+                del self.objects[id(value)]  # everybody's, so that sharing it says nothing
+        elif not trusted or is_foreign(value) or is_a(value, _READ_FURTHER):
             self.reach(value, trail)
 
     def _read_module(self, module: types.ModuleType, names: frozenset[str], trail: Trail) -> None:
@@ -357,18 +369,15 @@ class Walk:
             if name in namespace:
                 self._named(namespace, name, trail.attribute(name))
                 value = namespace[name]
-                if not trusted or isinstance(value, types.ModuleType) or is_foreign(value):
+                if not trusted or is_a(value, _READ_IN_TRUSTED) or is_foreign(value):
                     self._read(value, names, trail.attribute(name), trusted)
-                elif type(value) in _BOUND or callable(value):
-                    self._trusted_callable(value, trail.attribute(name))
             elif not trusted:
                 self._named(namespace, name, trail.attribute(name))
 
-    def _trusted_callable(self, value: Any, trail: Trail) -> None:
-        """What trusted modules offer: of interest if it draws on hidden state or cannot be seen."""
-        if isinstance(value, (types.FunctionType, type, types.MethodType)) or type(value) in _BOUND:
-            self.reach(value, trail)
-        elif type(value).__name__ == "cython_function_or_method":
+    def _compiled(self, value: Any, trail: Trail) -> None:
+        """A function compiled from Python: its calls are not seen by an observer."""
+        module = getattr(value, "__module__", None)
+        if not is_trusted_name(module) or str(module).startswith("numpy.random"):
             self._refuse(value, trail, "a compiled function")
 
     def _module(self, value: types.ModuleType, trail: Trail) -> None:
@@ -426,7 +435,7 @@ class Walk:
         watched = functools.partial(_is_watched, self._names, skipped)
         self.places.append(places.ClassAttributes(trail, kind, found, watched))
         for name, value in found:
-            if not trusted or is_foreign(value) or isinstance(value, types.FunctionType):
+            if not trusted or is_foreign(value) or is_a(value, types.FunctionType):
                 self.reach(value, trail.attribute(name))
 
     # Tensors, arrays, and what tells its state when asked
@@ -458,7 +467,7 @@ class Walk:
             self._probe(value, probes.STRIDED_ARRAY, trail)
 
     def _memory(self, value: Any, trail: Trail) -> None:
-        if len(value) > MOST_BYTES if not isinstance(value, np.ndarray) else False:
+        if len(value) > MOST_BYTES if not is_a(value, np.ndarray) else False:
             self._refuse(value, trail, f"an array above {MOST_BYTES >> 20} MiB")
             return
         try:
@@ -502,10 +511,15 @@ def _is_watched(names: frozenset[str] | None, skipped: Collection[str], name: st
     return names is None or name in names or (name[:2] == name[-2:] == "__" and len(name) > 4)
 
 
-_BOUND = (types.BuiltinFunctionType, types.MethodWrapperType)
+#: What trusted code may have in its globals that others can set: torch's hooks for all modules.
+_SWITCHES = (dict, list, set, OrderedDict)
+_READ_FURTHER = (types.FunctionType, type)
+#: What code gets from trusted modules and may hold something of the user's.
+_READ_IN_TRUSTED = (types.ModuleType, types.FunctionType, type)
 
 _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
     dict: Walk._mapping,
+    OrderedDict: Walk._mapping,
     defaultdict: Walk._default_dict,
     **dict.fromkeys(places.ITEM_BASES, Walk._items),
     tuple: Walk._fixed_items,
@@ -539,4 +553,8 @@ _BASE_METHODS: dict[Any, Callable[[Walk, Any, Trail], None]] = {
     frozenset: Walk._fixed_items,
     weakref.ref: Walk._reference,
     functools.partial: Walk._partial,
+    property: Walk._property,
+    staticmethod: Walk._wrapper,
+    classmethod: Walk._wrapper,
+    functools.cached_property: Walk._cached_property,
 }
