@@ -24,12 +24,13 @@ TIDY := $(SOURCES) $(HEADERS) $(wildcard tests/allocator_ext/*.cpp tests/fakecud
 export MAX_JOBS ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint types bench clean
+.PHONY: help setup demo test soak lint types bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    train four jobs together and check them against the eager loop'
 	@echo 'make test    run the tests'
+	@echo 'make soak    the tests that take many minutes'
 	@echo 'make lint    ruff, mypy, clang-format'
 	@echo 'make bench   run the benchmarks'
 	@echo 'make clean   remove what was built and the virtual environment'
@@ -41,6 +42,9 @@ demo: $(BUILT)
 
 test: $(BUILT)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+soak: $(BUILT)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
 
 lint: $(BUILT) types
 	$(BIN)/ruff check .
