@@ -30,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo 'make demo    train four jobs together and check them against the eager loop'
 	@echo 'make test    run the tests'
-	@echo 'make soak    run what the tests try only a part of'
+	@echo 'make soak    the tests that take many minutes'
 	@echo 'make lint    ruff, mypy, clang-format'
 	@echo 'make bench   run the benchmarks'
 	@echo 'make clean   remove what was built and the virtual environment'

@@ -165,13 +165,19 @@ def _words(config: PretrainedConfig) -> torch.Tensor:
 def _image(config: Any) -> torch.Tensor:
     size = getattr(config, "image_size", _IMAGE)
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    frames = getattr(config, "num_frames", None)
-    shape = (_BATCH, *([frames] if frames else []), getattr(config, "num_channels", 3))
+    frames: int | None = getattr(config, "num_frames", None)
+    shape: tuple[int, ...] = (
+        _BATCH,
+        *([frames] if frames else []),
+        getattr(config, "num_channels", 3),
+    )
     return torch.randn(*shape, height, width)
 
 
 def _spectrogram(config: Any) -> torch.Tensor:
-    bins = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 16)
+    bins: Any = getattr(config, "num_mel_bins", None) or getattr(
+        config, "input_feat_per_channel", 16
+    )
     length = 2 * getattr(config, "max_source_positions", 64)
     return torch.randn(_BATCH, bins, length)
 

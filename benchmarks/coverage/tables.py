@@ -63,12 +63,15 @@ class Operators(_CallSuite):
 
     def __init__(self, samples: int = _SAMPLES) -> None:
         # Here, as it takes seconds to import.
-        from torch.testing._internal import common_methods_invocations as invocations
+        import torch.testing._internal.common_methods_invocations as invocations
 
         # The table seeds torch in each call of an operator that draws; here the job's seed does.
-        invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+        table: Any = invocations
+        table.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
         found = filter(_is_differentiable, invocations.op_db)
-        calls = {op.formatted_name: functools.partial(_of_op, op) for op in found}
+        calls: dict[str, MakeCalls] = {
+            op.formatted_name: functools.partial(_of_op, op) for op in found
+        }
         super().__init__(calls, samples)
 
 
@@ -86,7 +89,9 @@ class Modules(_CallSuite):
     """The training samples of ``module_db``: the modules' parameters train, and their inputs."""
 
     def __init__(self, samples: int = _SAMPLES) -> None:
-        calls = {info.name: functools.partial(_of_module, info) for info in module_db}
+        calls: dict[str, MakeCalls] = {
+            info.name: functools.partial(_of_module, info) for info in module_db
+        }
         super().__init__(calls, samples)
 
 
@@ -105,8 +110,8 @@ class Optimizers(Suite):
     """Every optimizer of ``optim_db`` with each of its samples of arguments, on a small model."""
 
     def __init__(self) -> None:
-        self._cases = {
-            f"{info.optim_cls.__name__}[{index}: {sample.desc}]": (info.optim_cls, sample.kwargs)
+        self._cases: dict[str, tuple[Any, dict[str, Any]]] = {
+            f"{_name(info)}[{index}: {sample.desc}]": (info.optim_cls, sample.kwargs)
             for info in optim_db
             for index, sample in enumerate(info.optim_inputs_func(device="cpu"))
         }
@@ -118,7 +123,12 @@ class Optimizers(Suite):
         return [Trial("", functools.partial(_optimizer_job, *self._cases[name]))]
 
 
-def _optimizer_job(optimizer: type[torch.optim.Optimizer], kwargs: dict[str, Any]) -> wf.Job:
+def _name(info: Any) -> str:
+    name: str = info.optim_cls.__name__
+    return name
+
+
+def _optimizer_job(optimizer: Any, kwargs: dict[str, Any]) -> wf.Job:
     sparse = optimizer is torch.optim.SparseAdam
     matrices_only = optimizer.__name__ == "Muon"
     table = nn.Embedding(7, 5, sparse=sparse)

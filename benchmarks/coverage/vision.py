@@ -48,10 +48,12 @@ class Timm(_VisionSuite):
         import timm
 
         def make(name: str) -> nn.Module:
+            model: nn.Module
             try:
-                return timm.create_model(name, num_classes=_CLASSES, img_size=_PIXELS)
+                model = timm.create_model(name, num_classes=_CLASSES, img_size=_PIXELS)
             except TypeError:  # convolutional: any size will do
-                return timm.create_model(name, num_classes=_CLASSES)
+                model = timm.create_model(name, num_classes=_CLASSES)
+            return model
 
         super().__init__({name: functools.partial(make, name) for name in timm.list_models()})
 
@@ -63,7 +65,8 @@ class TorchVision(_VisionSuite):
         from torchvision import models
 
         def make(name: str) -> nn.Module:
-            return models.get_model(name, weights=None, num_classes=_CLASSES)
+            model: nn.Module = models.get_model(name, weights=None, num_classes=_CLASSES)
+            return model
 
         names = models.list_models(module=models)
         super().__init__({name: functools.partial(make, name) for name in names})
