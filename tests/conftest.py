@@ -25,10 +25,6 @@ def pytest_collection_modifyitems(config, items):
     Where several workers share the tests they come first, so that one worker gets them all and
     compiles what several of them need only once. Those that soak run only where they are asked for.
     """
-    if "soak" not in config.option.markexpr:
-        soaking = [item for item in items if item.get_closest_marker("soak")]
-        config.hook.pytest_deselected(items=soaking)
-        items[:] = [item for item in items if item not in soaking]
     items.sort(key=lambda item: bool(tasks_of(item)), reverse=is_worker(config))
     if "soak" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("soak")]

@@ -13,7 +13,8 @@ from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any, TypeVar
 
-from waterflow.places import Place, Trail
+from waterflow.places import Place, Probed, Trail
+from waterflow.probes import moves
 from waterflow.walk import Walk
 
 __all__ = ["Account"]
@@ -34,6 +35,18 @@ class Account:
         self.codes: frozenset[CodeType] = frozenset(walk.codes.values())
         #: Where there are objects whose state cannot be read, and their type or the reason.
         self.unwalkable: list[tuple[str, str]] = [(str(t), what) for t, what in walk.unwalkable]
+
+        #: Built-in functions that the code met names.
+        self.built_ins = [function for function, _ in walk.built_ins.values()]
+
+    @property
+    def irrevocable(self) -> list[str]:
+        """What may move when it is used, and could not be put back: iterators, generators."""
+        return [
+            str(place.trail)
+            for place in self._places
+            if isinstance(place, Probed) and place.put_back is None and moves(place.holder)
+        ]
 
     @classmethod
     def take(

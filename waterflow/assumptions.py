@@ -17,7 +17,7 @@ from waterflow.caller import CallerContext
 from waterflow.codenames import names_in
 from waterflow.job import Job
 from waterflow.optimizer_state import live_places
-from waterflow.purity import impure_calls
+from waterflow.purity import impure_calls, may_touch_the_world
 from waterflow.surroundings import process_flags
 
 
@@ -62,6 +62,19 @@ class Assumptions:
         if not self._caller.look(self._account.holds):
             self._caller.look(self._account.restore)
 
+    def risk(self) -> str | None:
+        """What a trace may move for good: then an observed step has to show first that it does not.
+
+        A trace runs the user's code once more than the loop; what an account cannot put back
+        (iterators, files, objects of unknown extensions) would be left moved.
+        """
+        if self._account.irrevocable:
+            return self._account.irrevocable[0]
+        if self._account.unwalkable:
+            return self._account.unwalkable[0][0]
+        touching = filter(may_touch_the_world, self._account.built_ins)
+        return next((function.__name__ for function in touching), None)
+
     def narrow(self, seen: Any) -> str | None:
         """Looks from now on only at what the observed step can read.
 
@@ -75,7 +88,7 @@ class Assumptions:
         impurities = impure_calls(seen.calls(), seen.codes())
         if impurities:
             first = impurities[0]
-            return f"the step calls {first.name} at {first.file}:{first.line} ({first.why})"
+            return f"the step calls {first.name}, which {first.why} ({first.file}:{first.line})"
         self._account = self._take(seen)
         if self._account.unwalkable:
             path, kind = self._account.unwalkable[0]

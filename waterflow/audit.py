@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from waterflow.allocator_ext import _C
 from waterflow.batch import FlatBatch, moved
 from waterflow.eager import eager_step
 from waterflow.executor.measure import Scratch
-from waterflow.optimizer_state import trained_parameters
+from waterflow.optimizer_state import moved_numbers, trained_parameters
 from waterflow.partitioner.graph import Input
 from waterflow.partitioner.profile import Profile
 from waterflow.prepare import PreparedStep, Preparer, Shape
+from waterflow.purity import observer
 
 #: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
 _CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
@@ -105,7 +105,8 @@ def check_step(
         with torch.autograd.set_multithreading_enabled(False), seen:
             return eager_step(job, given, after_backward)
 
-    seen = _C.Observer()
+    seen = observer()
+    groups = [dict(group) for group in job.optimizer.param_groups]
     given = moved(batch, preparer.device.tensors)
     try:
         loss = python(eagerly)
@@ -115,13 +116,25 @@ def check_step(
         _adopt(preparer, step, predicted)
         return CheckedStep(predicted.loss, None, seen, adopted=True)
     preparer.put_back_buffers(shape)
-    if predicted is None:
-        return CheckedStep(loss, None, seen)
+    difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
+    if predicted is None or difference is not None:
+        return CheckedStep(loss, difference, seen)
     difference = gradients[0] if gradients else None
     if not same_number(loss, predicted.loss):
         difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
     difference = difference or _state_difference(preparer, step, predicted)
     return CheckedStep(loss, difference, seen)
+
+
+def _moved_number(
+    optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]
+) -> str | None:
+    """A hyperparameter that the step itself has changed: a graph would not."""
+    for group, former in zip(optimizer.param_groups, before, strict=False):
+        moved = moved_numbers(former, group)
+        if moved:
+            return f"the hyperparameter {moved[0]!r}, which the step changes"
+    return None
 
 
 def _predict(preparer: Preparer, step: PreparedStep, flat: FlatBatch) -> Prediction:

@@ -82,6 +82,8 @@ def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[H
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
     if value.is_conj() or value.is_neg():
         raise UnknownLeafError(f"{type(value).__qualname__} that is a lazily conjugated view")
+    if value.requires_grad:
+        raise UnknownLeafError(f"{type(value).__qualname__} that asks for a gradient")
     if not plain or value.layout != torch.strided:
         raise UnknownLeafError(f"{type(value).__qualname__} with layout {value.layout}")
     index = len(tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -35,6 +36,7 @@ from waterflow.optimizer_state import trained_parameters
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import NumbersDifferError
 from waterflow.prepare import PreparedStep, Preparer, Ready
+from waterflow.purity import observer
 from waterflow.watch import PYTHON_TURNS
 
 Result = TypeVar("Result")
@@ -346,11 +348,16 @@ class Member:
         self.report.eager_steps += 1
 
 
+        seen = contextlib.nullcontext() if ready.trial is None else observer()
+
         def step() -> float:
-            with memory, torch.autograd.set_multithreading_enabled(False):
+            with memory, torch.autograd.set_multithreading_enabled(False), seen:
                 return eager_step(self.job, moved(ready.batch, self.device.tensors))
 
-        return self.python(step)
+        loss = self.python(step)
+        if ready.trial is not None:
+            self.preparer.learn(ready.trial, seen)
+        return loss
 
     def _run_checked(self, ready: Ready) -> float:
         """Makes the step eagerly, and compares its captured form, which is bound, with it.
@@ -411,7 +418,7 @@ class Member:
 
     def drop_gradients(self) -> None:
         """Lets go of the gradients that the next step would drop at its beginning."""
-        if not has_own_zero_grad(self.job.optimizer):
+        if not has_own_zero_grad(self.job.optimizer) and not self.job.keep_grads:
             self.job.optimizer.zero_grad(set_to_none=True)
 
     def take_state(self, step: PreparedStep) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 #: Where a hyperparameter lives: (group, key) or (group, key, position in its tuple).
 HyperKey = tuple[Any, ...]
@@ -61,6 +63,12 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
     return found
 
 
+def moved_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The hyperparameters of a group that have other values than in a copy made before."""
+    keys = before.keys() | now.keys()
+    return [key for key in keys if not same_value(before.get(key), now.get(key))]
+
+
 def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
     """What captures follow by themselves: keys, by the identity of the object or dictionary.
 
@@ -68,7 +76,7 @@ def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
     bound to it; the rest are notes that `step` leaves, without an effect on its numbers.
     """
     notes = {"state", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
-    places = {id(optimizer): notes, id(vars(optimizer)): notes}
+    places = {id(optimizer): notes, id(vars(optimizer)): notes, id(RemovableHandle): {"next_id"}}
     for group in optimizer.param_groups:
         places[id(group)] = {key for key in group if key != "params"}
     return places

@@ -66,6 +66,14 @@ _Traces = tuple[OptimizerTrace | None, OptimizerTrace | None]
 """Of the optimizer: the first step (None where its state exists), and later ones (None: eager)."""
 
 
+class _TrialNeeded(Exception):  # noqa: N818  (no error: says what comes first)
+    """Before a trace an eager step has to show that it moves nothing that cannot be put back."""
+
+    def __init__(self, assumptions: Assumptions) -> None:
+        super().__init__()
+        self.assumptions = assumptions
+
+
 class _ManyShapesError(CaptureError):
     """Another shape of batches would be one too many; those known are captured all the same."""
 
@@ -119,13 +127,15 @@ class Shape:
 class Ready:
     """A batch with what can run it; `shape` is None where the whole step runs eagerly.
 
-    `parcel` is there for a batch that has yet to be brought to the device.
+    `parcel` is there for a batch that has yet to be brought to the device. `trial` is there where
+    this eager step has to show whether later ones may be traced.
     """
 
     batch: Any
     flat: FlatBatch | None = None
     shape: Shape | None = None
     parcel: Parcel | None = None
+    trial: Assumptions | None = None
 
 
 @dataclass(eq=False)
@@ -166,6 +176,8 @@ class Preparer:
     _shapes: dict[Hashable, list[Shape]] = field(default_factory=dict)
     _moves: int = 0
     _hasty: int = 0
+    _dropped: int = 0  # captures that went with the optimizer's state
+    _tried: bool = False  # whether an observed step has shown that traces do no harm
     _refusal: str | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -189,6 +201,7 @@ class Preparer:
         if _identities(before) != _identities(self.persistent):
             self.version += 1
             if _state_shapes(before) - _state_shapes(self.persistent):
+                self._dropped += bool(self._shapes)
                 self._shapes.clear()
         self.final_persistent_bytes = max(self.final_persistent_bytes, self.persistent_bytes)
 
@@ -262,6 +275,8 @@ class Preparer:
                 ),
                 for_good=False,
             )
+        except _TrialNeeded as needed:
+            return Ready(batch, trial=needed.assumptions)
         except CaptureError as error:
             return self._refused(batch, error, for_good=not isinstance(error, _ManyShapesError))
         except Exception as error:
@@ -347,6 +362,7 @@ class Preparer:
     def _capture(self, flat: FlatBatch) -> Shape:
         """Captures the step for such batches, as the user's Python is now."""
         former = self._shapes.setdefault(flat.signature, [])
+        self.recaptures, self._dropped = self.recaptures + self._dropped, 0
         if former:
             self._count_recapture(former[-1])
         elif len(self._shapes) > MAX_SHAPES:
@@ -410,6 +426,22 @@ class Preparer:
         else:
             shape.checked.add(step)
 
+    def learn(self, trial: Assumptions, seen: Any) -> None:
+        """After an eager step under observation: whether its like may be traced.
+
+        Raises:
+            CaptureError: it may not, and the job insists on capture.
+        """
+        moved = trial.difference()
+        if moved is None:
+            problem = trial.narrow(seen)
+            self._tried = problem is None
+        else:  # some settle with the first step, as caches do
+            self._moves += 1
+            problem = f"the step changes {moved}" if self._moves > _MOST_MOVES else None
+        if problem is not None:
+            self.become_opaque(problem)
+
     def put_back_buffers(self, shape: Shape) -> None:
         """After an eager step: buffers that it gave new tensors have their own again, as graphs
         know them, with the new values."""
@@ -453,6 +485,8 @@ class Preparer:
 
     def _prepare(self, flat: FlatBatch) -> Shape:
         with TraceWatch(self.job, self.rng, self.caller) as watch:
+            if not self._tried and watch.assumptions.risk() is not None:
+                raise _TrialNeeded(watch.assumptions)
             forward = trace_forward(self.job, flat, watch)
             traces = self._optimizer_traces(forward, watch)
             assumptions = watch.assumptions

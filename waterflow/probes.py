@@ -194,3 +194,8 @@ PROBES: dict[type, Probe] = {
 
 #: Objects of these can be reached by several jobs, or twice, and move.
 MOVING: tuple[type, ...] = (*(kind for kind in PROBES if kind is not weakref.ref),)
+
+
+def moves(holder: Any) -> bool:
+    """Whether using it moves it: iterators, generators."""
+    return type(holder) in ITERATORS or type(holder) is types.GeneratorType

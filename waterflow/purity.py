@@ -35,6 +35,9 @@ _IMPURE = {
     "builtins.print": "prints",
     "builtins.input": "reads input",
     "builtins.breakpoint": "starts a debugger",
+    "builtins.globals": "reads variables by names that no code shows",
+    "builtins.eval": "runs code that no code shows",
+    "builtins.exec": "runs code that no code shows",
     "datetime.datetime.now": "reads the clock",
     "datetime.datetime.utcnow": "reads the clock",
     "datetime.datetime.today": "reads the clock",
@@ -118,6 +121,11 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
     return found
 
 
+def may_touch_the_world(function: types.BuiltinFunctionType) -> bool:
+    """Whether a call of this function cannot be taken back, or not even be seen afterwards."""
+    return any(True for _ in _judged(function))
+
+
 def _judged(function: Any) -> Iterator[tuple[str, str]]:
     module = _module_of(function)
     root = module.partition(".")[0]
@@ -147,5 +155,9 @@ def _has(kind: type, function: Any) -> bool:
 
 
 def _attributes(code: CodeType) -> Iterator[Impurity]:
-    for name in code_names(code).names & _IMPURE_ATTRIBUTES.keys():
+    names = code_names(code).names
+    for name in names & _IMPURE_ATTRIBUTES.keys():
         yield Impurity(name, code.co_filename, code.co_firstlineno, _IMPURE_ATTRIBUTES[name])
+    if {"sys", "modules"} <= names or "import_module" in names:
+        why = "reads modules by names that no code shows"
+        yield Impurity("sys.modules", code.co_filename, code.co_firstlineno, why)

@@ -138,7 +138,21 @@ def trace(
             return function(tensors)
 
     with TRACE_LOCK, mode, torch.autograd.set_multithreading_enabled(False):
-        return make_fx(plain, tracing_mode="real", _allow_non_fake_inputs=True)(tensors)
+        module = make_fx(plain, tracing_mode="real", _allow_non_fake_inputs=True)(tensors)
+    _forget_reals(mode)
+    return module
+
+
+def _forget_reals(mode: FakeTensorMode) -> None:
+    """Lets go of the real tensors that the mode has made twins of.
+
+    It keeps weak references to them, with which ``torch.utils.swap_tensors`` refuses a tensor.
+    """
+    describer = getattr(mode.fake_tensor_converter.meta_converter, "describer", None)
+    for name in ("lookup_tensor", "lookup_storage"):
+        known = getattr(describer, name, None)
+        if known is not None:
+            known.clear()
 
 
 #: Leaves no operator behind that a trace could record.

@@ -85,6 +85,8 @@ class Walk:
         self.codes: dict[int, types.CodeType] = {}
         #: Objects that can change, by identity, and how they were reached.
         self.objects: dict[int, Trail] = {}
+        #: Built-in functions that code names, by identity.
+        self.built_ins: dict[int, tuple[types.BuiltinFunctionType, Trail]] = {}
         #: Names by which modules are read, as far as functions were met.
         self.module_names: set[str] = set()
         self._names = None if names is None else frozenset(names)
@@ -369,6 +371,8 @@ class Walk:
             if name in namespace:
                 self._named(namespace, name, trail.attribute(name))
                 value = namespace[name]
+                if type(value) is types.BuiltinFunctionType:
+                    self.built_ins[id(value)] = value, trail.attribute(name)
                 if not trusted or is_a(value, _READ_IN_TRUSTED) or is_foreign(value):
                     self._read(value, names, trail.attribute(name), trusted)
             elif not trusted:

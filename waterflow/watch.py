@@ -15,6 +15,7 @@ from waterflow.caller import CallerContext
 from waterflow.executor import rng as streams
 from waterflow.executor.rng import JobRng
 from waterflow.job import Job
+from waterflow.optimizer_state import moved_numbers
 from waterflow.tracing import TRACE_LOCK
 
 Result = TypeVar("Result")
@@ -107,7 +108,8 @@ class TraceWatch:
             self._streams = JobRng(0) if self._rng is None else self._rng.copy()
             self._before = self._streams.state()
             self.assumptions = Assumptions(self._job, self._caller)
-            stack.callback(self.assumptions.restore)
+            self._groups = [dict(group) for group in self._job.optimizer.param_groups]
+            stack.callback(self._put_back)
             self._stack = stack.pop_all()
         return self
 
@@ -120,10 +122,24 @@ class TraceWatch:
 
     def problem(self) -> str | None:
         """What the traced code did that a captured step would not do; it is put back."""
-        problem = self._drawn() or self._changed()
+        problem = self._drawn() or self._tuned() or self._changed()
+        self._put_back()
+        return problem
+
+    def _put_back(self) -> None:
         self.assumptions.restore()
         self._streams.restore(self._before)
-        return problem
+        for group, before in zip(self._job.optimizer.param_groups, self._groups, strict=False):
+            if moved_numbers(before, group):
+                group.clear()
+                group.update(before)
+
+    def _tuned(self) -> str | None:
+        for group, before in zip(self._job.optimizer.param_groups, self._groups, strict=False):
+            moved = moved_numbers(before, group)
+            if moved:
+                return f"the step changes the optimizer's hyperparameter {moved[0]!r}"
+        return None
 
     def _changed(self) -> str | None:
         if self.assumptions.hold():
