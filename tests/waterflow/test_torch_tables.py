@@ -58,12 +58,12 @@ def check(suite, names, **options):
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_quarter_of_the_operators(shard):
-    check("op_db", lambda names: chosen(names, 0.25)[shard::SHARDS], samples=6)
+    check("op_db", lambda names: chosen(names, 0.25)[shard::SHARDS], samples=4)
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_the_modules(shard):
-    check("module_db", lambda names: names[shard::SHARDS], samples=6)
+    check("module_db", lambda names: names[shard::SHARDS], samples=4)
 
 
 @pytest.mark.parametrize("shard", range(2))
