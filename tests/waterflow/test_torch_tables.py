@@ -36,7 +36,8 @@ OPAQUE = {
     "module_db": {
         # What they do depends on values.
         *("nn.BatchNorm1d", "nn.BatchNorm2d", "nn.BatchNorm3d", "nn.CTCLoss"),
-        *("nn.GaussianNLLLoss", "nn.Transformer", "nn.TransformerEncoder"),
+        *("nn.GaussianNLLLoss", "nn.LinearCrossEntropyLoss"),
+        *("nn.Transformer", "nn.TransformerEncoder"),
         *LAZY,  # parameters that are made in the first step
     },
     "optim_db": {"ASGD", "Adafactor", "RAdam", "Rprop", "SparseAdam"},
