@@ -120,11 +120,11 @@ def _versions() -> dict[str, str]:
 
 
 def _table(result: dict[str, object]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("suite")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("suite", no_wrap=True)
     headings = [*(kind.name.lower() for kind in _COUNTED), "cases", "captured_share"]
     for heading in headings:
-        table.add_column(heading.replace("_", " "), justify="right")
+        table.add_column(heading.replace("captured_", ""), justify="right")
     suites = result["suites"]
     assert isinstance(suites, dict)
     for suite, row in suites.items():

@@ -36,7 +36,8 @@ OPAQUE = {
     "module_db": {
         # What they do depends on values.
         *("nn.BatchNorm1d", "nn.BatchNorm2d", "nn.BatchNorm3d", "nn.CTCLoss"),
-        *("nn.GaussianNLLLoss", "nn.Transformer", "nn.TransformerEncoder"),
+        *("nn.GaussianNLLLoss", "nn.LinearCrossEntropyLoss"),
+        *("nn.Transformer", "nn.TransformerEncoder"),
         *LAZY,  # parameters that are made in the first step
     },
     "optim_db": {"ASGD", "Adafactor", "RAdam", "Rprop", "SparseAdam"},
@@ -58,12 +59,12 @@ def check(suite, names, **options):
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_quarter_of_the_operators(shard):
-    check("op_db", lambda names: chosen(names, 0.25)[shard::SHARDS], samples=6)
+    check("op_db", lambda names: chosen(names, 0.25)[shard::SHARDS], samples=4)
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_the_modules(shard):
-    check("module_db", lambda names: names[shard::SHARDS], samples=6)
+    check("module_db", lambda names: names[shard::SHARDS], samples=4)
 
 
 @pytest.mark.parametrize("shard", range(2))
