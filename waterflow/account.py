@@ -38,6 +38,8 @@ class Account:
 
         #: Built-in functions that the code met names.
         self.built_ins = [function for function, _ in walk.built_ins.values()]
+        #: Modules of torch, numpy and the standard library that the code met names.
+        self.libraries = frozenset(walk.libraries)
 
     @property
     def irrevocable(self) -> list[str]:

@@ -87,6 +87,8 @@ class Walk:
         self.objects: dict[int, Trail] = {}
         #: Built-in functions that code names, by identity.
         self.built_ins: dict[int, tuple[types.BuiltinFunctionType, Trail]] = {}
+        #: Names of the trusted modules that the user's code names.
+        self.libraries: set[str] = set()
         #: Names by which modules are read, as far as functions were met.
         self.module_names: set[str] = set()
         self._names = None if names is None else frozenset(names)
@@ -364,6 +366,8 @@ class Walk:
         self._read_modules.add((id(module), names))
         namespace = _C.instance_dict(module)
         trusted = is_trusted_name(namespace.get("__name__"))
+        if trusted:
+            self.libraries.add(str(namespace.get("__name__")))
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
             names = names | {"__getattr__"} | (self._names or frozenset())
