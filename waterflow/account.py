@@ -13,10 +13,14 @@ from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any
 
+from waterflow.codenames import names_in
 from waterflow.places import Place, Trail
 from waterflow.walk import Walk
 
 __all__ = ["Account"]
+
+#: What a training loop, or torch's C code, calls by itself.
+_CALLED = frozenset({"forward", "backward", "step", "zero_grad", "parameters"})
 
 
 class Account:
@@ -40,17 +44,22 @@ class Account:
         names: Collection[str] | None = None,
         codes: Collection[CodeType] | None = None,
         skip: Mapping[int, Collection[Any] | None] | None = None,
+        everything: bool = False,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
         Args:
             roots: the objects to begin from, by the names that users know them by.
-            names: the attributes that count, as `codenames.names_in` gives them; None: all.
+            names: the attributes that count, as `codenames.names_in` gives them; None: any.
             codes: the code that is executed, so that other functions need not be looked into;
-                None: all functions.
+                None: nothing is known of it, so all functions are looked into that the objects
+                have by the names in each other's code, and these names count.
             skip: attributes, keys or indices whose values do not count, by the id of the object,
                 dictionary or list that has them; None for all that it has.
+            everything: whether without names every attribute of every object counts, named or not.
         """
+        if codes is None and names is None and not everything:
+            names = _reachable_names(roots, skip or {})
         walk = Walk(names, codes, skip or {})
         walk.run(roots)
         return cls(walk)
@@ -94,3 +103,17 @@ class Account:
     def reaches(self, other: Account) -> bool:
         """Whether some object that can change is in both accounts."""
         return not self._objects.keys().isdisjoint(other._objects)
+
+
+def _reachable_names(
+    roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None]
+) -> frozenset[str] | None:
+    """The names in all code that the roots have by these very names; None if it reads any."""
+    names = _CALLED
+    while True:
+        walk = Walk(names, None, skip)
+        walk.run(roots)
+        more = names_in(walk.codes.values())
+        if more is None or more <= names:
+            return None if more is None else names
+        names |= more
