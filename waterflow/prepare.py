@@ -318,6 +318,8 @@ class Preparer:
         shape = self.valid_shape(flat.signature)
         if shape is None:
             before_capture()  # not under the lock: the step under way may need it
+            if self.opaque_step is not None:  # that step has shown it
+                return Ready(batch)
             with self._lock:  # a callback may have run meanwhile
                 shape = self.valid_shape(flat.signature) or self._capture(flat)
         return Ready(batch, flat, shape, parcel)
@@ -493,8 +495,11 @@ class Preparer:
             self._add_steps(shape, flat, traces)
 
     def _prepare(self, flat: FlatBatch) -> Shape:
+        tried = flat.signature in self._tried
+        if self._seen is not None and not tried:
+            raise _TrialNeeded
         with TraceWatch(self.job, self.rng, self.caller, self._seen) as watch:
-            if flat.signature not in self._tried and watch.assumptions.risk() is not None:
+            if not tried and watch.assumptions.risk() is not None:
                 raise _TrialNeeded
             forward = trace_forward(self.job, flat, watch)
             traces = self._optimizer_traces(forward, watch)
