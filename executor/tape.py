@@ -52,9 +52,13 @@ class CompiledStep:
     inbox: Any = None
 
     def bind(self, tensors: Mapping[Input, torch.Tensor]) -> None:
-        """Puts persistent tensors into their slots, and views of them that never change."""
+        """Puts persistent tensors into their slots, and views of them that never change.
+
+        Aliases of them, in fact: what the user does with a tensor itself (swaps it for another,
+        say) may depend on nobody else holding it.
+        """
         for meaning, slot in self.inputs.items():
-            self.tape.set_slot(slot, tensors[meaning])
+            self.tape.set_slot(slot, tensors[meaning].detach())
         for slot, make in self._views:
             with torch.no_grad():
                 self.tape.set_slot(slot, make())

@@ -72,8 +72,7 @@ class Assumptions:
             return self._account.irrevocable[0]
         if self._account.unwalkable:
             return self._account.unwalkable[0][0]
-        touching = filter(may_touch_the_world, self._account.built_ins)
-        return next((function.__name__ for function in touching), None)
+        return may_touch_the_world(self._account)
 
     def narrow(self, seen: Any) -> str | None:
         """Looks from now on only at what the observed step can read.

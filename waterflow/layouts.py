@@ -12,11 +12,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _meta_registrations
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
+
+_GROUPED_MM = getattr(getattr(aten, "_grouped_mm", None), "default", None)
+_product_of_groups = getattr(_meta_registrations, "_create_grouped_mm_output_tensor", None)
+
+
+def _arguments_of_groups(
+    a: Tensor,
+    b: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[Any, ...]:
+    return a, b, offs, out_dtype or a.dtype
 
 
 class CaptureMode(FakeTensorMode):
@@ -31,6 +44,9 @@ class CaptureMode(FakeTensorMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func == _GROUPED_MM and _product_of_groups is not None:
+            with self:  # its description admits bfloat16 only, the host's kernel other types, too
+                return _product_of_groups(*_arguments_of_groups(*args, **(kwargs or {})))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         rule = _RULES.get(func)
         if rule is None and func in _HOST_RULES and args[0].device.type == "cpu":

@@ -11,11 +11,14 @@ from __future__ import annotations
 import types
 from collections.abc import Collection, Iterable, Iterator
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waterflow.allocator_ext import _C
 from waterflow.codenames import Call, code_names
 from waterflow.trust import is_standard_file, is_trusted_code
+
+if TYPE_CHECKING:
+    from waterflow.account import Account
 
 #: Modules of C functions that compute from their arguments, or move objects that an account sees.
 _PURE = frozenset(
@@ -121,9 +124,38 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
     return found
 
 
-def may_touch_the_world(function: types.BuiltinFunctionType) -> bool:
-    """Whether a call of this function cannot be taken back, or not even be seen afterwards."""
-    return any(True for _ in _judged(function))
+#: Modules of the standard library whose functions touch what lies outside of Python's objects.
+_WORLDLY = frozenset(
+    {
+        *("asyncio", "ctypes", "fileinput", "ftplib", "gc", "glob", "http", "importlib", "io"),
+        *("logging", "mmap", "multiprocessing", "os", "pathlib", "pickle", "pty", "queue", "select"),
+        *("selectors", "shelve", "shutil", "signal", "smtplib", "socket", "sqlite3", "subprocess"),
+        *("sys", "tempfile", "threading", "time", "urllib", "webbrowser"),
+    }
+)
+#: Methods by which objects of such modules are used.
+_WORLDLY_NAMES = frozenset(
+    {
+        *("read_text", "write_text", "read_bytes", "write_bytes", "unlink", "touch", "mkdir"),
+        *("readline", "readlines", "writelines", "sendall", "recv", "urlopen", "popen"),
+        *("debug", "info", "warning", "exception", "critical"),
+    }
+)
+
+
+def may_touch_the_world(account: Account) -> str | None:
+    """What among all that an account has met could do something that cannot be taken back, or not
+    even be seen afterwards; None if there is nothing. By names alone: much of it never does."""
+    for function in account.built_ins:
+        for name, _ in _judged(function):
+            return name
+    for library in account.libraries:
+        if library.partition(".")[0] in _WORLDLY:
+            return library
+    for code in account.codes:
+        if not is_trusted_code(code) and (names := code_names(code).names & _WORLDLY_NAMES):
+            return min(names)
+    return None
 
 
 def _judged(function: Any) -> Iterator[tuple[str, str]]:

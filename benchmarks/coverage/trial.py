@@ -6,11 +6,10 @@ the training: the losses, the model's parameters and buffers, and the optimizer'
 
 from __future__ import annotations
 
-import inspect
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -74,13 +73,11 @@ def judge(trial: Trial, audit: str = "log") -> Outcome:
         return Outcome(Kind.SKIPPED, f"eager: {_text(error)}")
     try:
         job = _fresh(trial)
-        report = wf.run([job], MEMORY, threads=1, **_audit(audit))[job.name]
+        report = wf.run([job], MEMORY, threads=1, audit=audit)[job.name]
     except Exception as error:
         return Outcome(Kind.REFUSED, f"run raised {_text(error)}")
     if not report.ok:
-        refused = report.error_type != wf.CaptureError.__name__ or _ASKS_FOR_CAPTURE is False
-        kind = Kind.REFUSED if refused else Kind.OPAQUE
-        return Outcome(kind, f"{report.error_type}: {report.error}"[:_REASON])
+        return Outcome(Kind.REFUSED, f"{report.error_type}: {report.error}"[:_REASON])
     difference = _difference(expected, _Seen(job, report))
     if difference:
         if _difference(expected, _eager(trial)):
@@ -89,14 +86,6 @@ def judge(trial: Trial, audit: str = "log") -> Outcome:
     if report.captured == "captured":
         return Outcome(Kind.CAPTURED)
     return Outcome(Kind.OPAQUE, f"{report.captured}: {' '.join(report.notes)}"[:_REASON])
-
-
-#: Whether jobs insist on being captured by default: those that cannot be are no failure then.
-_ASKS_FOR_CAPTURE = next(f.default for f in fields(wf.Job) if f.name == "capture") is True
-
-
-def _audit(audit: str) -> dict[str, Any]:
-    return {"audit": audit} if "audit" in inspect.signature(wf.run).parameters else {}
 
 
 def _judge_to_the_piece(trial: Trial, audit: str) -> Outcome:
