@@ -97,12 +97,18 @@ def check_step(
         predicted = preparer.device.profile(lambda: _predict(preparer, step, flat))
     gradients: list[str | None] = []
 
+    observed = contextlib.ExitStack()
+
     def after_backward() -> None:
-        if predicted is not None and step.optimizer is None:
+        if step.optimizer is not None:
+            return
+        observed.close()  # what the optimizer's own Python does, it does in every step
+        if predicted is not None:
             gradients.append(_gradient_difference(job.optimizer, predicted))
 
     def eagerly() -> float:
-        with torch.autograd.set_multithreading_enabled(False), seen:
+        with torch.autograd.set_multithreading_enabled(False), observed:
+            observed.enter_context(seen)
             return eager_step(job, given, after_backward)
 
     seen = observer()
@@ -126,9 +132,7 @@ def check_step(
     return CheckedStep(loss, difference, seen)
 
 
-def _moved_number(
-    optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]
-) -> str | None:
+def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> str | None:
     """A hyperparameter that the step itself has changed: a graph would not."""
     for group, former in zip(optimizer.param_groups, before, strict=False):
         moved = moved_numbers(former, group)
@@ -162,9 +166,7 @@ def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction
     return None
 
 
-def _state_difference(
-    preparer: Preparer, step: PreparedStep, predicted: Prediction
-) -> str | None:
+def _state_difference(preparer: Preparer, step: PreparedStep, predicted: Prediction) -> str | None:
     """Where tensors or random streams differ after the step; whoever writes, both must agree."""
     opaque_optimizer = step.optimizer is None
     trained = {id(parameter) for parameter in trained_parameters(preparer.job.optimizer)}

@@ -156,6 +156,8 @@ class CodeWalk:
                 trail = Trail(f"global {name!r} of {_where(code)}")
                 self._named(namespace, name, trail)
                 self._read(namespace[name], found.names, trail, trusted)
+                if not trusted:
+                    self._note_use(namespace[name], found.names)
             elif not trusted:
                 self._built_in(function, name)
         if found.imports and not trusted:
@@ -173,6 +175,19 @@ class CodeWalk:
             trail = Trail(f"built-in {name!r}")
             self._named(built_in, name, trail)
             self._read(built_in[name], frozenset(), trail, trusted=True)
+            self._note_use(built_in[name], frozenset())
+
+    def _note_use(self, value: Any, names: frozenset[str]) -> None:
+        """What of other people's code the user's code names: `purity.may_touch_the_world`."""
+        if type(value) is types.BuiltinFunctionType:
+            self.built_ins[id(value)] = value
+        elif is_a(value, types.ModuleType):
+            namespace = _C.instance_dict(value) or {}
+            if is_trusted_name(namespace.get("__name__")):
+                self.libraries.add(str(namespace["__name__"]))
+            for name in names & namespace.keys():
+                if type(namespace[name]) is types.BuiltinFunctionType:
+                    self.built_ins[id(namespace[name])] = namespace[name]
 
     def _imports(self, function: types.FunctionType, names: frozenset[str]) -> None:
         for code in nested_codes(function.__code__):
@@ -181,12 +196,11 @@ class CodeWalk:
                 for end in range(1, len(parts) + 1):
                     module = sys.modules.get(".".join(parts[:end]))
                     if module is not None:
+                        self._note_use(module, names | {*taken})
                         self._read(module, names | {*taken}, Trail(".".join(parts[:end])), False)
 
     def _read(self, value: Any, names: frozenset[str], trail: Trail, trusted: bool) -> None:
         """A value that code with these names gets from a module."""
-        if type(value) is types.BuiltinFunctionType:
-            self.built_ins[id(value)] = value
         if is_a(value, types.ModuleType):
             self._read_module(value, names, trail)
         elif trusted and type(value) in _SWITCHES:
@@ -200,8 +214,6 @@ class CodeWalk:
         self._read_modules.add((id(module), names))
         namespace = _C.instance_dict(module) or {}
         trusted = is_trusted_name(namespace.get("__name__"))
-        if trusted:
-            self.libraries.add(str(namespace.get("__name__")))
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
             names = names | {"__getattr__"} | (self._names or frozenset())
@@ -209,8 +221,6 @@ class CodeWalk:
             if name in namespace:
                 self._named(namespace, name, trail.attribute(name))
                 value = namespace[name]
-                if type(value) is types.BuiltinFunctionType:
-                    self.built_ins[id(value)] = value
                 if not trusted or is_a(value, _READ_IN_TRUSTED) or is_foreign(value):
                     self._read(value, names, trail.attribute(name), trusted)
             elif not trusted:
