@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from waterflow.batch import FlatBatch, moved
-from waterflow.eager import eager_step
+from waterflow.eager import eager_step, update_parameters
 from waterflow.executor.measure import Scratch
 from waterflow.optimizer_state import moved_numbers, trained_parameters
 from waterflow.partitioner.graph import Input
@@ -95,7 +95,7 @@ def check_step(
     predicted: Prediction | None = None
     if compare:
         predicted = preparer.device.profile(lambda: _predict(preparer, step, flat))
-    gradients: list[str | None] = []
+    gradients: list[str | None] = []  # looked at as soon as they are all there
 
     observed = contextlib.ExitStack()
 
@@ -117,9 +117,9 @@ def check_step(
     try:
         loss = python(eagerly)
     except torch.OutOfMemoryError:
-        if predicted is None:
-            raise
-        _adopt(preparer, step, predicted)
+        if predicted is None or (step.optimizer is None and gradients):
+            raise  # a step of the optimizer that was begun cannot be taken back
+        _adopt(preparer, step, predicted, python)
         return CheckedStep(predicted.loss, None, seen, adopted=True)
     preparer.put_back_buffers(shape)
     difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
@@ -196,18 +196,31 @@ def _new_state_difference(
     return None
 
 
-def _adopt(preparer: Preparer, step: PreparedStep, predicted: Prediction) -> None:
+def _adopt(
+    preparer: Preparer,
+    step: PreparedStep,
+    predicted: Prediction,
+    python: Callable[[Callable[[], float]], float],
+) -> None:
     """Makes the graph's numbers the job's: the eager step ended where memory did."""
+    job = preparer.job
     with torch.no_grad():
         for meaning, tensor in preparer.inputs_of(step).items():
             tensor.detach().copy_(predicted.tensors[meaning])
     preparer.rng.host.set_state(predicted.stream)
-    parameters = trained_parameters(preparer.job.optimizer)
-    if step.optimizer is None:
-        for (_, index), made in predicted.made.items():  # type: ignore[misc]
-            parameters[index].grad = made.detach().clone()
-    else:
-        preparer.put_state(step, {key: made.clone() for key, made in predicted.made.items()})
+    made = {key: tensor.detach().clone() for key, tensor in predicted.made.items()}
+    if step.creates_state:
+        preparer.put_state(step, made)
+    if step.optimizer is not None:
+        return
+
+    def update() -> float:
+        for index, parameter in enumerate(trained_parameters(job.optimizer)):
+            parameter.grad = made.get(("gradient", index))
+        update_parameters(job.optimizer, job.clip_grad_norm)
+        return predicted.loss
+
+    python(update)
 
 
 def same_number(left: float, right: float) -> bool:

@@ -18,6 +18,8 @@ _PACKAGES = ("torch", "torchgen", "functorch", "numpy", "waterflow")
 _OWN_PARTS = ("waterflow.partitioner", "waterflow.executor", "waterflow.allocator_ext")
 #: Part of this package, but as good as the user's: code that is trained.
 _TRAINED = "waterflow.models"
+#: The standard library's, for older Pythons; torch's first step imports what is made of it.
+_BACKPORT = "typing_extensions.py"
 #: Their modules keep switches and hooks that users set.
 _SWITCHED = ("torch.nn", "torch.optim")
 
@@ -65,7 +67,10 @@ def is_standard_file(filename: str) -> bool:
     if filename.startswith("<frozen"):
         return True
     path = os.path.realpath(filename)
-    return path.startswith(_standard_folders()) and not path.startswith(_installed_folders())
+    installed = path.startswith(_installed_folders())
+    return (
+        os.path.basename(path) == _BACKPORT if installed else path.startswith(_standard_folders())
+    )
 
 
 @functools.cache
