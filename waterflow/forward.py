@@ -17,6 +17,7 @@ from waterflow.partitioner.effects import writes
 from waterflow.partitioner.graph import Input, tensors_of
 from waterflow.shadow import Shadow, UnkeptChangeError
 from waterflow.tracing import (
+    StateMovedError,
     capture_error,
     fake_twin,
     nodes_so_far,
@@ -132,8 +133,9 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
         raise capture_error(job.name, str(error), users_line(None, job.loss)) from error
     except Exception as error:
         raise capture_error(job.name, reason_of(error), users_line(error, job.loss)) from error
-    problem = watch.problem() or _foreign_gradient(job, module)
-    if problem:
+    if moved := watch.problem():
+        raise capture_error(job.name, moved, users_line(None, job.loss), StateMovedError)
+    if problem := _foreign_gradient(job, module):
         raise capture_error(job.name, problem, users_line(None, job.loss))
     result = _result(step, module)
     _check_batch_unchanged(job, result)

@@ -90,13 +90,8 @@ class Member:
         """The job's name."""
         return self.job.name
 
-    @property
-    def draws(self) -> bool:
-        """Whether the step itself draws random numbers, so that data must wait its turn."""
-        return self.preparer.draws
-
     def _may_fetch_ahead(self) -> bool:
-        return not self.draws and self._data_is_apart
+        return self.preparer.draws_apart and self._data_is_apart
 
     @functools.cached_property
     def _data_is_apart(self) -> bool:

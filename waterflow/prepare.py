@@ -44,7 +44,7 @@ from waterflow.partitioner.effects import draws_on_host
 from waterflow.partitioner.errors import CaptureError, OpaqueStepWarning
 from waterflow.partitioner.graph import Input, StepGraph
 from waterflow.partitioner.profile import Profile
-from waterflow.tracing import capture_error, reason_of, users_line
+from waterflow.tracing import StateMovedError, capture_error, reason_of, users_line
 from waterflow.watch import TraceWatch
 
 if TYPE_CHECKING:
@@ -170,6 +170,7 @@ class Preparer:
     recaptures: int = 0
     version: int = 0
     _shapes: dict[Hashable, list[Shape]] = field(default_factory=dict)
+    _latest: Shape | None = None  # of the batch made ready last
     _moves: int = 0
     _hasty: int = 0
     _dropped: int = 0  # captures that went with the optimizer's state
@@ -244,6 +245,19 @@ class Preparer:
         return [tensor for step in self.steps() for tensor in step.graph.constants]
 
     def __call__(self, batch: Any, before_capture: Callable[[], None] = lambda: None) -> Ready:
+        """Makes a batch ready to run; see `_made_ready`."""
+        ready = self._made_ready(batch, before_capture)
+        self._latest = ready.shape
+        return ready
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether the latest batch's step leaves the job's random streams alone: it is captured, a
+        check has shown what it does, and it draws nothing."""
+        shape = self._latest
+        return not self.draws and shape is not None and shape.steady in shape.checked
+
+    def _made_ready(self, batch: Any, before_capture: Callable[[], None]) -> Ready:
         """Makes a batch ready to run.
 
         Args:
@@ -273,6 +287,10 @@ class Preparer:
                 for_good=False,
             )
         except _TrialNeeded:
+            return Ready(batch, flat, trial=True)
+        except StateMovedError as error:  # what settles with the first step settles by trial
+            if flat.signature in self._tried:
+                return self._refused(batch, error)
             return Ready(batch, flat, trial=True)
         except CaptureError as error:
             return self._refused(batch, error, for_good=not isinstance(error, _ManyShapesError))
@@ -534,9 +552,7 @@ class Preparer:
         except NotCapturableError as error:
             name = type(self.job.optimizer).__name__
             self.opaque_optimizer = f"{name} cannot be captured exactly: {error}"
-            self.notes.append(
-                f"the optimizer runs as eager Python, because {self.opaque_optimizer}"
-            )
+            self._note(f"the optimizer runs as eager Python, because {self.opaque_optimizer}")
             return None, None
 
     def _note_final_size(self, first: OptimizerTrace | None, steps: list[PreparedStep]) -> None:

@@ -75,10 +75,16 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
-def capture_error(job: str, reason: str, where: str) -> CaptureError:
+class StateMovedError(CaptureError):
+    """The step changes state that later steps read; perhaps only once, as a cache does."""
+
+
+def capture_error(
+    job: str, reason: str, where: str, kind: type[CaptureError] = CaptureError
+) -> CaptureError:
     """The error for a step that cannot be captured exactly."""
     message = f"job {job!r} cannot be captured at {where}: {reason}. {WAYS_OUT}"
-    return CaptureError(message, f"{reason} ({where})")
+    return kind(message, f"{reason} ({where})")
 
 
 class JobMode(FakeTensorMode):
