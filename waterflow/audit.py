@@ -126,9 +126,7 @@ def check_step(
     return CheckedStep(loss, difference, seen)
 
 
-def _moved_number(
-    optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]
-) -> str | None:
+def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> str | None:
     """A hyperparameter that the step itself has changed: a graph would not."""
     for group, former in zip(optimizer.param_groups, before, strict=False):
         moved = moved_numbers(former, group)
@@ -162,9 +160,7 @@ def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction
     return None
 
 
-def _state_difference(
-    preparer: Preparer, step: PreparedStep, predicted: Prediction
-) -> str | None:
+def _state_difference(preparer: Preparer, step: PreparedStep, predicted: Prediction) -> str | None:
     """Where tensors or random streams differ after the step; whoever writes, both must agree."""
     opaque_optimizer = step.optimizer is None
     trained = {id(parameter) for parameter in trained_parameters(preparer.job.optimizer)}
