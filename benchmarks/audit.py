@@ -141,13 +141,14 @@ def account_seconds(job: wf.Job) -> tuple[float, float]:
 
 def scheduled_checks(step: float, check: float, graphs: int) -> int:
     """Checks in 1,000 steps, where each of the first steps uses another graph."""
-    schedule, profile, now, checks = CheckSchedule("log"), SimpleNamespace(seconds=step), [0.0], 0
-    with mock.patch("waterflow.audit.time.perf_counter", lambda: now[0]):
+    schedule, profile, checks = CheckSchedule("log"), SimpleNamespace(seconds=step), 0
+    with mock.patch("waterflow.audit.time.perf_counter") as clock:
         for number in range(1, SCHEDULED + 1):
             if number <= graphs or schedule.is_due(number, profile):  # type: ignore[arg-type]
                 checks += 1
+                clock.side_effect = [0.0, check]
                 with schedule.timed(number):
-                    now[0] += check
+                    pass
     return checks
 
 

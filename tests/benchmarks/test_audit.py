@@ -31,10 +31,10 @@ def test_rows_of_a_small_model(monkeypatch, capsys):
     (row,) = found["rows"]
     assert row["model"] == "mlp"
     assert 0 < row["account_us"] < 1e3 * row["account_take_ms"]
-    assert 0 < row["step_ms"]
-    assert 0 < row["check_ms"]
+    assert row["step_ms"] > 0
+    assert row["check_ms"] > 0
     assert 2 <= row["checks_per_1000"] <= 11
-    assert 0 <= row["checks_share"]
+    assert row["checks_share"] >= 0
     assert found["opaque_beside_captured"] > 0
 
 
