@@ -13,13 +13,17 @@ from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any, TypeVar
 
+from waterflow.codenames import names_in
 from waterflow.places import Place, Probed, Trail
 from waterflow.probes import moves
-from waterflow.walk import Walk
+from waterflow.walk import MOST_OBJECTS, Walk
 
 __all__ = ["Account"]
 
 Kind = TypeVar("Kind")
+
+#: What a training loop, or torch's C code, calls by itself.
+_CALLED = frozenset({"forward", "backward", "step", "zero_grad", "parameters"})
 
 
 class Account:
@@ -35,9 +39,8 @@ class Account:
         self.codes: frozenset[CodeType] = frozenset(walk.codes.values())
         #: Where there are objects whose state cannot be read, and their type or the reason.
         self.unwalkable: list[tuple[str, str]] = [(str(t), what) for t, what in walk.unwalkable]
-
         #: Built-in functions that the code met names.
-        self.built_ins = [function for function, _ in walk.built_ins.values()]
+        self.built_ins = list(walk.built_ins.values())
         #: Modules of torch, numpy and the standard library that the code met names.
         self.libraries = frozenset(walk.libraries)
 
@@ -57,18 +60,26 @@ class Account:
         names: Collection[str] | None = None,
         codes: Collection[CodeType] | None = None,
         skip: Mapping[int, Collection[Any] | None] | None = None,
+        everything: bool = False,
+        most: int = MOST_OBJECTS,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
         Args:
             roots: the objects to begin from, by the names that users know them by.
-            names: the attributes that count, as `codenames.names_in` gives them; None: all.
+            names: the attributes that count, as `codenames.names_in` gives them; None: any.
             codes: the code that is executed, so that other functions need not be looked into;
-                None: all functions.
+                None: nothing is known of it, so all functions are looked into that the objects
+                have by the names in each other's code, and these names count.
             skip: attributes, keys or indices whose values do not count, by the id of the object,
                 dictionary or list that has them; None for all that it has.
+            everything: whether without names every attribute of every object counts, named or not.
+            most: more objects are not walked; the account then has something unwalkable.
         """
+        if codes is None and names is None and not everything:
+            names = _reachable_names(roots, skip or {}, most)
         walk = Walk(names, codes, skip or {})
+        walk.most = most
         walk.run(roots)
         return cls(walk)
 
@@ -115,3 +126,18 @@ class Account:
     def reaches(self, other: Account) -> bool:
         """Whether some object that can change is in both accounts."""
         return not self._objects.keys().isdisjoint(other._objects)
+
+
+def _reachable_names(
+    roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None], most: int
+) -> frozenset[str] | None:
+    """The names in all code that the roots have by these very names; None if it reads any."""
+    names = _CALLED
+    while True:
+        walk = Walk(names, None, skip)
+        walk.most = most
+        walk.run(roots)
+        more = names_in(walk.codes.values())
+        if more is None or more <= names:
+            return None if more is None else names
+        names |= more

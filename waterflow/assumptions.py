@@ -10,6 +10,8 @@ nobody.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from waterflow.account import Account
@@ -19,25 +21,57 @@ from waterflow.job import Job
 from waterflow.optimizer_state import live_places
 from waterflow.purity import impure_calls, may_touch_the_world
 from waterflow.surroundings import process_flags
+from waterflow.trust import is_trusted_code
+
+#: Objects that a first look may meet: beyond, what a step really reads is found by trial.
+_FIRST_LOOK = 20_000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an eager step of the job has executed.
+
+    Attributes:
+        codes: its code.
+        names: the attributes that this code can read; None if it can read any.
+    """
+
+    codes: frozenset[CodeType]
+    names: frozenset[str] | None
+
+    @classmethod
+    def by(cls, observer: Any) -> Seen:
+        """What an observer (`purity.observer`) has seen."""
+        codes = observer.codes()
+        return cls(frozenset(codes), names_in(codes, observer.calls()))
 
 
 class Assumptions:
     """What one captured step of a job takes for granted."""
 
-    def __init__(self, job: Job, caller: CallerContext, *, with_optimizer: bool = True) -> None:
+    def __init__(
+        self,
+        job: Job,
+        caller: CallerContext,
+        *,
+        with_optimizer: bool = True,
+        seen: Seen | None = None,
+    ) -> None:
         """Takes the state as it is now.
 
         Args:
             job: whose step it is.
             caller: the context of the job's Python.
             with_optimizer: whether the optimizer's step is part of the capture.
+            seen: what eager steps have executed, if any were observed: then only this counts.
         """
         self._job = job
         self._caller = caller
         self._with_optimizer = with_optimizer
         self._fields = _fields(job)
         self._flags = process_flags()
-        self._account = self._take(None)
+        self.seen = seen
+        self._account = self._take(seen)
 
     def hold(self) -> bool:
         """Whether everything is as it was: the fast look, before each step."""
@@ -63,7 +97,7 @@ class Assumptions:
             self._caller.look(self._account.restore)
 
     def risk(self) -> str | None:
-        """What a trace may move for good: then an observed step has to show first that it does not.
+        """What a trace may move for good: then observed steps have to show first that they do not.
 
         A trace runs the user's code once more than the loop; what an account cannot put back
         (iterators, files, objects of unknown extensions) would be left moved.
@@ -72,42 +106,57 @@ class Assumptions:
             return self._account.irrevocable[0]
         if self._account.unwalkable:
             return self._account.unwalkable[0][0]
-        return may_touch_the_world(self._account)
+        return None if self.seen is not None else may_touch_the_world(self._account)
 
-    def narrow(self, seen: Any) -> str | None:
+    def narrow(self, observer: Any) -> str | None:
         """Looks from now on only at what the observed step can read.
 
         Args:
-            seen: what one eager step has called (`_C.Observer`).
+            observer: what has watched one eager step (`purity.observer`).
 
         Returns:
             Why the step cannot be replayed, None where it can: a call whose result may change, or
             state that cannot be looked at.
         """
-        impurities = impure_calls(seen.calls(), seen.codes())
+        impurities = impure_calls(observer.calls(), observer.codes())
         if impurities:
             first = impurities[0]
             return f"the step calls {first.name}, which {first.why} ({first.file}:{first.line})"
-        self._account = self._take(seen)
+        if self.seen is None or not self.seen.codes.issuperset(observer.codes()):
+            self.seen = Seen.by(observer)
+            self._account = self._take(self.seen)
+        return self._hidden()
+
+    def _hidden(self) -> str | None:
+        """What the step can read, or runs, that the account does not show."""
+        assert self.seen is not None
         if self._account.unwalkable:
             path, kind = self._account.unwalkable[0]
             return f"the step can read {path}, a {kind}, whose state cannot be followed"
+        for code in self.seen.codes - self._account.codes:
+            if not (is_trusted_code(code) or code.co_name in _OF_NO_FUNCTION):
+                where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+                return f"the step runs code that nothing it can read leads to ({where})"
         return None
 
-    def _take(self, seen: Any) -> Account:
+    def _take(self, seen: Seen | None) -> Account:
         job = self._job
         roots: dict[str, Any] = {"model": job.model, "loss": job.loss}
         if self._with_optimizer:
             roots["optimizer"] = job.optimizer
-        names = codes = None
-        if seen is not None:
-            codes = seen.codes()
-            names = names_in(codes, seen.calls())
         skip = live_places(job.optimizer)
-        return self._caller.look(lambda: Account.take(roots, names, codes, skip))
+
+        def take() -> Account:
+            if seen is None:
+                return Account.take(roots, skip=skip, most=_FIRST_LOOK)
+            return Account.take(roots, seen.names, seen.codes, skip)
+
+        return self._caller.look(take)
+
+
+#: Code that runs once and belongs to no function that could be found.
+_OF_NO_FUNCTION = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 
 
 def _fields(job: Job) -> tuple[Any, ...]:
     return job.model, job.optimizer, job.loss, job.clip_grad_norm
-
-

@@ -97,12 +97,18 @@ def check_step(
         predicted = preparer.device.profile(lambda: _predict(preparer, step, flat))
     gradients: list[str | None] = []  # looked at as soon as they are all there
 
+    observed = contextlib.ExitStack()
+
     def after_backward() -> None:
-        if predicted is not None and step.optimizer is None:
+        if step.optimizer is not None:
+            return
+        observed.close()  # what the optimizer's own Python does, it does in every step
+        if predicted is not None:
             gradients.append(_gradient_difference(job.optimizer, predicted))
 
     def eagerly() -> float:
-        with torch.autograd.set_multithreading_enabled(False), seen:
+        with torch.autograd.set_multithreading_enabled(False), observed:
+            observed.enter_context(seen)
             return eager_step(job, given, after_backward)
 
     seen = observer()

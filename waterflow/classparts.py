@@ -85,7 +85,7 @@ def is_constant_class(kind: type) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def base_of(kind: type) -> Any:
+def base_of(kind: Any) -> Any:
     """What objects hold beside attributes and slots: a container's base, `object` if nothing.
 
     None where they may hold what Python cannot see, as objects of C extensions do.
@@ -116,7 +116,7 @@ def _own_slots(kind: type) -> Iterator[tuple[str, Any]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def slots_of(kind: type) -> tuple[tuple[str, Any], ...]:
+def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Names and descriptors of all slots of a class and its bases."""
     return tuple(slot for base in kind.__mro__ for slot in _own_slots(base))
 

@@ -6,7 +6,10 @@ made when it runs. Names that are constants are found; where one is not, any att
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import dis
+import inspect
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
@@ -28,6 +31,15 @@ _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _TAKES_ARGUMENTS = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 #: Calls that read attributes by names given to them.
 _READ_BY_NAME = ("getattr", "hasattr")
+#: Functions of the standard library that read all attributes of what they are given.
+_READERS = frozenset(
+    {
+        *((copy.__file__, name) for name in ("copy", "deepcopy", "_reconstruct")),
+        *((dataclasses.__file__, name) for name in ("_asdict_inner", "_astuple_inner", "_replace")),
+        *((dataclasses.__file__, name) for name in ("asdict", "astuple", "replace")),
+        *((inspect.__file__, name) for name in ("getmembers", "_getmembers", "getattr_static")),
+    }
+)
 #: What gives all attributes at once.
 _READ_ALL = ("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgetter", "methodcaller")
 
@@ -87,6 +99,8 @@ def names_in(codes: Iterable[CodeType], calls: Collection[Call] = ()) -> frozens
     names: set[str] = set()
     for code in codes:
         names |= code_names(code).names
+        if (code.co_filename, code.co_qualname) in _READERS:
+            return None
         if is_trusted_code(code):
             continue
         for part in nested_codes(code):

@@ -52,9 +52,7 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     first = parameters[0] if parameters else None
     return (
-        first is not None
-        and first.default is inspect.Parameter.empty
-        and first.kind in positional
+        first is not None and first.default is inspect.Parameter.empty and first.kind in positional
     )
 
 

@@ -181,9 +181,7 @@ class Engine:
             _check_place(job, self._lanes.device)
             seed = draw_seed() if job.seed is None else job.seed
             number = len(self._members)
-            member = Member(
-                number, job, seed, self._lanes, self._traces, self._wake, self._audit
-            )
+            member = Member(number, job, seed, self._lanes, self._traces, self._wake, self._audit)
             _C.set_job_name(self._arena, member.number, member.name)
             self._members.append(member)
             self._progress.join(member.name, job.total_steps)

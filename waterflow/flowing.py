@@ -233,7 +233,7 @@ class Flowing:
     def _serve(self, lane: int, plan: FlowPlan | None) -> None:
         served = plan is None or lane < plan.lanes
         try:
-            while (turn := self._next(plan, served)) is not None:
+            while (turn := self._next(lane, plan, served)) is not None:
                 member, fed = turn
                 if self._is_captured(member, fed):
                     assert plan is not None
@@ -248,11 +248,12 @@ class Flowing:
         return fed.item is not None and not member.runs_on_its_lane(fed.item)
 
     def _next(
-        self, plan: FlowPlan | None, captured: bool
+        self, lane: int, plan: FlowPlan | None, captured: bool
     ) -> tuple[Member, Fed[Ready]] | None:
         """Waits for a job's turn and takes it; None when the stretch is over.
 
         Args:
+            lane: whose turn.
             plan: of the captured steps.
             captured: whether the lane has room for them.
         """
@@ -263,7 +264,7 @@ class Flowing:
                     for m in self._members
                     if m not in self._busy
                     and (fed := m.next_turn())
-                    and (captured or not self._is_captured(m, fed))
+                    and (captured if self._is_captured(m, fed) else m.may_run_on(lane))
                 ]
                 if self._is_over(plan):
                     waiting = [m for m in waiting if self._may_have_last_step(m)]

@@ -243,6 +243,11 @@ class Member:
         step = self.preparer.step_for(ready.shape)
         return step in self._bound and not step.creates_state and self._is_to_check(ready)
 
+    def may_run_on(self, lane: int) -> bool:
+        """Whether its eager steps may run on this lane: all of them on one thread, as in the loop,
+        since Python may keep things by thread."""
+        return lane == 0 or self.preparer.opaque_step is None
+
     @property
     def eager_bytes(self) -> int | None:
         """Bytes that its eager steps have needed so far; None where they cannot run beside others,
@@ -348,16 +353,16 @@ class Member:
         self._begun += 1
         self.report.eager_steps += 1
 
-
-        seen = contextlib.nullcontext() if ready.trial is None else observer()
+        before = self.preparer.begin_trial() if ready.trial else None
+        seen = observer() if ready.trial else contextlib.nullcontext()
 
         def step() -> float:
             with memory, torch.autograd.set_multithreading_enabled(False), seen:
                 return eager_step(self.job, moved(ready.batch, self.device.tensors))
 
         loss = self.python(step)
-        if ready.trial is not None:
-            self.preparer.learn(ready.trial, seen)
+        if ready.trial:
+            self.preparer.end_trial(ready, before, seen)
         return loss
 
     def _run_checked(self, ready: Ready) -> float:
@@ -408,7 +413,6 @@ class Member:
         for key, slot in step.compiled.outputs.items():
             parameters[key[1]].grad = tape.slot(slot)  # type: ignore[index]
         tape.clear(list(step.compiled.outputs.values()))
-
 
         def update() -> None:
             with lanes.scope(self.number):

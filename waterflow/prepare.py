@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from waterflow.assumptions import Assumptions
+from waterflow.assumptions import Assumptions, Seen
 from waterflow.batch import FlatBatch, UnknownLeafError, flatten
 from waterflow.caller import CallerContext
 from waterflow.capture import join
@@ -66,12 +66,8 @@ _Traces = tuple[OptimizerTrace | None, OptimizerTrace | None]
 """Of the optimizer: the first step (None where its state exists), and later ones (None: eager)."""
 
 
-class _TrialNeeded(Exception):  # noqa: N818  (no error: says what comes first)
-    """Before a trace an eager step has to show that it moves nothing that cannot be put back."""
-
-    def __init__(self, assumptions: Assumptions) -> None:
-        super().__init__()
-        self.assumptions = assumptions
+class _TrialNeeded(Exception):
+    """No error: before a trace, eager steps have to show that they move nothing for good."""
 
 
 class _ManyShapesError(CaptureError):
@@ -127,15 +123,15 @@ class Shape:
 class Ready:
     """A batch with what can run it; `shape` is None where the whole step runs eagerly.
 
-    `parcel` is there for a batch that has yet to be brought to the device. `trial` is there where
-    this eager step has to show whether later ones may be traced.
+    `parcel` is there for a batch that has yet to be brought to the device. `trial` says that this
+    eager step has to show whether later ones may be traced.
     """
 
     batch: Any
     flat: FlatBatch | None = None
     shape: Shape | None = None
     parcel: Parcel | None = None
-    trial: Assumptions | None = None
+    trial: bool = False
 
 
 @dataclass(eq=False)
@@ -177,7 +173,8 @@ class Preparer:
     _moves: int = 0
     _hasty: int = 0
     _dropped: int = 0  # captures that went with the optimizer's state
-    _tried: bool = False  # whether an observed step has shown that traces do no harm
+    _seen: Seen | None = None  # what steps have executed that had to be tried before a trace
+    _tried: set[Hashable] = field(default_factory=set)  # signatures of batches that were
     _refusal: str | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -275,8 +272,8 @@ class Preparer:
                 ),
                 for_good=False,
             )
-        except _TrialNeeded as needed:
-            return Ready(batch, trial=needed.assumptions)
+        except _TrialNeeded:
+            return Ready(batch, flat, trial=True)
         except CaptureError as error:
             return self._refused(batch, error, for_good=not isinstance(error, _ManyShapesError))
         except Exception as error:
@@ -321,6 +318,8 @@ class Preparer:
         shape = self.valid_shape(flat.signature)
         if shape is None:
             before_capture()  # not under the lock: the step under way may need it
+            if self.opaque_step is not None:  # that step has shown it
+                return Ready(batch)
             with self._lock:  # a callback may have run meanwhile
                 shape = self.valid_shape(flat.signature) or self._capture(flat)
         return Ready(batch, flat, shape, parcel)
@@ -421,26 +420,38 @@ class Preparer:
                 self.become_opaque(f"the step changes {moved}")
             return
         problem = shape.assumptions.narrow(checked.seen)
+        if self._seen is not None:
+            self._seen = shape.assumptions.seen
         if problem is not None:
             self.become_opaque(problem)
         else:
             shape.checked.add(step)
 
-    def learn(self, trial: Assumptions, seen: Any) -> None:
-        """After an eager step under observation: whether its like may be traced.
+    def begin_trial(self) -> Assumptions | None:
+        """Before an eager step that is a trial: what there is now; None before the first one, which
+        shows what to look at."""
+        if self._seen is None:
+            return None
+        return Assumptions(self.job, self.caller, seen=self._seen)
+
+    def end_trial(self, ready: Ready, before: Assumptions | None, observer: Any) -> None:
+        """After it: whether steps on such batches may be traced.
 
         Raises:
-            CaptureError: it may not, and the job insists on capture.
+            CaptureError: they may not, and the job insists on capture.
         """
-        moved = trial.difference()
-        if moved is None:
-            problem = trial.narrow(seen)
-            self._tried = problem is None
-        else:  # some settle with the first step, as caches do
+        moved = None if before is None else before.difference()
+        now = before or Assumptions(self.job, self.caller, seen=Seen.by(observer))
+        problem = now.narrow(observer)
+        self._seen = now.seen
+        if moved is not None:  # some settle with the first step, as caches do
             self._moves += 1
-            problem = f"the step changes {moved}" if self._moves > _MOST_MOVES else None
+            problem = f"the step changes {moved}" if self._moves > _MOST_MOVES else problem
         if problem is not None:
             self.become_opaque(problem)
+        elif before is not None and moved is None:
+            assert ready.flat is not None
+            self._tried.add(ready.flat.signature)
 
     def put_back_buffers(self, shape: Shape) -> None:
         """After an eager step: buffers that it gave new tensors have their own again, as graphs
@@ -479,19 +490,24 @@ class Preparer:
     def renew(self, shape: Shape, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
         with self._lock:
-            with TraceWatch(self.job, self.rng, self.caller) as watch:
+            with TraceWatch(self.job, self.rng, self.caller, self._seen) as watch:
                 traces = self._optimizer_traces(shape.forward, watch)
             self._add_steps(shape, flat, traces)
 
     def _prepare(self, flat: FlatBatch) -> Shape:
-        with TraceWatch(self.job, self.rng, self.caller) as watch:
-            if not self._tried and watch.assumptions.risk() is not None:
-                raise _TrialNeeded(watch.assumptions)
+        tried = flat.signature in self._tried
+        if self._seen is not None and not tried:
+            raise _TrialNeeded
+        with TraceWatch(self.job, self.rng, self.caller, self._seen) as watch:
+            if not tried and watch.assumptions.risk() is not None:
+                raise _TrialNeeded
             forward = trace_forward(self.job, flat, watch)
             traces = self._optimizer_traces(forward, watch)
             assumptions = watch.assumptions
             if self.opaque_optimizer is not None:
-                assumptions = Assumptions(self.job, self.caller, with_optimizer=False)
+                assumptions = Assumptions(
+                    self.job, self.caller, with_optimizer=False, seen=self._seen
+                )
         shape = Shape(forward, assumptions)
         self._add_steps(shape, flat, traces)
         return shape
@@ -618,7 +634,6 @@ class Preparer:
         """Gives the step its persistent tensors and the job's random streams."""
         step.compiled.bind(self.inputs_of(step))
         step.compiled.tape.set_generators(*self.rng.generators)
-
 
     def put_state(self, step: PreparedStep, made: Mapping[Hashable, torch.Tensor]) -> None:
         """After a first step: what it made becomes the optimizer's state."""

@@ -176,7 +176,7 @@ def _iterators() -> Iterable[type]:
 
 
 for _kind in _iterators():
-    if _kind.__reduce__ is not object.__reduce__:
+    if "__reduce__" in vars(_kind):
         ITERATORS[_kind] = Probe(_position, None, _iterated)
 ITERATORS[itertools.count] = Probe(repr)  # its numbers; it cannot be copied in all versions
 

@@ -128,9 +128,19 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
 _WORLDLY = frozenset(
     {
         *("asyncio", "ctypes", "fileinput", "ftplib", "gc", "glob", "http", "importlib", "io"),
-        *("logging", "mmap", "multiprocessing", "os", "pathlib", "pickle", "pty", "queue", "select"),
-        *("selectors", "shelve", "shutil", "signal", "smtplib", "socket", "sqlite3", "subprocess"),
-        *("sys", "tempfile", "threading", "time", "urllib", "webbrowser"),
+        *(
+            "logging",
+            "mmap",
+            "multiprocessing",
+            "os",
+            "pathlib",
+            "pickle",
+            "pty",
+            "queue",
+            "select",
+        ),
+        *("selectors", "shelve", "shutil", "signal", "smtplib", "socket", "sqlite3"),
+        *("subprocess", "sys", "tempfile", "threading", "time", "urllib", "webbrowser"),
     }
 )
 #: Methods by which objects of such modules are used.

@@ -20,6 +20,8 @@ _OWN_PACKAGES = ("waterflow", "waterflow.partitioner", "waterflow.executor")
 #: Part of this package, but as good as the user's: code that is captured.
 _CAPTURED_PACKAGE = "waterflow.models"
 
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+
 
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
@@ -102,7 +104,15 @@ def process_flags() -> tuple[object, ...]:
         torch._C._get_cudnn_deterministic(),
         cudnn.allow_tf32,
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        _users(torch.nn.Module.__call__),
+        _users(torch.nn.Module.__getattr__),
     )
+
+
+def _users(method: object) -> object:
+    """A method of all modules, unless it is torch's own: traces wrap these for their while."""
+    code = getattr(method, "__code__", None)
+    return None if code is not None and code.co_filename.startswith(_TORCH) else method
 
 
 def _flags() -> Iterator[str]:

@@ -1,16 +1,17 @@
-"""Runs the user's code for a trace as if it had not run: watched, with random streams to throw away,
-and with all that it has changed put back."""
+"""Runs the user's code for a trace as if it had not run: watched, with random streams to throw
+away, and with all that it has changed put back."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
-from waterflow.assumptions import Assumptions
+from waterflow.assumptions import Assumptions, Seen
 from waterflow.caller import CallerContext
 from waterflow.executor import rng as streams
 from waterflow.executor.rng import JobRng
@@ -88,13 +89,19 @@ class TraceWatch:
     """
 
     def __init__(
-        self, job: Job, rng: JobRng | None = None, caller: CallerContext | None = None
+        self,
+        job: Job,
+        rng: JobRng | None = None,
+        caller: CallerContext | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """Args beyond the obvious.
 
         rng: the job's random streams; copies are drawn from.
         caller: the context of the job's Python; the calling thread's if None.
+        seen: what eager steps of the job have executed, if any were observed.
         """
+        self._seen = seen
         self._job = job
         self._rng = rng
         self._caller = caller or CallerContext()
@@ -107,7 +114,7 @@ class TraceWatch:
             stack.callback(streams.uninstall)
             self._streams = JobRng(0) if self._rng is None else self._rng.copy()
             self._before = self._streams.state()
-            self.assumptions = Assumptions(self._job, self._caller)
+            self.assumptions = Assumptions(self._job, self._caller, seen=self._seen)
             self._groups = [dict(group) for group in self._job.optimizer.param_groups]
             stack.callback(self._put_back)
             self._stack = stack.pop_all()
@@ -156,8 +163,12 @@ class TraceWatch:
         source = None
         if now.python != before.python:
             source = "Python's random module"
-        elif any(str(now.numpy[key]) != str(before.numpy[key]) for key in before.numpy):
-            source = "numpy.random"
-        elif (now.numpy["state"]["key"] != before.numpy["state"]["key"]).any():
+        elif not _same_numpy(now.numpy, before.numpy):
             source = "numpy.random"
         return source and f"the step draws from {source}, a captured step would repeat the number"
+
+
+def _same_numpy(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same_numpy(one[k], other[k]) for k in one)
+    return bool(np.array_equal(one, other))

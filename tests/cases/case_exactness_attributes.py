@@ -59,7 +59,7 @@ def nested_configuration(live):
     return job(model, on_step=change)
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def tuple_attribute(live):
     class Model(Net):
         scales = (1.0,)
@@ -199,7 +199,7 @@ def activation_function_replaced(live):
     return job(model, on_step=at(4, live, lambda: setattr(model, "activation", torch.sigmoid)))
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def global_helper_replaced(live):
     globals()["activation"] = torch.tanh
 

@@ -22,7 +22,7 @@ MODULE = types.ModuleType("settings_of_the_step")
 # -- the loss function's world
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def closure_variable(live):
     weight = 1.0
 
@@ -56,14 +56,14 @@ def global_dictionary(live):
     return job(mlp(), loss, on_step=at(4, live, change))
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def global_list(live):
     POWERS[:] = [1.0]
     loss = lambda m, b: cross_entropy(m, b) * sum(POWERS)  # noqa: E731
     return job(mlp(), loss, on_step=every(live, lambda step: POWERS.append(1 / step)))
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def label_smoothing(live):
     criterion = nn.CrossEntropyLoss()
     change = every(live, lambda step: setattr(criterion, "label_smoothing", 0.04 * step))
@@ -101,7 +101,7 @@ def attribute_behind_a_bound_method(live):
     return job(mlp(), trainer.loss, on_step=change)
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def attribute_of_a_callable_object(live):
     class Loss:
         def __init__(self):
@@ -184,7 +184,7 @@ def context_variable_set_between(live):
     return job(mlp(), loss, on_step=at(4, live, lambda: SCALE.set(3.0)))
 
 
-@case("opaque")
+@case("captured", "recaptured", "opaque")
 def environment_variable(live):
     os.environ["WEIGHT_OF_THE_STEP"] = "1"
     loss = lambda m, b: cross_entropy(m, b) * float(os.environ["WEIGHT_OF_THE_STEP"])  # noqa: E731
@@ -195,7 +195,7 @@ def environment_variable(live):
 # -- by what else runs between the steps
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def dropout_annealed_by_a_scheduler(live):
     model = mlp(0.1)
 
@@ -210,7 +210,7 @@ def dropout_annealed_by_a_scheduler(live):
     return job(model, scheduler=Annealing())
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def temperature_moved_by_the_data(live):
     class Model(Net):
         temperature = 1.0
@@ -229,7 +229,7 @@ def temperature_moved_by_the_data(live):
     return job(model, data=rows())
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def temperature_moved_by_a_hook_of_the_optimizer(live):
     class Model(Net):
         temperature = 1.0
@@ -263,7 +263,7 @@ def clipping_of_the_job_replaced(live):
     return made
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def optimizer_of_the_job_replaced(live):
     model = mlp()
     made = job(model)

@@ -30,7 +30,7 @@ def ragged():
 # -- evaluation
 
 
-def evaluated(name, evaluate, **options):
+def evaluated(name, evaluate, *expected, **options):
     """Enters a case whose callback evaluates, also just before the first smaller batch."""
 
     def make(live):
@@ -44,7 +44,7 @@ def evaluated(name, evaluate, **options):
         return Subject(made, lambda: kept)
 
     make.__name__ = name
-    case(*KEPT, matters=False, **options)(make)
+    case(*(expected or KEPT), matters=False, **options)(make)
 
 
 def _loss_of(model):
@@ -123,7 +123,7 @@ evaluated("evaluated_slowly", _slowly)
 evaluated("evaluated_in_train_mode", _in_train_mode)
 evaluated("evaluated_in_inference_mode", _in_inference_mode)
 evaluated("evaluated_on_a_copy", _on_a_copy)
-evaluated("evaluated_with_gradients", _with_gradients)
+evaluated("evaluated_with_gradients", _with_gradients, "captured", "recaptured", "opaque")
 evaluated("evaluated_with_features", _with_features)
 evaluated("evaluated_under_autocast", _in_bfloat16)
 evaluated("evaluated_by_another_thread", _by_another_thread)

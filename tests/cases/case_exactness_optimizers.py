@@ -58,7 +58,7 @@ class Lion(optim.Optimizer):
 optimized("optimizer_of_ones_own", Lion, *EAGER)
 
 
-@case(*EAGER)
+@case("opaque", *EAGER)
 def accumulation_by_an_overridden_zero_grad(live):
     class Accumulating(optim.SGD):
         calls = 0
@@ -75,7 +75,7 @@ def accumulation_by_an_overridden_zero_grad(live):
     return job(model, optimizer=Accumulating(model.parameters(), lr=0.1))
 
 
-@case(*EAGER)
+@case("opaque", *EAGER)
 def zero_grad_that_keeps_a_share(live):
     class Heavy(optim.SGD):
         def zero_grad(self, set_to_none=True):
@@ -163,7 +163,7 @@ def look_ahead(live):
 # -- hooks
 
 
-@case(*EAGER)
+@case("opaque", *EAGER)
 def hook_that_clips_more_and_more(live):
     model, calls = mlp(), itertools.count(1)
     optimizer = sgd(model)

@@ -144,7 +144,9 @@ reshaped(
 reshaped("parametrization_removed", _remove_parametrization, _with_parametrization)
 reshaped("weight_norm_added", _weight_norm)
 reshaped("spectral_norm_added", _spectral_norm, mlp, "recaptured", "opaque")
-reshaped("pruned", lambda m, o: prune.l1_unstructured(m[0], "weight", 0.5))
+reshaped(
+    "pruned", lambda m, o: prune.l1_unstructured(m[0], "weight", 0.5), mlp, "recaptured", "opaque"
+)
 reshaped(
     "pruned_for_good",
     lambda m, o: prune.remove(prune.random_unstructured(m[0], "weight", 0.5), "weight"),

@@ -108,7 +108,7 @@ def group_removed(live):
     )
 
 
-@case(*KEPT)
+@case("opaque", *KEPT)
 def second_optimizer_stepped_by_the_callback(live):
     model = mlp()
     first, second = (optim.SGD(layer.parameters(), lr=0.1) for layer in (model[0], model[2]))
@@ -120,14 +120,14 @@ def second_optimizer_stepped_by_the_callback(live):
     return job(model, optimizer=first, on_step=every(live, change))
 
 
-@case(*KEPT, matters=False)
+@case("opaque", *KEPT, matters=False)
 def gradients_looked_at(live):
     model, norms = mlp(), []
     change = every(True, lambda step: norms.append([p.grad.norm() for p in model.parameters()]))
     return Subject(job(model, on_step=change), lambda: norms)
 
 
-@case(*KEPT, matters=False)
+@case("opaque", *KEPT, matters=False)
 def gradients_asked_for(live):
     model = mlp()
     gradients = []
@@ -139,7 +139,7 @@ def gradients_asked_for(live):
     return Subject(made, lambda: gradients)
 
 
-@case(*KEPT, matters=False)
+@case("opaque", *KEPT, matters=False)
 def gradients_left_at_the_end(live):
     model = mlp()
     return Subject(job(model, keep_grads=True), lambda: [p.grad for p in model.parameters()])

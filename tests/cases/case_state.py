@@ -74,7 +74,7 @@ class Base:
 
 
 class Config(Base):
-    shared = {"a": 1}
+    shared = {"a": 1}  # noqa: RUF012
     computed = Descriptor()
 
     def __init__(self):
@@ -207,14 +207,14 @@ class Net(nn.Module):
     def read(self):
         cfg = self.cfg
         cfg.shared, cfg.computed, cfg.double, cfg.inner.x, cfg.inner.deep.y, cfg.inherited  # noqa: B018
-        cfg.fixed(), cfg.made(), WithMeta.width, WithMeta.level  # noqa: B018
+        cfg.fixed(), cfg.made(), WithMeta.width, WithMeta.level
         self.items, self.table, self.names, self.frozen, self.fixed, self.window  # noqa: B018
-        self.ordered, self.defaults, self.counts, self.chain["a"], self.proxy["a"]  # noqa: B018
-        self.user_dict["a"], self.user_list[0], self.options.rate, self.options.betas  # noqa: B018
-        self.pair.left, self.slotted.read(), self.kind.value, self.number, self.nothing  # noqa: B018
+        self.ordered, self.defaults, self.counts, self.chain["a"], self.proxy["a"]
+        self.user_dict["a"], self.user_list[0], self.options.rate, self.options.betas
+        self.pair.left, self.slotted.read(), self.kind.value, self.number, self.nothing
         self.array, self.strided, self.objects, self.scalar, self.raw, self.typed  # noqa: B018
         self.rng, self.np_rng, self.old_rng, self.torch_rng, self.counter, self.cycle  # noqa: B018
-        self.iterator, self.generator, self.context, self.weak().mark, self.steps  # noqa: B018
+        self.iterator, self.generator, self.context, self.weak().mark, self.steps
         getattr(self, "shadow", None)
         memo(1)
 

@@ -362,12 +362,14 @@ def test_skipped_places_do_not_count(world):
 
 def test_accounts_that_share_an_object_reach_each_other():
     box = [1]
+    loader = types.SimpleNamespace(b=(1, box))
     first = Account.take({"model": {"a": box}})
-    second = Account.take({"loader": types.SimpleNamespace(b=(1, box))})
-    third = Account.take({"loader": {"b": [1], "f": test_module_generators_are_state, "n": nn}})
+    second = Account.take({"loader": loader}, everything=True)
+    third = Account.take({"loader": {"b": [1], "f": case_state.loss, "n": nn}})
     assert first.reaches(second)
     assert first.shared(second) == ["model['a']"]
     assert not first.reaches(third)
+    assert not first.reaches(Account.take({"loader": loader}))  # no code names the attribute
     weight = nn.Parameter(torch.ones(2))
     views = Account.take({"w": weight}), Account.take({"v": weight.detach()})
     assert views[0].reaches(views[1])

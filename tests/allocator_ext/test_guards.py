@@ -1,0 +1,129 @@
+"""The flat list of checks: what counts as equal, which part differs, what is never called."""
+
+import struct
+import types
+
+import numpy as np
+import pytest
+import torch
+
+from waterflow.allocator_ext import _C
+
+pytestmark = pytest.mark.virtual
+
+
+class Plain:
+    pass
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+
+def nan(bits):
+    return struct.unpack("d", struct.pack("Q", bits))[0]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "same"),
+    [
+        (1.5, float("1.5"), True),
+        (0.0, -0.0, False),
+        (nan(0x7FF8000000000000), nan(0x7FF8000000000000), True),
+        (nan(0x7FF8000000000000), nan(0x7FF8000000000001), False),
+        (10**30, int("1" + "0" * 30), True),
+        (1, True, False),
+        (1, 1.0, False),
+        ("a" * 50, "".join(["a"] * 50), True),
+        (b"ab", bytes([97, 98]), True),
+        (complex(0.0, -0.0), complex(0.0, 0.0), False),
+        ((1, (2.5, "x")), (1, (float("2.5"), "x")), True),
+        ((1, [2]), (1, [2]), False),
+        (torch.Size([2, 3]), torch.Size([2, 3]), True),
+        (torch.device("cpu"), torch.device("cpu"), True),
+        (np.float64(1.5), np.float64(1.5), True),
+        (np.float64(1.5), np.float64(2.5), False),
+        ([1], [1], False),
+        (range(3), range(3), True),
+        ("a".upper, "a".upper, True),
+        (Plain.__init__, Plain.__init__, True),
+    ],
+)
+def test_same_value(left, right, same):
+    assert _C.same_value(left, right) is same
+
+
+def test_the_part_that_differs_is_told():
+    guards, holder = _C.Guards(), Plain()
+    holder.x, holder.y = 1, 2
+    assert guards.attributes(holder, {"x", "z"}, None) == [("x", 1)]
+    holder.y = 3
+    holder.w = 4
+    assert guards.holds()
+    holder.z = 5
+    assert guards.difference() == (0, "z")
+    del holder.z, holder.x
+    assert guards.difference() == (0, "x")
+    holder.x = 1
+    assert guards.holds()
+    holder.__class__ = type("Other", (Plain,), {})
+    assert guards.difference() == (0, "__class__")
+
+
+def test_checks_are_numbered_in_order():
+    guards = _C.Guards()
+    first, second, cell = {"a": 1}, [1, 2], types.CellType(1)
+    assert guards.mapping(first, None) == [("a", 1)]
+    assert guards.items(second, list) == [1, 2]
+    assert guards.cell(cell) == [1]
+    assert len(guards) == 3
+    del cell.cell_contents
+    second[1] = 3
+    assert guards.differences() == [(1, 1), (2, None)]
+
+
+def test_slots():
+    guards, holder = _C.Guards(), Slotted()
+    assert guards.slot(holder, Slotted.x) == []
+    holder.x = 1
+    assert guards.difference() == (0, None)
+    with pytest.raises(TypeError, match="slot"):
+        guards.slot(holder, Slotted)
+
+
+def test_class_attributes_are_seen_and_forgiven():
+    guards = _C.Guards()
+    guards.type(Slotted, {"width"}, None)
+    Slotted.other = 1
+    assert guards.holds()
+    Slotted.width = 1
+    assert guards.difference() == (0, "width")
+    del Slotted.width, Slotted.other
+    assert guards.holds()
+
+
+def test_a_storage_can_go_while_it_is_remembered():
+    guards, tensor = _C.Guards(), torch.ones(1000)
+    guards.tensor(tensor)
+    for _ in range(20):  # the allocator would like to use the address again
+        tensor.data = torch.ones(1000)
+        assert guards.difference() == (0, "data")
+
+
+def test_what_raises_does_not_hold():
+    def raises(value):
+        raise RuntimeError
+
+    guards = _C.Guards()
+    guards.probe(raises, None, 1)
+    assert not guards.holds()
+    assert guards.difference() == (0, None)
+
+
+@pytest.mark.parametrize("add", ["items", "cell", "function", "tensor", "type"])
+def test_wrong_kinds_are_refused(add):
+    guards = _C.Guards()
+    more = {"items": (list,), "type": (None, None)}.get(add, ())
+    with pytest.raises(TypeError, match=rf"{add}\(\) takes"):
+        getattr(guards, add)(3, *more)
+    assert len(guards) == 0
