@@ -38,6 +38,7 @@ class Feeder(Generic[Item]):
         epochs: int | None,
         steps: int | None,
         may_run_ahead: Callable[[], bool],
+        enter_epoch: Callable[[int], None],
         adopt_thread: Callable[[], None],
         on_ready: Callable[[], None],
         name: str,
@@ -48,6 +49,8 @@ class Feeder(Generic[Item]):
         prepare: makes the item of a batch, on the feeder's thread; before it touches the job's
             tensors it calls its second argument, which waits for the steps under way.
         python: runs the data's Python, with the job's random streams, in its caller's context.
+        enter_epoch: called before the data of an epoch are begun, where all steps before it are
+            done by then; else whoever takes its first batch sees to what comes between epochs.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
@@ -58,6 +61,7 @@ class Feeder(Generic[Item]):
         self._epochs = epochs
         self._steps = steps
         self._may_run_ahead = may_run_ahead
+        self._enter_epoch = enter_epoch
         self._adopt_thread = adopt_thread
         self._on_ready = on_ready
         self._ahead = ahead
@@ -140,6 +144,8 @@ class Feeder(Generic[Item]):
         while self._epochs is None or epoch < self._epochs:
             if not self._wait_for_turn():
                 return
+            if self._fetched == self._done:
+                self._enter_epoch(epoch)
             iterator = self._start_epoch()
             fetched_before = self._fetched
             while self._steps is None or self._fetched < self._steps:

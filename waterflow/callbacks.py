@@ -36,7 +36,8 @@ def may_fetch_ahead(job: Job) -> bool:
         },
         None,
     )
-    return not data.unwalkable and not data.reaches(rest)
+    # By way of a job, which is not walked, a callback may reach all of its fields.
+    return not (data.unwalkable or data.reaches(rest) or rest.instances(Job))
 
 
 def looks_at_gradients(job: Job) -> bool:
@@ -56,7 +57,7 @@ _HARMLESS = re.compile(r"(no|enable|zero)_grad|requires_grad_?|(set|is)_grad_ena
 
 def _names_gradients(code: CodeType) -> bool:
     names = (name for name in code.co_names if not _HARMLESS.fullmatch(name))
-    return any("grad" in name for name in names)
+    return "grad" in code.co_consts or any("grad" in name for name in names)
 
 
 def _has_callbacks(job: Job) -> bool:

@@ -355,9 +355,7 @@ class Engine:
             self._flow()
         else:
             self._run_round(self._members)
-        for member in self._members:
-            if member.ended and member.admitted:
-                self._dismiss(member)
+        self._dismiss_ended()
 
     def _start_feeders(self) -> None:
         for member in self._members:
@@ -412,6 +410,11 @@ class Engine:
         self._lanes.device.release_unused()
         self._show(member)
 
+    def _dismiss_ended(self) -> None:
+        for member in self._members:
+            if member.ended and member.admitted:
+                self._dismiss(member)
+
     def _dismiss(self, member: Member) -> None:
         member.leave(self._residence)
         member.admitted = False
@@ -440,12 +443,14 @@ class Engine:
         if apart:
             self._flowing.close_rooms(self._members)
             self._run_round(apart)
+            self._dismiss_ended()  # others may need its place
             self._flowing.open_rooms(self._admitted())
         members = [m for m in self._members if flows(m)]
         if not any(map(self._may_step, members)):
             return
         self._rounds.conclude()
         flowed = self._flowing.run(members, lambda: self._is_interrupted(members))
+        self._dismiss_ended()
         self._planner.moved()  # it may have packed the arena
         if flowed:
             left = self._flowing.take_left()

@@ -340,7 +340,7 @@ class Flowing:
             self._used[member] += (span[4] - span[3]) / member.job.weight
             if done:
                 self._guard(member, finish)
-            member.drop_gradients()
+            member.drop_gradients(self._residence)
             self._show(member)
         member.feeder.step_done()  # callbacks come before the next batch is fetched
         with self._state:

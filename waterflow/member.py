@@ -80,6 +80,7 @@ class Member:
             epochs=job.epochs,
             steps=job.steps,
             may_run_ahead=self._may_fetch_ahead,
+            enter_epoch=self.enter_epoch,
             adopt_thread=lanes.adopt_helper,
             on_ready=on_ready,
             name=job.name,
@@ -415,10 +416,14 @@ class Member:
         self.python(update)
         self.ran_in_arena = True
 
-    def drop_gradients(self) -> None:
+    def drop_gradients(self, residence: Residence) -> None:
         """Lets go of the gradients that the next step would drop at its beginning."""
-        if not has_own_zero_grad(self.job.optimizer) and not self.job.keep_grads:
-            self.job.optimizer.zero_grad(set_to_none=True)
+        if has_own_zero_grad(self.job.optimizer) or self.job.keep_grads:
+            return
+        for parameter in trained_parameters(self.job.optimizer):
+            if parameter.grad is not None:
+                residence.drop(parameter.grad)  # else their place would stay taken between steps
+        self.job.optimizer.zero_grad(set_to_none=True)
 
     def take_state(self, step: PreparedStep) -> None:
         """After a first step: what it made becomes the optimizer's state."""

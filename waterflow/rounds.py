@@ -219,7 +219,7 @@ class Rounds:
             member.finish_step(loss, rates)
 
         fine = self._guard(member, step)
-        member.drop_gradients()
+        member.drop_gradients(self._residence)
         self._recorder.keep([(0, 0, 0, started, time.perf_counter())], [member])
         if not fine:
             self.check_device()

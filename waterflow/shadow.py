@@ -52,7 +52,9 @@ class Shadow:
             if key in _REGISTRIES:
                 found[key] = type(value)((name, self.twin(item)) for name, item in value.items())
             elif isinstance(value, dict) and key.endswith("_hooks"):
-                found[key] = value.copy()
+                found[key] = type(value)(
+                    (number, self.twin(hook)) for number, hook in value.items()
+                )
             else:
                 found[key] = self.twin(value)
         return found

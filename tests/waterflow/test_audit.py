@@ -145,11 +145,11 @@ def test_without_checks_a_first_use_is_observed_only():
 def test_an_unknown_audit_is_refused():
     with pytest.raises(JobError, match=r"job 'a'.*audit.*log, all, off|job 'a'.*'often'"):
         job_of(audit="often")
-    with pytest.raises(JobError, match="audit must be one of .*'often'"):
+    with pytest.raises(JobError, match=r"audit must be one of .*'often'"):
         wf.Engine(MEMORY, audit="often")
 
 
-@pytest.mark.parametrize("model, kind", [(Cnn, "images"), (Noisy, "rows")])
+@pytest.mark.parametrize(("model", "kind"), [(Cnn, "images"), (Noisy, "rows")])
 @pytest.mark.parametrize("optimizer", [sgd, functools.partial(optim.AdamW, lr=0.02)])
 def test_checks_leave_no_trace_in_the_numbers(model, kind, optimizer):
     job = job_of(model=model, kind=kind, optimizer=optimizer, audit="all")
