@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class Prediction:
 
     loss: float
     tensors: dict[Input, torch.Tensor]
-    made: dict[Hashable, torch.Tensor]
+    made: dict[Any, torch.Tensor]
     stream: torch.Tensor
 
 
@@ -186,7 +186,7 @@ def _new_state_difference(
 ) -> str | None:
     state = preparer.job.optimizer.state
     parameters = trained_parameters(preparer.job.optimizer)
-    for (index, key), made in predicted.made.items():  # type: ignore[misc]
+    for (index, key), made in predicted.made.items():
         entry = state.get(parameters[index], {}).get(key)
         if not isinstance(entry, torch.Tensor) or not same_bits(entry, made):
             return f"the optimizer's state {key!r} of parameter {index}"
