@@ -48,6 +48,7 @@ class JobRng:
         device: torch's stream of the job's device; None where the host's serves.
         python: what the module `random` draws from.
         numpy: what the module `numpy.random` draws from.
+        touched: whether Python code has looked at torch's streams, or set them.
     """
 
     def __init__(self, seed: int, device: Device | None = None) -> None:
@@ -57,6 +58,7 @@ class JobRng:
         self.device = None if device is None else device.generator(seed)
         self.python = copy.deepcopy(_python_stream())
         self.numpy = copy.deepcopy(_numpy_stream())
+        self.touched = False
 
     @property
     def generators(self) -> tuple[torch.Generator, torch.Generator | None]:
@@ -73,6 +75,7 @@ class JobRng:
         twin = JobRng.__new__(JobRng)
         twin.host = copy_generator(self.host)
         twin.device = None if self.device is None else copy_generator(self.device)
+        twin.touched = False
         twin.python = copy.deepcopy(self.python)
         twin.numpy = copy.deepcopy(self.numpy)
         return twin
@@ -160,7 +163,10 @@ def _of_generator(name: str) -> Callable[..., Any]:
     @functools.wraps(getattr(torch.Generator, name))
     def method(self: _SharedGenerator, *args: Any) -> Any:
         rng = _here.rng
-        stream = self._shared if rng is None else rng.generator_for(self._shared)
+        if rng is None:
+            return getattr(self._shared, name)(*args)
+        rng.touched = True
+        stream = rng.generator_for(self._shared)
         return getattr(stream, name)(*args)
 
     return method

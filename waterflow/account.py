@@ -20,7 +20,7 @@ from waterflow.walk import MOST_OBJECTS, Walk
 
 __all__ = ["Account"]
 
-Kind = TypeVar("Kind")
+Wanted = TypeVar("Wanted")
 
 #: What a training loop, or torch's C code, calls by itself.
 _CALLED = frozenset({"forward", "backward", "step", "zero_grad", "parameters"})
@@ -114,7 +114,7 @@ class Account:
         """Ids of all objects that can change, and addresses of the tensors' storages."""
         return frozenset(self._objects)
 
-    def instances(self, kind: type[Kind]) -> list[Kind]:
+    def instances(self, kind: type[Wanted]) -> list[Wanted]:
         """The objects of a type that the walk met."""
         return [value for value in self._walked.values() if isinstance(value, kind)]
 

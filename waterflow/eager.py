@@ -79,7 +79,8 @@ def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda
             clip_gradients(job.optimizer, job.clip_grad_norm)
             return loss
 
-        return float(job.optimizer.step(closure).item())  # type: ignore[arg-type, union-attr]
+        first: Any = job.optimizer.step(closure)  # type: ignore[arg-type]
+        return float(first.detach() if isinstance(first, torch.Tensor) else first)
     loss = evaluate()
     update_parameters(job.optimizer, job.clip_grad_norm)
     return float(loss.item())

@@ -13,7 +13,7 @@ from waterflow.batch import FlatBatch
 from waterflow.job import Job
 from waterflow.layouts import CaptureMode
 from waterflow.optimizer_state import trained_parameters
-from waterflow.partitioner.effects import writes
+from waterflow.partitioner.effects import seeded, writes
 from waterflow.partitioner.graph import Input, tensors_of
 from waterflow.shadow import Shadow, UnkeptChangeError
 from waterflow.tracing import (
@@ -138,6 +138,7 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
     if problem := _foreign_gradient(job, module):
         raise capture_error(job.name, problem, users_line(None, job.loss))
     result = _result(step, module)
+    _check_random(job, watch, result)
     _check_batch_unchanged(job, result)
     return result
 
@@ -188,6 +189,15 @@ def mutated_sources(module: fx.GraphModule) -> set[fx.Node]:
             written |= storage_ids(target)
     sources = [node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")]
     return {node for node in sources if storage_ids(node) & written}
+
+
+def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
+    if watch.touched_streams and any(seeded(node) for node in result.module.graph.nodes):
+        reason = (
+            "the step sets or saves torch's random state and draws random numbers (activation "
+            "checkpointing with dropout does), which a captured step cannot replay"
+        )
+        raise capture_error(job.name, reason, users_line(None, job.loss))
 
 
 def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:

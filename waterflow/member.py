@@ -421,7 +421,7 @@ class Member:
         if has_own_zero_grad(self.job.optimizer) or self.job.keep_grads:
             return
         for parameter in trained_parameters(self.job.optimizer):
-            if parameter.grad is not None:
+            if parameter.grad is not None and parameter.grad.layout == torch.strided:
                 residence.drop(parameter.grad)  # else their place would stay taken between steps
         self.job.optimizer.zero_grad(set_to_none=True)
 

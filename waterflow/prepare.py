@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from waterflow.assumptions import Assumptions, Seen
 from waterflow.batch import FlatBatch, UnknownLeafError, flatten
@@ -302,7 +302,8 @@ class Preparer:
     def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> Ready:
         """The batch for an eager step, where the job allows that."""
         if self.job.capture is True:
-            raise error
+            own = isinstance(error, CaptureError)
+            raise CaptureError(str(error), error.reason) if own else error  # type: ignore[attr-defined]
         reason = error.reason if isinstance(error, CaptureError) else None
         if reason is None:
             reason = str(error) if isinstance(error, CaptureError) else reason_of(error)
@@ -435,7 +436,7 @@ class Preparer:
             self._moves += 1
             self.forget(shape)
             if self._moves > _MOST_MOVES:
-                self.become_opaque(f"the step changes {moved}")
+                self.become_opaque(self._moving(moved))
             return
         problem = shape.assumptions.narrow(checked.seen)
         if self._seen is not None:
@@ -464,7 +465,7 @@ class Preparer:
         self._seen = now.seen
         if moved is not None:  # some settle with the first step, as caches do
             self._moves += 1
-            problem = f"the step changes {moved}" if self._moves > _MOST_MOVES else problem
+            problem = self._moving(moved) if self._moves > _MOST_MOVES else problem
         if problem is not None:
             self.become_opaque(problem)
         elif before is not None and moved is None:
@@ -482,6 +483,10 @@ class Preparer:
                 with torch.no_grad():
                     own.copy_(now)
                 buffers[attribute] = own
+
+    def _moving(self, what: str) -> str:
+        where = "" if ".py:" in what else f" ({users_line(None, self.job.loss)})"
+        return f"the step changes {what}{where}"
 
     def forget(self, shape: Shape) -> None:
         """Drops a capture."""
@@ -679,14 +684,18 @@ def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
     return {meaning: tensor for meaning, tensor in found.items() if _has_memory(tensor)}
 
 
+#: Tensors of lazy modules, until their first step makes them.
+_UNMADE = (UninitializedParameter, UninitializedBuffer)
+
+
 def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not isinstance(tensor, UninitializedTensorMixin)
+    return tensor.layout == torch.strided and not isinstance(tensor, _UNMADE)
 
 
 def _is_lazy(model: torch.nn.Module) -> bool:
     """Whether some of the model's tensors will be made by its first step."""
     return any(
-        isinstance(tensor, UninitializedTensorMixin)
+        isinstance(tensor, _UNMADE)
         for tensor in (*model.parameters(), *model.buffers())
     )
 

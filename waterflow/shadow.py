@@ -74,9 +74,9 @@ class Shadow:
             changed = any(items[key] is not value[key] for key in value)
             return items if changed else value
         if type(value) is functools.partial:
-            arguments = [self.twin(item) for item in (value.func, *value.args)]
+            arguments = [self.twin(item) for item in value.args]
             keywords = {key: self.twin(item) for key, item in value.keywords.items()}
-            return functools.partial(*arguments, **keywords)
+            return functools.partial(self.twin(value.func), *arguments, **keywords)
         return value
 
     def check(self) -> None:

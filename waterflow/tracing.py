@@ -208,9 +208,9 @@ class _RealTensors(TorchFunctionMode):
             track_tensor_tree(twin, proxy, constant=None, tracer=mode.tracer)
             self._twins[id(tensor)] = twin
             self._kept.append(tensor)  # its identity is its key
-        twin = self._twins[id(tensor)]
-        met[id(twin)] = tensor
-        return twin
+        found = self._twins[id(tensor)]
+        met[id(found)] = tensor
+        return found
 
 
 #: Arguments of operators that hold no tensor; most others are tensors, lists or tuples.

@@ -127,6 +127,11 @@ class TraceWatch:
         """Calls what runs the user's code, in its context."""
         return self._caller.copy().run(self._streams, function)
 
+    @property
+    def touched_streams(self) -> bool:
+        """Whether the traced code has looked at torch's random state, or set it."""
+        return self._streams.touched
+
     def problem(self) -> str | None:
         """What the traced code did that a captured step would not do; it is put back."""
         problem = self._drawn() or self._tuned() or self._changed()

@@ -192,7 +192,7 @@ def branching_loss(model, batch):
 #: name -> (makes the loss, a part of the reason, the eager loop can run it)
 LOSSES = {
     "closure_counter": (counting_loss, "'calls'", True),
-    "object_state": (Smoothed, "'mean'", True),
+    "object_state": (Smoothed, "loss.mean", True),
     "per_row": (lambda: per_row_loss, "one element", False),
     "number": (lambda: number_loss, "must be a tensor", False),
     "detached": (lambda: detached_loss, "nothing to train", False),
