@@ -37,7 +37,7 @@ def may_fetch_ahead(job: Job) -> bool:
         None,
     )
     # By way of a job, which is not walked, a callback may reach all of its fields.
-    return not (data.unwalkable or data.reaches(rest) or rest.instances(Job))
+    return not (data.unwalkable or data.reaches(rest) or bool(rest.instances(Job)))
 
 
 def looks_at_gradients(job: Job) -> bool:

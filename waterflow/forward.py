@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,7 @@ class _Step:
         shadow = Shadow(self.job.model, twins)
         loss = self.job.loss(shadow.model, self.batch.rebuild(batch))
         self._check(loss)
+        _check_formulas(loss)
         self.backward_start = nodes_so_far()
         loss.backward()
         shadow.check()
@@ -91,6 +93,27 @@ class _Step:
                 "the loss does not depend on any parameter that requires a gradient: there is "
                 "nothing to train"
             )
+
+
+#: Gradients that torch computes by another formula while anything is traced (its C++ code asks
+#: `isTensorSubclassLike`), with other last bits for some values.
+_TRACED_OTHERWISE = re.compile(
+    r"(Prod|Cumprod|Median|Nanmedian)Backward\d+|(MaskedFill|Max|Min)Backward1"
+)
+
+
+def _check_formulas(loss: torch.Tensor) -> None:
+    """Raises RuntimeError where the trace of the backward pass would not be what eager mode runs."""
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if _TRACED_OTHERWISE.fullmatch(node.name()):
+            raise RuntimeError(f"torch traces {node.name()} by another formula than it runs")
+        waiting += [following for following, _ in node.next_functions]
 
 
 def _keep_reassigned_buffers(model: nn.Module, buffers: dict[str, torch.Tensor]) -> list[str]:

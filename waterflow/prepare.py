@@ -694,10 +694,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _is_lazy(model: torch.nn.Module) -> bool:
     """Whether some of the model's tensors will be made by its first step."""
-    return any(
-        isinstance(tensor, _UNMADE)
-        for tensor in (*model.parameters(), *model.buffers())
-    )
+    return any(isinstance(tensor, _UNMADE) for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _identities(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, int, int]]:
