@@ -6,8 +6,8 @@
 
 namespace waterflow {
 
-// PyTorch's thread-local state as it is on the thread that makes this: dispatch keys (autocast among
-// them), gradient and inference mode, function and dispatch modes, hooks for saved tensors.
+// PyTorch's thread-local state as it is on the thread that makes this: dispatch keys (autocast
+// among them), gradient and inference mode, function and dispatch modes, hooks for saved tensors.
 class ThreadState {
  public:
   ThreadState() : state_(std::make_shared<at::ThreadLocalState>()) {}

@@ -103,7 +103,7 @@ _TRACED_OTHERWISE = re.compile(
 
 
 def _check_formulas(loss: torch.Tensor) -> None:
-    """Raises RuntimeError where the trace of the backward pass would not be what eager mode runs."""
+    """Raises RuntimeError where a traced backward pass would not be what eager mode runs."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:

@@ -193,8 +193,8 @@ class _RealTensors(TorchFunctionMode):
             raise RuntimeError("it assigns to .data (use torch.no_grad() and copy_() instead)")
         if func is torch.nn.functional.cross_entropy and _smooths_by_weight(kwargs or {}):
             raise RuntimeError(
-                "torch traces a weighted cross entropy with label smoothing by another formula than "
-                "it runs"
+                "torch traces a weighted cross entropy with label smoothing by another formula "
+                "than it runs"
             )
         kwargs = kwargs or {}
         met: dict[int, torch.Tensor] = {}  # real tensors among the arguments, by their twins

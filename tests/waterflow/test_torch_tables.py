@@ -47,7 +47,7 @@ OPAQUE = {
 def check(suite, names, **options):
     """None is refused or different, and those that are not captured are known."""
     table = load(suite, **options)
-    found = {name: outcome_of(table.trials(name), audit="all") for name in names(table.names())}
+    found = {name: outcome_of(table.trials(name), audit="log") for name in names(table.names())}
     wrong = {name: str(one) for name, one in found.items() if one.kind > Kind.OPAQUE}
     assert not wrong
     opaque = {name: one.reason for name, one in found.items() if one.kind is Kind.OPAQUE}
@@ -59,12 +59,12 @@ def check(suite, names, **options):
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_a_quarter_of_the_operators(shard):
-    check("op_db", lambda names: chosen(names, 0.25)[shard::SHARDS], samples=4)
+    check("op_db", lambda names: chosen(names, 0.25)[shard::SHARDS], samples=1)
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_the_modules(shard):
-    check("module_db", lambda names: names[shard::SHARDS], samples=4)
+    check("module_db", lambda names: names[shard::SHARDS], samples=1)
 
 
 @pytest.mark.parametrize("shard", range(2))
