@@ -8,8 +8,10 @@ way, and then enlarges the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.lanes import Lanes
@@ -94,6 +96,12 @@ class EagerRoom:
             more: called with a size that the block has no room for; whether it has room now.
         """
         return _C.LaneScope(self._arena, 0, self._job, more)
+
+    def move_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Gives those of these tensors that live here ordinary memory: callbacks may keep views."""
+        for tensor in tensors:
+            if tensor.layout == torch.strided:
+                _C.move_out_of_arena(tensor, self._arena)
 
     def retire(self) -> None:
         """The job has ended: of the arena only what tensors still hold lives on."""

@@ -23,7 +23,7 @@ from waterflow.optimizer_state import moved_numbers, trained_parameters
 from waterflow.partitioner.graph import Input
 from waterflow.partitioner.profile import Profile
 from waterflow.prepare import PreparedStep, Preparer, Shape
-from waterflow.purity import observer
+from waterflow.purity import observer, undisturbed
 
 #: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
 _CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
@@ -108,7 +108,7 @@ def check_step(
 
     def eagerly() -> float:
         with torch.autograd.set_multithreading_enabled(False), observed:
-            observed.enter_context(seen)
+            observed.enter_context(undisturbed(seen))
             return eager_step(job, given, after_backward)
 
     seen = observer()

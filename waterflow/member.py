@@ -36,7 +36,7 @@ from waterflow.optimizer_state import trained_parameters
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import NumbersDifferError
 from waterflow.prepare import PreparedStep, Preparer, Ready
-from waterflow.purity import observer
+from waterflow.purity import observer, undisturbed
 from waterflow.watch import PYTHON_TURNS
 
 Result = TypeVar("Result")
@@ -250,6 +250,12 @@ class Member:
         steady = self.measured_extent and self.preparer.state_holds()
         if self.preparer.opaque_step is None or self.device.queues or not steady:
             return None
+        if (
+            self.preparer.replaces_tensors
+            or self.job.keep_grads
+            or has_own_zero_grad(self.job.optimizer)
+        ):
+            return None  # what outlives a step needs a place of its own each time
         return self.measured_extent
 
     @property
@@ -342,17 +348,22 @@ class Member:
         if ready.shape is not None:
             return self._run_checked(ready)
         assert self.room is not None
-        return self._step_eagerly(ready, self.room.scope(more))
+        loss = self._step_eagerly(ready, self.room.scope(more))
+        if self.job.on_step is not None:
+            grads = [p.grad for p in trained_parameters(self.job.optimizer) if p.grad is not None]
+            self.room.move_out([*self.preparer.persistent.values(), *grads])
+        return loss
 
     def _step_eagerly(self, ready: Ready, memory: AbstractContextManager[Any]) -> float:
         self._begun += 1
         self.report.eager_steps += 1
 
         before = self.preparer.begin_trial() if ready.trial else None
-        seen = observer() if ready.trial else contextlib.nullcontext()
+        seen = observer()
+        observed = undisturbed(seen) if ready.trial else contextlib.nullcontext()
 
         def step() -> float:
-            with memory, torch.autograd.set_multithreading_enabled(False), seen:
+            with memory, torch.autograd.set_multithreading_enabled(False), observed:
                 return eager_step(self.job, moved(ready.batch, self.device.tensors))
 
         loss = self.python(step)

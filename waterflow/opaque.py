@@ -25,7 +25,8 @@ def why_opaque(job: Job, caller: CallerContext) -> str | None:
         return f"{name} has a zero_grad of its own, so gradients may outlive a step ({where})"
     if job.keep_grads:
         return "callbacks are to see gradients (keep_grads=True)"
-    if looks_at_gradients(job):
+    # Found by names, so perhaps wrongly: no reason to refuse a job that insists on capture.
+    if job.capture == "auto" and looks_at_gradients(job):
         where = users_line(None, job.on_step or getattr(job.scheduler, "step", None))
         return f"a callback may look at gradients, or step another optimizer ({where})"
     return None

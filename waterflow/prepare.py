@@ -151,6 +151,7 @@ class Preparer:
         opaque_optimizer: why the optimizer runs eagerly, None where it is captured.
         recaptures: captures made because something that a step reads had changed.
         version: counts the changes of the set of persistent tensors.
+        replaces_tensors: whether the model was ever given other tensors.
     """
 
     job: Job
@@ -169,7 +170,9 @@ class Preparer:
     final_persistent_bytes: int = 0
     recaptures: int = 0
     version: int = 0
+    replaces_tensors: bool = False
     _shapes: dict[Hashable, list[Shape]] = field(default_factory=dict)
+    _noted: set[tuple[Input, int, int]] = field(default_factory=set)
     _latest: Shape | None = None  # of the batch made ready last
     _moves: int = 0
     _hasty: int = 0
@@ -194,11 +197,15 @@ class Preparer:
 
         Captures for other state tensors of the optimizer than there are now are dropped.
         """
-        before, self.persistent = self.persistent, persistent_tensors(self.job)
+        shapes = _state_shapes(self.persistent)
+        self.persistent = persistent_tensors(self.job)
         self.state_exists = any(meaning.kind == "state" for meaning in self.persistent)
-        if _identities(before) != _identities(self.persistent):
+        before, self._noted = self._noted, _identities(self.persistent)
+        if before != self._noted:
             self.version += 1
-            if _state_shapes(before) - _state_shapes(self.persistent):
+            changed = {meaning.kind for meaning, *_ in before - self._noted}
+            self.replaces_tensors = self.replaces_tensors or bool(changed - {"state"})
+            if shapes - _state_shapes(self.persistent):
                 self._dropped += bool(self._shapes)
                 self._shapes.clear()
         self.final_persistent_bytes = max(self.final_persistent_bytes, self.persistent_bytes)

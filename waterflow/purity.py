@@ -8,8 +8,11 @@ included, is impure. Calls that torch makes itself are torch's affair.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import types
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,6 +106,20 @@ def is_seen_through(code: CodeType) -> bool:
 def observer() -> _C.Observer:
     """An observer whose calls `impure_calls` can judge."""
     return _C.Observer(is_seen_through)
+
+
+@contextlib.contextmanager
+def undisturbed(observer: AbstractContextManager[Any]) -> Iterator[None]:
+    """Observes what runs inside, and nothing that a garbage collection would run meanwhile:
+    finalizers and callbacks of other people's."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with observer:
+            yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> list[Impurity]:

@@ -29,6 +29,8 @@ def equal(left, right):
             and left.stride() == right.stride()
             and torch.equal(left, right)
         )
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(equal, left, right))
     return type(left) is type(right) and left == right
 
 

@@ -197,7 +197,8 @@ def test_views_taken_before_and_during_a_run_follow_for_ever(view: Any, capture:
         assert all(torch.equal(seen(), weight) for seen in views)
 
     job.on_step = look
-    assert run(job).state == "finished"
+    report = run(job)
+    assert report.state == "finished", report.error
     gc.collect()
     assert len(views) == STEPS + 1
     assert all(torch.equal(seen(), weight) for seen in views)
@@ -330,7 +331,8 @@ def test_what_a_model_keeps_of_an_eager_step_stays_readable() -> None:
         copies.append(arrays[-1].copy())
 
     job.on_step = look
-    assert run(job).state == "finished"
+    report = run(job)
+    assert report.state == "finished", report.error
     gc.collect()
     assert len(arrays) == STEPS
     assert all(np.array_equal(a, b) for a, b in zip(arrays, copies, strict=True))

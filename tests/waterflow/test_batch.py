@@ -102,7 +102,6 @@ def test_rebuilding_around_other_tensors_leaves_the_batch_alone(batch):
         (torch.zeros(2), torch.zeros(3)),
         (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
         (torch.zeros(2, 3), torch.zeros(3, 2).t()),
-        (torch.zeros(2), torch.zeros(2, requires_grad=True)),
         ([torch.zeros(2)], (torch.zeros(2),)),
         ({"a": 1}, {"b": 1}),
         ({"a": 1}, {"a": 2}),
