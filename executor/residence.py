@@ -180,7 +180,11 @@ class Residence:
             end = self._offset(resident) + size
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
-        return bool(self._arena.owns(tensor.untyped_storage().data_ptr()))
+        try:
+            pointer = tensor.untyped_storage().data_ptr()
+        except RuntimeError:  # zeros that autograd knows of without memory
+            return False
+        return bool(self._arena.owns(pointer))
 
     def _offset(self, resident: _Resident) -> int:
         if resident.room is not None:

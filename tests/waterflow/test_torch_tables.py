@@ -40,7 +40,7 @@ OPAQUE = {
         *("nn.Transformer", "nn.TransformerEncoder"),
         *LAZY,  # parameters that are made in the first step
     },
-    "optim_db": {"ASGD", "Adafactor", "RAdam", "Rprop", "SparseAdam"},
+    "optim_db": {"ASGD", "Adafactor", "LBFGS", "RAdam", "Rprop", "SparseAdam"},
 }
 
 
