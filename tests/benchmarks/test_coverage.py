@@ -54,7 +54,7 @@ def test_the_piece_that_is_to_blame_is_named():
     pieces = (Trial("first", linear), Trial("second", one_that_is_not_captured))
     found = outcome_of([Trial("both", one_that_is_not_captured, pieces)], "log")
     assert found.kind is Kind.OPAQUE
-    assert "second: CaptureError" in found.reason
+    assert "second: opaque step" in found.reason
 
 
 def one_that_is_not_captured():
