@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,32 @@ def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
     for group in optimizer.param_groups:
         places[id(group)] = {key for key in group if key != "params"}
     return places
+
+
+class StateEntries:
+    """The entries that an optimizer's state had, to see quickly whether it has them still."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._state = optimizer.state
+        self._entries = list(optimizer.state.values())
+        dictionaries = [entries for entries in self._entries if isinstance(entries, dict)]
+        self._sizes = [(entries, len(entries)) for entries in dictionaries]
+        self._tensors = [
+            (entries, key, value)
+            for entries in dictionaries
+            for key, value in entries.items()
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether no entry of the state has come or gone, and no tensor been replaced, since."""
+        return (
+            optimizer.state is self._state
+            and len(self._state) == len(self._entries)
+            and all(map(operator.is_, self._state.values(), self._entries))
+            and all(len(entries) == size for entries, size in self._sizes)
+            and all(entries.get(key) is value for entries, key, value in self._tensors)
+        )
 
 
 def state_layout(optimizer: torch.optim.Optimizer) -> StateLayout:

@@ -35,6 +35,7 @@ from waterflow.optimizer_state import (
     HyperKey,
     Layout,
     NotCapturableError,
+    StateEntries,
     hyperparameters,
     trained_parameters,
 )
@@ -173,6 +174,8 @@ class Preparer:
     replaces_tensors: bool = False
     _shapes: dict[Hashable, list[Shape]] = field(default_factory=dict)
     _noted: set[tuple[Input, int, int]] = field(default_factory=set)
+    _state: StateEntries = field(init=False)  # of the optimizer, as last collected
+    _with_state: set[PreparedStep] = field(default_factory=set)  # first steps that are over
     _latest: Shape | None = None  # of the batch made ready last
     _moves: int = 0
     _hasty: int = 0
@@ -200,9 +203,11 @@ class Preparer:
         shapes = _state_shapes(self.persistent)
         self.persistent = persistent_tensors(self.job)
         self.state_exists = any(meaning.kind == "state" for meaning in self.persistent)
+        self._state = StateEntries(self.job.optimizer)
         before, self._noted = self._noted, _identities(self.persistent)
         if before != self._noted:
             self.version += 1
+            self._with_state.clear()
             changed = {meaning.kind for meaning, *_ in before - self._noted}
             self.replaces_tensors = self.replaces_tensors or bool(changed - {"state"})
             if shapes - _state_shapes(self.persistent):
@@ -211,16 +216,8 @@ class Preparer:
         self.final_persistent_bytes = max(self.final_persistent_bytes, self.persistent_bytes)
 
     def state_holds(self) -> bool:
-        """Whether the optimizer's state is the one that is known."""
-        state = self.job.optimizer.state
-        known = 0
-        for index, parameter in enumerate(trained_parameters(self.job.optimizer)):
-            for key, value in state[parameter].items() if parameter in state else ():
-                if isinstance(value, torch.Tensor):
-                    known += 1
-                    if self.persistent.get(Input("state", (index, key))) is not value:
-                        return False
-        return known == sum(meaning.kind == "state" for meaning in self.persistent)
+        """Whether the optimizer's state has the entries that it had when it was last collected."""
+        return self._state.holds(self.job.optimizer)
 
     @property
     def persistent_bytes(self) -> int:
@@ -515,7 +512,12 @@ class Preparer:
 
     def _has_state(self, first: PreparedStep) -> bool:
         """Whether all that a first step creates is there."""
-        return all(Input("state", key) in self.persistent for key in first.graph.outputs)
+        if first not in self._with_state:
+            keys = first.graph.outputs
+            if not all(Input("state", key) in self.persistent for key in keys):
+                return False
+            self._with_state.add(first)
+        return True
 
     def renew(self, shape: Shape, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
