@@ -35,7 +35,7 @@ from waterflow.opaque import has_own_zero_grad
 from waterflow.optimizer_state import trained_parameters
 from waterflow.optimizer_traces import OptimizerTraces
 from waterflow.partitioner.errors import NumbersDifferError
-from waterflow.prepare import PreparedStep, Preparer, Ready
+from waterflow.prepare import PreparedStep, Preparer, Ready, Shape
 from waterflow.purity import observer, undisturbed
 from waterflow.watch import PYTHON_TURNS
 
@@ -69,6 +69,7 @@ class Member:
         self.checks = CheckSchedule(job.audit or audit)
         self._begun = 0  # steps, those under way included
         self._unchecked = 0  # replays since the last check
+        self._looked: tuple[Ready | None, int, bool] = (None, 0, False)  # see `_is_as_known`
         self.ran_in_arena = False  # whether an eager step has, since it was last measured
         self.room: EagerRoom | None = None  # where its eager steps run beside others
         self._bound: set[PreparedStep] = set()
@@ -111,15 +112,24 @@ class Member:
 
     def runs_apart(self, ready: Ready) -> bool:
         """Whether this step runs while no other job's does: part of it is eager Python."""
-        return ready.shape is None or self.exclusive or self._is_to_check(ready)
+        if ready.shape is None or self.exclusive:
+            return True
+        return self._is_to_check(ready.shape, self.preparer.step_for(ready.shape))
 
-    def _is_to_check(self, ready: Ready) -> bool:
+    def _is_to_check(self, shape: Shape, step: PreparedStep | None) -> bool:
         """Whether this captured step is to be compared with the eager one."""
-        assert ready.shape is not None
-        step = self.preparer.step_for(ready.shape)
-        if step is None or step not in ready.shape.checked:
+        if step is None or step not in shape.checked:
             return True
         return self.checks.is_due(self._begun + 1, step.memory.profile)
+
+    def _is_as_known(self, ready: Ready) -> bool:
+        """Whether all that the step reads is what it was, and the tensors are those entered. Looked
+        at once a turn, however often it is asked: no Python of the job's runs between."""
+        latest, begun, found = self._looked
+        if latest is not ready or begun != self._begun:
+            found = self.preparer.state_holds() and self.preparer.is_fresh(ready)
+            self._looked = ready, self._begun, found
+        return found and self._version == self.preparer.version
 
     @property
     def waits_for_loss(self) -> bool:
@@ -215,28 +225,27 @@ class Member:
     def ready_step(self, ready: Ready) -> PreparedStep | None:
         """The step to run on this batch, where a lane is all that it needs: None where it is new,
         a first step, to be checked or eager, or where its batch needs a larger inbox."""
-        mailbox = self.preparer.mailbox
-        if ready.shape is None or self._version != self.preparer.version:
+        if ready.shape is None or self.exclusive or not self._is_as_known(ready):
             return None
-        if not (self.preparer.state_holds() and self.preparer.is_fresh(ready)):
-            return None
-        if self.runs_apart(ready):
+        mailbox, step = self.preparer.mailbox, self.preparer.step_for(ready.shape)
+        if step is None or step.creates_state or step not in self._bound:
             return None
         if ready.parcel is not None and mailbox is not None and not mailbox.fits(ready.parcel):
             return None
-        step = self.preparer.step_for(ready.shape)
-        return None if step is None or step.creates_state or step not in self._bound else step
+        return None if self._is_to_check(ready.shape, step) else step
 
     def runs_on_its_lane(self, ready: Ready) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
-        if self._version != self.preparer.version or not self.preparer.state_holds():
+        if not self._is_as_known(ready):
             return False
         if ready.shape is None:
             return self.room is not None and self.room.is_open
-        if self.exclusive or self.device.queues or not self.preparer.is_fresh(ready):
+        if self.exclusive or self.device.queues:
             return False
         step = self.preparer.step_for(ready.shape)
-        return step in self._bound and not step.creates_state and self._is_to_check(ready)
+        if step is None or step.creates_state or step not in self._bound:
+            return False
+        return self._is_to_check(ready.shape, step)
 
     def may_run_on(self, lane: int) -> bool:
         """Whether its eager steps may run on this lane: all of them on one thread, as in the loop,
@@ -315,10 +324,9 @@ class Member:
         """
         if ready.shape is None:
             return self._run_eagerly(lanes, ready)
-        if self._is_to_check(ready):
-            self.choose_step(ready, residence)
-            return self._run_checked(ready)
         step = self.choose_step(ready, residence)
+        if self._is_to_check(ready.shape, step):
+            return self._run_checked(ready)
         self.make_room(ready, lanes, residence)
         self.load(step, ready)
         result = lanes.run(solo_round(self.number, step.compiled))

@@ -67,6 +67,9 @@ _Traces = tuple[OptimizerTrace | None, OptimizerTrace | None]
 """Of the optimizer: the first step (None where its state exists), and later ones (None: eager)."""
 
 
+_Find = Callable[[Hashable], "Shape | None"]
+
+
 class _TrialNeeded(Exception):
     """No error: before a trace, eager steps have to show that they move nothing for good."""
 
@@ -249,19 +252,6 @@ class Preparer:
         return [tensor for step in self.steps() for tensor in step.graph.constants]
 
     def __call__(self, batch: Any, before_capture: Callable[[], None] = lambda: None) -> Ready:
-        """Makes a batch ready to run; see `_made_ready`."""
-        ready = self._made_ready(batch, before_capture)
-        self._latest = ready.shape
-        return ready
-
-    @property
-    def draws_apart(self) -> bool:
-        """Whether the latest batch's step leaves the job's random streams alone: it is captured, a
-        check has shown what it does, and it draws nothing."""
-        shape = self._latest
-        return not self.draws and shape is not None and shape.steady in shape.checked
-
-    def _made_ready(self, batch: Any, before_capture: Callable[[], None]) -> Ready:
         """Makes a batch ready to run.
 
         Args:
@@ -272,13 +262,29 @@ class Preparer:
         Raises:
             CaptureError: the step cannot be captured exactly.
         """
+        # A batch that is fetched ahead is looked at when its turn comes: the steps before it may
+        # change what its step reads.
+        find = self._known_shape if self.draws_apart else self.valid_shape
+        ready = self._made_ready(batch, before_capture, find)
+        self._latest = ready.shape
+        return ready
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether the latest batch's step leaves the job's random streams alone: it is captured, a
+        check has shown what it does, and it draws nothing."""
+        shape = self._latest
+        return not self.draws and shape is not None and shape.steady in shape.checked
+
+    def _made_ready(self, batch: Any, before_capture: Callable[[], None], find: _Find) -> Ready:
+        """The batch with what `find` has for its signature, captured where that is nothing."""
         if self.opaque_step is not None or _is_lazy(self.job.model):
             return Ready(batch)
         if self._refusal is not None:
             self.become_opaque(self._refusal)
         try:
             flat = flatten(batch)
-            return self._ready(batch, flat, before_capture)
+            return self._ready(batch, flat, before_capture, find)
         except UnknownLeafError as error:
             return self._refused(
                 batch,
@@ -336,9 +342,11 @@ class Preparer:
         with contextlib.suppress(Warning):  # filters may turn it into an error
             warnings.warn(f"job {self.job.name!r}: {text}", OpaqueStepWarning, stacklevel=2)
 
-    def _ready(self, batch: Any, flat: FlatBatch, before_capture: Callable[[], None]) -> Ready:
+    def _ready(
+        self, batch: Any, flat: FlatBatch, before_capture: Callable[[], None], find: _Find
+    ) -> Ready:
         flat, parcel = self._on_its_way(flat)
-        shape = self.valid_shape(flat.signature)
+        shape = find(flat.signature)
         if shape is None:
             before_capture()  # not under the lock: the step under way may need it
             if self.opaque_step is not None:  # that step has shown it
@@ -346,6 +354,11 @@ class Preparer:
             with self._lock:  # a callback may have run meanwhile
                 shape = self.valid_shape(flat.signature) or self._capture(flat)
         return Ready(batch, flat, shape, parcel)
+
+    def _known_shape(self, signature: Hashable) -> Shape | None:
+        """What was prepared for such batches last, right or not; None where there is nothing."""
+        shapes = self._shapes.get(signature, ())
+        return self._latest if self._latest in shapes else next(reversed(shapes), None)
 
     def valid_shape(self, signature: Hashable) -> Shape | None:
         """What is prepared for such batches and still right; None where there is nothing."""
@@ -369,7 +382,11 @@ class Preparer:
         """The same batch, captured again where what the step reads has changed since."""
         if not self.state_holds():
             self.note_persistent()
-        return ready if self.is_fresh(ready) else self(ready.batch)
+        if self.is_fresh(ready):
+            return ready
+        ready = self._made_ready(ready.batch, lambda: None, self.valid_shape)
+        self._latest = ready.shape
+        return ready
 
     def is_fresh(self, ready: Ready) -> bool:
         """Whether the batch can run as it was made ready."""
