@@ -22,20 +22,16 @@ namespace py = pybind11;
 namespace waterflow {
 namespace {
 
-// A context manager over a scope object: `__enter__` makes it, `__exit__` destroys it. The lock
-// that a scope may wait for is taken without the interpreter lock.
+// A context manager over a scope object: `__enter__` makes it, `__exit__` destroys it. Scopes wait
+// for nothing, so the interpreter lock stays: given up for a moment it may be long in coming back.
 template <typename Scope, typename... Parts>
 class Manager {
  public:
   explicit Manager(Parts... parts) : parts_(std::move(parts)...) {}
   void enter() {
-    py::gil_scoped_release release;
     scope_ = std::apply([](auto&... part) { return std::make_unique<Scope>(part...); }, parts_);
   }
-  void exit(const py::args&) {
-    py::gil_scoped_release release;
-    scope_.reset();
-  }
+  void exit(const py::args&) { scope_.reset(); }
 
  private:
   std::tuple<Parts...> parts_;

@@ -4,6 +4,7 @@ they look at gradients."""
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -16,26 +17,25 @@ from waterflow.job import Job
 from waterflow.trust import is_trusted_code
 
 
-def may_fetch_ahead(job: Job) -> bool:
+def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     """Whether a batch fetched before the steps before it are done is the batch of the loop.
 
     It is where no code of the user's makes it (a list), or where that code (a dataset behind
     torch's own loader, which makes each batch anew) reaches nothing that the step or a callback
     changes. A callback may end the job or draw random numbers, too; with one, only lists will do.
+
+    Args:
+        job: whose steps are captured.
+        written: the tensors that these steps write to.
     """
     plain = type(job.data) in (list, tuple)
     if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
         return False
-    data = Account.take({"data": job.data}, None)
-    rest = Account.take(
-        {
-            "model": job.model,
-            "optimizer": job.optimizer,
-            "on_step": job.on_step,
-            "scheduler": job.scheduler,
-        },
-        None,
-    )
+    data = Account.take({"data": job.data})
+    changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
+    if _has_callbacks(job):
+        changed.update(model=job.model, on_step=job.on_step)
+    rest = Account.take(changed)
     # By way of a job, which is not walked, a callback may reach all of its fields.
     return not (data.unwalkable or data.reaches(rest) or bool(rest.instances(Job)))
 
@@ -44,7 +44,7 @@ def looks_at_gradients(job: Job) -> bool:
     """Whether a callback may read ``p.grad`` or step another optimizer."""
     if not _has_callbacks(job):
         return False
-    reached = Account.take({"on_step": job.on_step, "scheduler": job.scheduler}, None)
+    reached = Account.take({"on_step": job.on_step, "scheduler": job.scheduler})
     if any(_names_gradients(code) for code in reached.codes if not is_trusted_code(code)):
         return True
     optimizers = reached.instances(torch.optim.Optimizer)

@@ -97,7 +97,7 @@ class Member:
 
     @functools.cached_property
     def _data_is_apart(self) -> bool:
-        return may_fetch_ahead(self.job)
+        return may_fetch_ahead(self.job, self.preparer.mutated())
 
     @property
     def ended(self) -> bool:

@@ -237,11 +237,15 @@ class Preparer:
         return [*self.persistent.values(), *self._constants()]
 
     def mutated(self) -> list[torch.Tensor]:
-        """The persistent tensors that some step writes to."""
+        """The tensors that some step writes to: persistent ones, and constants of its own."""
         if self.opaque_step is not None or self.opaque_optimizer is not None:
             return list(self.persistent.values())
-        found = {meaning for step in self.steps() for meaning in step.graph.mutated}
-        return [self.persistent[meaning] for meaning in found if meaning in self.persistent]
+        written: dict[int, torch.Tensor] = {}
+        for step in self.steps():
+            inputs = self.inputs_of(step)
+            found = (inputs[meaning] for meaning in step.graph.mutated if meaning in inputs)
+            written.update((id(tensor), tensor) for tensor in found)
+        return list(written.values())
 
     def steps(self) -> list[PreparedStep]:
         """All prepared steps."""

@@ -93,7 +93,7 @@ def test_what_may_be_fetched_ahead(name):
         job.data = data(job)
     if name == "list that the callback fills":
         job.on_step = on_step(job)
-    assert may_fetch_ahead(job) is expected
+    assert may_fetch_ahead(job, job.model.parameters()) is expected
 
 
 def norm_of(model):
