@@ -73,31 +73,7 @@ class Scratch:
         with _C.LaneScope(self.arena, 0, 0):
             return [_on(tensor, self._device.tensors) for tensor in tensors]
 
-    def run(
-        self,
-        step: CompiledStep,
-        tensors: Mapping[Input, torch.Tensor],
-        batch: Sequence[torch.Tensor],
-        generators: tuple[torch.Generator, torch.Generator | None],
-        registers: Mapping[int, float],
-    ) -> float:
-        """Runs the step once and returns its loss; its outputs stay in its slots.
-
-        Args:
-            step: the compiled step.
-            tensors: its persistent inputs.
-            batch: its batch tensors, on the device.
-            generators: scratch random streams of the host and of the device.
-            registers: values of its live hyperparameters.
-        """
-        self._prepare(step, tensors, batch, generators, registers)
-        self.arena.synchronize()
-        with _C.LaneScope(self.arena, 0, 0):
-            step.tape.run(0, len(step.tape))
-        self.arena.finish()
-        return float(step.tape.loss)
-
-    def _prepare(
+    def bind(
         self,
         step: CompiledStep,
         tensors: Mapping[Input, torch.Tensor],
@@ -105,24 +81,7 @@ class Scratch:
         generators: tuple[torch.Generator, torch.Generator | None],
         registers: Mapping[int, float],
     ) -> None:
-        step.bind(tensors)
-        step.tape.set_batch(list(batch))
-        step.tape.set_generators(*generators)
-        for register, value in registers.items():
-            step.tape.set_register(register, value)
-
-    def measure(
-        self,
-        step: CompiledStep,
-        tensors: Mapping[Input, torch.Tensor],
-        batch: Sequence[torch.Tensor],
-        generators: tuple[torch.Generator, torch.Generator | None],
-        registers: Mapping[int, float],
-        *,
-        name: str,
-        repeatable: bool,
-    ) -> Profile:
-        """Runs the step and returns what it did; its outputs stay in its slots.
+        """Gives a step all that it reads, before `run` or `measure`.
 
         Args:
             step: the compiled step.
@@ -130,15 +89,33 @@ class Scratch:
             batch: its batch tensors, on the device.
             generators: scratch random streams of the host and of the device.
             registers: values of its live hyperparameters.
+        """
+        step.bind(tensors)
+        step.tape.set_batch(list(batch))
+        step.tape.set_generators(*generators)
+        for register, value in registers.items():
+            step.tape.set_register(register, value)
+
+    def run(self, step: CompiledStep) -> float:
+        """Runs a bound step once and returns its loss; its outputs stay in its slots."""
+        self.arena.synchronize()
+        with _C.LaneScope(self.arena, 0, 0):
+            step.tape.run(0, len(step.tape))
+        self.arena.finish()
+        return float(step.tape.loss)
+
+    def measure(self, step: CompiledStep, *, name: str, repeatable: bool) -> Profile:
+        """Runs a bound step and returns what it did; its outputs stay in its slots.
+
+        Args:
+            step: the compiled step.
             name: the job's name.
             repeatable: whether it may run twice, the first time to warm up.
         """
-        self._prepare(step, tensors, batch, generators, registers)
-        tape = step.tape
         started = time.perf_counter()
-        profile = self._run_logged(tape, name)
+        profile = self._run_logged(step.tape, name)
         if repeatable and time.perf_counter() - started < _WARM_UP_LIMIT_SECONDS:
-            profile = self._run_logged(tape, name)
+            profile = self._run_logged(step.tape, name)
         return profile
 
     def _run_logged(self, tape: Any, name: str) -> Profile:

@@ -72,7 +72,7 @@ class Profile:
         """Number of nodes of the step, those without events included."""
         return len(self.node_seconds)
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Time of the whole step run alone; 0.0 when unknown."""
         return float(self.node_seconds.sum())

@@ -71,9 +71,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def backend_flags_can_be_set():
-    """Importing torch's own test tables forbids it for the rest of the process."""
-    setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)

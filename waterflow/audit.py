@@ -147,7 +147,8 @@ def _predict(preparer: Preparer, step: PreparedStep, flat: FlatBatch) -> Predict
     try:
         (twins,) = preparer.twins(scratch, [step])
         batch = scratch.batch(flat.tensors)
-        loss = scratch.run(step.compiled, twins, batch, generators, preparer.registers(step))
+        scratch.bind(step.compiled, twins, batch, generators, preparer.registers(step))
+        loss = scratch.run(step.compiled)
         tape = step.compiled.tape
         made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
     finally:

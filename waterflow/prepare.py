@@ -624,17 +624,12 @@ class Preparer:
             twins = self.twins(scratch, steps, written_only=True)
             batch = scratch.batch(flat.tensors)
             for step, tensors in zip(steps, twins, strict=True):
-                profiles.append(
-                    scratch.measure(
-                        step.compiled,
-                        {**tensors, **made},
-                        batch,
-                        generators,
-                        self.registers(step),
-                        name=self.job.name,
-                        repeatable=not step.creates_state,
-                    )
+                inputs = {**tensors, **made}
+                scratch.bind(step.compiled, inputs, batch, generators, self.registers(step))
+                profile = scratch.measure(
+                    step.compiled, name=self.job.name, repeatable=not step.creates_state
                 )
+                profiles.append(profile)
                 for key, slot in step.compiled.outputs.items():
                     made[Input("state", key)] = step.compiled.tape.slot(slot)
             made.clear()

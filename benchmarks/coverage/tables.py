@@ -17,6 +17,9 @@ from benchmarks.coverage.calls import Call, job_of, trains
 from benchmarks.coverage.suites import Suite
 from benchmarks.coverage.trial import Trial
 
+# Importing them has forbidden the whole process to set the backends' flags as users do.
+torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
+
 #: Samples that share a job: what they cost together is little more than what one costs.
 _TOGETHER = 12
 #: Samples taken of one function, evenly spread; some have more than a thousand.
