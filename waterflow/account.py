@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import Any, TypeVar
 
+from waterflow.classparts import is_a
 from waterflow.codenames import names_in
 from waterflow.places import Place, Probed, Trail
 from waterflow.probes import moves
@@ -61,6 +62,7 @@ class Account:
         codes: Collection[CodeType] | None = None,
         skip: Mapping[int, Collection[Any] | None] | None = None,
         everything: bool = False,
+        copied: bool = True,
         most: int = MOST_OBJECTS,
     ) -> Account:
         """Remembers all that can be read from some objects.
@@ -74,10 +76,12 @@ class Account:
             skip: attributes, keys or indices whose values do not count, by the id of the object,
                 dictionary or list that has them; None for all that it has.
             everything: whether without names every attribute of every object counts, named or not.
+            copied: whether attributes count that are only copied along with their object; False
+                where the question is what may be executed.
             most: more objects are not walked; the account then has something unwalkable.
         """
         if codes is None and names is None and not everything:
-            names = _reachable_names(roots, skip or {}, most)
+            names = _reachable_names(roots, skip or {}, copied, most)
         walk = Walk(names, codes, skip or {})
         walk.most = most
         walk.run(roots)
@@ -116,7 +120,7 @@ class Account:
 
     def instances(self, kind: type[Wanted]) -> list[Wanted]:
         """The objects of a type that the walk met."""
-        return [value for value in self._walked.values() if isinstance(value, kind)]
+        return [value for value in self._walked.values() if is_a(value, kind)]
 
     def shared(self, other: Account) -> list[str]:
         """What this and another account both reach and could change, as this one calls it."""
@@ -129,7 +133,7 @@ class Account:
 
 
 def _reachable_names(
-    roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None], most: int
+    roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None], copied: bool, most: int
 ) -> frozenset[str] | None:
     """The names in all code that the roots have by these very names; None if it reads any."""
     names = _CALLED
@@ -137,7 +141,7 @@ def _reachable_names(
         walk = Walk(names, None, skip)
         walk.most = most
         walk.run(roots)
-        more = names_in(walk.codes.values())
+        more = names_in(walk.codes.values(), copied=copied)
         if more is None or more <= names:
             return None if more is None else names
         names |= more

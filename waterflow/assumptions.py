@@ -10,6 +10,7 @@ nobody.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -125,15 +126,14 @@ class Assumptions:
         if self.seen is None or not self.seen.codes.issuperset(observer.codes()):
             self.seen = Seen.by(observer)
             self._account = self._take(self.seen)
-        return self._hidden()
+        return self._hidden(observer.codes())
 
-    def _hidden(self) -> str | None:
+    def _hidden(self, executed: Collection[CodeType]) -> str | None:
         """What the step can read, or runs, that the account does not show."""
-        assert self.seen is not None
         if self._account.unwalkable:
             path, kind = self._account.unwalkable[0]
             return f"the step can read {path}, a {kind}, whose state cannot be followed"
-        for code in self.seen.codes - self._account.codes:
+        for code in set(executed) - self._account.codes:
             if not (is_trusted_code(code) or code.co_name in _OF_NO_FUNCTION):
                 where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
                 return f"the step runs code that nothing it can read leads to ({where})"

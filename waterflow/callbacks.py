@@ -44,7 +44,7 @@ def looks_at_gradients(job: Job) -> bool:
     """Whether a callback may read ``p.grad`` or step another optimizer."""
     if not _has_callbacks(job):
         return False
-    reached = Account.take({"on_step": job.on_step, "scheduler": job.scheduler})
+    reached = Account.take({"on_step": job.on_step, "scheduler": job.scheduler}, copied=False)
     if any(_names_gradients(code) for code in reached.codes if not is_trusted_code(code)):
         return True
     optimizers = reached.instances(torch.optim.Optimizer)

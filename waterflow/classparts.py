@@ -134,7 +134,7 @@ def is_foreign(value: Any) -> bool:
     if kind is types.MethodType:
         return True
     if kind is types.BuiltinFunctionType:
-        return not isinstance(value.__self__, (types.ModuleType, type, type(None)))
+        return not is_a(value.__self__, (types.ModuleType, type, type(None)))
     if is_a(value, types.ModuleType):
         return not is_trusted_name(value.__name__)
     return bool(kind.__flags__ & _HEAP_TYPE) and not is_trusted_class(kind)

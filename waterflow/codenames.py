@@ -88,18 +88,22 @@ def _instructions(text: bytes) -> Iterator[tuple[int, int]]:
         yield opcode, argument
 
 
-def names_in(codes: Iterable[CodeType], calls: Collection[Call] = ()) -> frozenset[str] | None:
+def names_in(
+    codes: Iterable[CodeType], calls: Collection[Call] = (), copied: bool = True
+) -> frozenset[str] | None:
     """Names of the attributes that executed code can read; None if it can read any.
 
     Args:
         codes: the code that was executed.
         calls: the C functions that it called, as `_C.Observer.calls` gives them.
+        copied: whether attributes count that are only copied along with their object. Nothing of
+            them is executed but for the methods of the copy protocol.
     """
     callers = {id(code) for function, code, _ in calls if _reads_by_name(function)}
     names: set[str] = set()
     for code in codes:
         names |= code_names(code).names
-        if (code.co_filename, code.co_qualname) in _READERS:
+        if copied and (code.co_filename, code.co_qualname) in _READERS:
             return None
         if is_trusted_code(code):
             continue

@@ -237,7 +237,7 @@ class CodeWalk:
 
     def _bound(self, value: Any, trail: Trail) -> None:
         owner = value.__self__
-        if type(owner).__name__ != "PyCapsule" and not isinstance(owner, types.ModuleType):
+        if type(owner).__name__ != "PyCapsule" and not is_a(owner, types.ModuleType):
             self.reach(owner, trail.attribute("__self__"))
 
     def _method(self, value: types.MethodType, trail: Trail) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from waterflow.allocator_ext import _C
+from waterflow.classparts import is_a
 
 _PLAIN_KEYS = (str, int, float, bool, bytes, complex, type(None))
 
@@ -163,7 +164,7 @@ class Mapping(Place):
         return str(self.trail.item(part))
 
     def restore(self) -> None:
-        base: Any = OrderedDict if isinstance(self.holder, OrderedDict) else dict
+        base: Any = OrderedDict if is_a(self.holder, OrderedDict) else dict
         kept = [item for item in base.items(self.holder) if self._is_skipped(item[0])]
         base.clear(self.holder)
         for key, value in [*self.before, *kept]:

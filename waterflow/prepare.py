@@ -113,6 +113,7 @@ class Shape:
         steady: the step of every later turn.
         checked: steps that an eager step has confirmed.
         turns: steps made of it so far.
+        outgrown: whether another capture for such batches has been counted since.
     """
 
     forward: ForwardTrace
@@ -121,6 +122,7 @@ class Shape:
     steady: PreparedStep | None = None
     checked: set[PreparedStep] = field(default_factory=set)
     turns: int = 0
+    outgrown: bool = False
 
 
 @dataclass(eq=False)
@@ -431,6 +433,9 @@ class Preparer:
         return shape
 
     def _count_recapture(self, former: Shape) -> None:
+        if former.outgrown:  # trials have come between
+            return
+        former.outgrown = True
         self.recaptures += 1
         self._hasty += former.turns < _HASTY_TURNS
         if self.recaptures > _MOST_RECAPTURES or self._hasty > _MOST_HASTY:

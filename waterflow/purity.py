@@ -17,6 +17,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from waterflow.allocator_ext import _C
+from waterflow.classparts import is_a
 from waterflow.codenames import Call, code_names
 from waterflow.trust import is_standard_file, is_trusted_code
 
@@ -109,13 +110,13 @@ def observer() -> _C.Observer:
 
 
 @contextlib.contextmanager
-def undisturbed(observer: AbstractContextManager[Any]) -> Iterator[None]:
-    """Observes what runs inside, and nothing that a garbage collection would run meanwhile:
-    finalizers and callbacks of other people's."""
+def undisturbed(observer: AbstractContextManager[Any] | None = None) -> Iterator[None]:
+    """Nothing runs inside that a garbage collection would run: finalizers and callbacks of other
+    people's, whose calls and changes are not the step's. What does run is observed."""
     collects = gc.isenabled()
     gc.disable()
     try:
-        with observer:
+        with observer or contextlib.nullcontext():
             yield
     finally:
         if collects:
@@ -201,10 +202,10 @@ def _judged(function: Any) -> Iterator[tuple[str, str]]:
 def _module_of(function: Any) -> str:
     """The module of a C function, or of the class whose method it is."""
     owner = getattr(function, "__objclass__", None) or getattr(function, "__self__", None)
-    if isinstance(owner, types.ModuleType):
+    if is_a(owner, types.ModuleType):
         return owner.__name__
     if owner is not None and type(owner).__name__ != "PyCapsule":
-        kind = owner if isinstance(owner, type) else type(owner)
+        kind = owner if is_a(owner, type) else type(owner)
         return next((base.__module__ for base in kind.__mro__ if _has(base, function)), "builtins")
     return str(getattr(function, "__module__", None) or "builtins")
 

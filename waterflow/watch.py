@@ -17,6 +17,7 @@ from waterflow.executor import rng as streams
 from waterflow.executor.rng import JobRng
 from waterflow.job import Job
 from waterflow.optimizer_state import moved_numbers
+from waterflow.purity import undisturbed
 from waterflow.tracing import TRACE_LOCK
 
 Result = TypeVar("Result")
@@ -110,6 +111,7 @@ class TraceWatch:
         with contextlib.ExitStack() as stack:
             stack.enter_context(TRACE_LOCK)
             stack.enter_context(PYTHON_TURNS.alone())
+            stack.enter_context(undisturbed())
             streams.install()
             stack.callback(streams.uninstall)
             self._streams = JobRng(0) if self._rng is None else self._rng.copy()
