@@ -170,10 +170,13 @@ Namespace::Namespace(PyObject* dict, Watched watched) : watched_(watched) {
 }
 
 bool Namespace::holds(PyObject* dict, Part* part) {
-  if (dict == nullptr ? entries_.empty() : in_order(dict)) return true;
-  if (dict == nullptr) return differs_at(part, entries_.front().first.ptr());
-  if (!by_key(dict, part)) return false;
-  remember_order(dict);  // names that do not count have come or gone
+  if (dict == nullptr) return entries_.empty() || differs_at(part, entries_.front().first.ptr());
+  if (version_.is_of(dict)) return true;
+  if (!in_order(dict)) {
+    if (!by_key(dict, part)) return false;
+    remember_order(dict);  // names that do not count have come or gone
+  }
+  version_.remember(dict);
   return true;
 }
 
@@ -282,6 +285,14 @@ std::vector<PyObject*> MappingCheck::key_order() const {
 }
 
 bool MappingCheck::holds(Part* part) {
+  if (!version_.is_of(dict_)) {
+    if (!same_entries(part)) return false;
+    version_.remember(dict_);
+  }
+  return !ordered_apart() || key_order() == order_ || differs_at(part, nullptr);
+}
+
+bool MappingCheck::same_entries(Part* part) const {
   PyObject *key, *value;
   Py_ssize_t position = 0;
   auto entry = entries_.begin();
@@ -295,8 +306,7 @@ bool MappingCheck::holds(Part* part) {
     if (!same_value(entry->second, value)) return differs_at(part, key);
     ++entry;
   }
-  if (entry != entries_.end()) return differs_at(part, entry->first);
-  return !ordered_apart() || key_order() == order_ || differs_at(part, nullptr);
+  return entry == entries_.end() || differs_at(part, entry->first);
 }
 
 ItemsCheck::ItemsCheck(PyObject* object, PyTypeObject* base) : object_(object), base_(base) {

@@ -46,6 +46,29 @@ struct Watched {
 };
 
 // A namespace remembered by the keys that count; the order of keys is the fast path.
+// How a dictionary was when it was last looked through: CPython 3.11 gives it a version that every
+// change of an entry makes anew, and that is never used twice. Later releases have none to read.
+class Version {
+ public:
+  bool is_of(PyObject* dict) const { return dict == dict_ && tag_ != 0 && tag_ == tag_of(dict); }
+  void remember(PyObject* dict) {
+    dict_ = dict;
+    tag_ = dict == nullptr ? 0 : tag_of(dict);
+  }
+
+ private:
+  static std::uint64_t tag_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+    return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+    return 0;
+#endif
+  }
+
+  PyObject* dict_ = nullptr;
+  std::uint64_t tag_ = 0;
+};
+
 class Namespace {
  public:
   Namespace(PyObject* dict, Watched watched);
@@ -61,6 +84,7 @@ class Namespace {
   Watched watched_;
   std::vector<std::pair<pybind11::object, PyObject*>> entries_;  // those that count
   std::vector<std::pair<pybind11::object, PyObject*>> order_;    // all; null: does not count
+  Version version_;
 };
 
 class AttributesCheck final : public Check {
@@ -113,11 +137,13 @@ class MappingCheck final : public Check {
   bool counts(PyObject* key) const;
   bool ordered_apart() const;
   std::vector<PyObject*> key_order() const;
+  bool same_entries(Part* part) const;
 
   PyObject* dict_;
   PyObject* skipped_;
   std::vector<std::pair<PyObject*, PyObject*>> entries_;
   std::vector<PyObject*> order_;
+  Version version_;
 };
 
 // What the iterator of a built-in base (list, set, deque) gives, whatever a subclass overrides.

@@ -36,6 +36,8 @@ class Account:
         self._places: list[Place] = walk.places
         self._objects: dict[int, Trail] = walk.objects
         self._walked = walk.seen
+        #: Whether all was walked that there is, but for what is unwalkable.
+        self.is_whole = walk.is_whole
         #: Code objects of the functions that the walk met, with those inside them.
         self.codes: frozenset[CodeType] = frozenset(walk.codes.values())
         #: Where there are objects whose state cannot be read, and their type or the reason.
@@ -64,6 +66,7 @@ class Account:
         everything: bool = False,
         copied: bool = True,
         most: int = MOST_OBJECTS,
+        unless_any: bool = False,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
@@ -79,9 +82,15 @@ class Account:
             copied: whether attributes count that are only copied along with their object; False
                 where the question is what may be executed.
             most: more objects are not walked; the account then has something unwalkable.
+            unless_any: nothing is walked where the code may read any attribute, which in a process
+                with large libraries leads far; the account then has something unwalkable.
         """
         if codes is None and names is None and not everything:
             names = _reachable_names(roots, skip or {}, copied, most)
+            if names is None and unless_any:
+                walk = Walk(frozenset(), None, {})
+                walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
+                return cls(walk)
         walk = Walk(names, codes, skip or {})
         walk.most = most
         walk.run(roots)

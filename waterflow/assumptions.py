@@ -57,6 +57,7 @@ class Assumptions:
         *,
         with_optimizer: bool = True,
         seen: Seen | None = None,
+        may_try: bool = False,
     ) -> None:
         """Takes the state as it is now.
 
@@ -65,8 +66,11 @@ class Assumptions:
             caller: the context of the job's Python.
             with_optimizer: whether the optimizer's step is part of the capture.
             seen: what eager steps have executed, if any were observed: then only this counts.
+            may_try: whether a step can be observed first, so that a look that would be very wide
+                only tells of a risk.
         """
         self._job = job
+        self._may_try = may_try
         self._caller = caller
         self._with_optimizer = with_optimizer
         self._fields = _fields(job)
@@ -148,7 +152,8 @@ class Assumptions:
 
         def take() -> Account:
             if seen is None:
-                return Account.take(roots, skip=skip, most=_FIRST_LOOK)
+                few = self._may_try
+                return Account.take(roots, skip=skip, most=_FIRST_LOOK, unless_any=few)
             return Account.take(roots, seen.names, seen.codes, skip)
 
         return self._caller.look(take)

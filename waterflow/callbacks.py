@@ -16,6 +16,9 @@ from waterflow.account import Account
 from waterflow.job import Job
 from waterflow.trust import is_trusted_code
 
+#: A callback or loader that can reach more objects than this is taken to reach anything.
+_MOST_OBJECTS = 20_000
+
 
 def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     """Whether a batch fetched before the steps before it are done is the batch of the loop.
@@ -31,21 +34,24 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     plain = type(job.data) in (list, tuple)
     if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
         return False
-    data = Account.take({"data": job.data})
+    data = Account.take({"data": job.data}, most=_MOST_OBJECTS)
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
         changed.update(model=job.model, on_step=job.on_step)
-    rest = Account.take(changed)
+    rest = Account.take(changed, most=_MOST_OBJECTS)
     # By way of a job, which is not walked, a callback may reach all of its fields.
-    return not (data.unwalkable or data.reaches(rest) or bool(rest.instances(Job)))
+    apart = rest.is_whole and not rest.instances(Job) and not data.reaches(rest)
+    return apart and not data.unwalkable
 
 
 def looks_at_gradients(job: Job) -> bool:
     """Whether a callback may read ``p.grad`` or step another optimizer."""
     if not _has_callbacks(job):
         return False
-    reached = Account.take({"on_step": job.on_step, "scheduler": job.scheduler}, copied=False)
-    if any(_names_gradients(code) for code in reached.codes if not is_trusted_code(code)):
+    roots = {"on_step": job.on_step, "scheduler": job.scheduler}
+    reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
+    codes = [code for code in reached.codes if not is_trusted_code(code)]
+    if not reached.is_whole or any(map(_names_gradients, codes)):
         return True
     optimizers = reached.instances(torch.optim.Optimizer)
     return any(optimizer is not job.optimizer for optimizer in optimizers)

@@ -71,8 +71,9 @@ def _scan(code: CodeType) -> CodeNames:
         names.update(part.co_names)
         for opcode, argument in _instructions(part.co_code):
             if opcode in _GLOBAL_OPCODES:
-                index = argument >> 1 if opcode == _LOAD_GLOBAL else argument
-                global_names.add(part.co_names[index])
+                name = part.co_names[argument >> 1 if opcode == _LOAD_GLOBAL else argument]
+                if name.isidentifier():  # others are no user's: pytest puts some into asserts
+                    global_names.add(name)
             imports = imports or opcode == _IMPORT_NAME
     return CodeNames(frozenset(names), frozenset(global_names), imports)
 

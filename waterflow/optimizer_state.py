@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from waterflow.allocator_ext import _C
 
 #: Where a hyperparameter lives: (group, key) or (group, key, position in its tuple).
 HyperKey = tuple[Any, ...]
@@ -92,25 +93,16 @@ class StateEntries:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._state = optimizer.state
-        self._entries = list(optimizer.state.values())
-        dictionaries = [entries for entries in self._entries if isinstance(entries, dict)]
-        self._sizes = [(entries, len(entries)) for entries in dictionaries]
-        self._tensors = [
-            (entries, key, value)
-            for entries in dictionaries
-            for key, value in entries.items()
-            if isinstance(value, torch.Tensor)
-        ]
+        self._guards = _C.Guards()
+        self._guards.mapping(optimizer.state, None)
+        for entries in optimizer.state.values():
+            if isinstance(entries, dict):
+                others = {k for k, value in entries.items() if not isinstance(value, torch.Tensor)}
+                self._guards.mapping(entries, others or None)
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether no entry of the state has come or gone, and no tensor been replaced, since."""
-        return (
-            optimizer.state is self._state
-            and len(self._state) == len(self._entries)
-            and all(map(operator.is_, self._state.values(), self._entries))
-            and all(len(entries) == size for entries, size in self._sizes)
-            and all(entries.get(key) is value for entries, key, value in self._tensors)
-        )
+        """Whether no tensor of the state has come, gone or been replaced, since."""
+        return optimizer.state is self._state and self._guards.holds()
 
 
 def state_layout(optimizer: torch.optim.Optimizer) -> StateLayout:

@@ -284,7 +284,7 @@ class Preparer:
 
     def _made_ready(self, batch: Any, before_capture: Callable[[], None], find: _Find) -> Ready:
         """The batch with what `find` has for its signature, captured where that is nothing."""
-        if self.opaque_step is not None or _is_lazy(self.job.model):
+        if self.opaque_step is not None or (not self._shapes and _is_lazy(self.job.model)):
             return Ready(batch)
         if self._refusal is not None:
             self.become_opaque(self._refusal)
@@ -556,7 +556,7 @@ class Preparer:
         tried = flat.signature in self._tried
         if self._seen is not None and not tried:
             raise _TrialNeeded
-        with TraceWatch(self.job, self.rng, self.caller, self._seen) as watch:
+        with TraceWatch(self.job, self.rng, self.caller, self._seen, not tried) as watch:
             if not tried and watch.assumptions.risk() is not None:
                 raise _TrialNeeded
             forward = trace_forward(self.job, flat, watch)

@@ -54,6 +54,8 @@ class Walk(CodeWalk):
 
     #: More objects than this are not walked.
     most = MOST_OBJECTS
+    #: Whether there were no more.
+    is_whole = True
 
     def run(self, roots: Mapping[str, Any]) -> None:
         """Walks from the objects given, by the names that users know them by."""
@@ -79,6 +81,7 @@ class Walk(CodeWalk):
             if self._is_full():
                 trail = self._waiting[0][1]
                 self._waiting.clear()
+                self.is_whole = False
                 self.unwalkable.append((trail, f"more than {self.most} objects"))
                 return
             self._walk(*self._waiting.popleft())

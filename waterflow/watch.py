@@ -95,14 +95,17 @@ class TraceWatch:
         rng: JobRng | None = None,
         caller: CallerContext | None = None,
         seen: Seen | None = None,
+        may_try: bool = False,
     ) -> None:
         """Args beyond the obvious.
 
         rng: the job's random streams; copies are drawn from.
         caller: the context of the job's Python; the calling thread's if None.
         seen: what eager steps of the job have executed, if any were observed.
+        may_try: whether one could be, if the assumptions tell of a risk.
         """
         self._seen = seen
+        self._may_try = may_try
         self._job = job
         self._rng = rng
         self._caller = caller or CallerContext()
@@ -116,7 +119,9 @@ class TraceWatch:
             stack.callback(streams.uninstall)
             self._streams = JobRng(0) if self._rng is None else self._rng.copy()
             self._before = self._streams.state()
-            self.assumptions = Assumptions(self._job, self._caller, seen=self._seen)
+            self.assumptions = Assumptions(
+                self._job, self._caller, seen=self._seen, may_try=self._may_try
+            )
             self._groups = [dict(group) for group in self._job.optimizer.param_groups]
             stack.callback(self._put_back)
             self._stack = stack.pop_all()

@@ -124,12 +124,18 @@ def test_a_missing_wait_would_show(eager):
 
     In a process of its own, as lanes that do not wait for each other may well crash.
     """
+    expected = {name: eager(name)[1].losses for name in HOPPING}
+    # Delays that are too short for busy cores may happen to keep the order.
+    assert any(hopped_without_waits(seed) != expected for seed in range(8, 12))
+
+
+def hopped_without_waits(seed):
     program = f"""
         import case_fakecuda, torch
         torch.set_num_threads(1)
         driver = case_fakecuda.FakeDriver()
         driver.memory(2 << 30)
-        driver.delay(3000, seed=8)  # long, or busy cores may happen to keep the order
+        driver.delay(3000, seed={seed})
         driver.ignore_waits()
         from case_fakedevice import train_hopping
         print(train_hopping({HOPPING}))
@@ -141,8 +147,7 @@ def test_a_missing_wait_would_show(eager):
         capture_output=True,
         text=True,
     )
-    expected = {name: eager(name)[1].losses for name in HOPPING}
-    assert done.returncode != 0 or ast.literal_eval(done.stdout) != expected
+    return ast.literal_eval(done.stdout) if done.returncode == 0 else None
 
 
 @pytest.mark.parametrize("policy", ["waterwave", "flow"])
