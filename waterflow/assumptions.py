@@ -20,7 +20,7 @@ from waterflow.caller import CallerContext
 from waterflow.codenames import names_in
 from waterflow.job import Job
 from waterflow.optimizer_state import live_places
-from waterflow.purity import impure_calls, may_touch_the_world
+from waterflow.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.surroundings import process_flags
 from waterflow.trust import is_trusted_code
 
@@ -156,7 +156,8 @@ class Assumptions:
                 return Account.take(roots, skip=skip, most=_FIRST_LOOK, unless_any=few)
             return Account.take(roots, seen.names, seen.codes, skip)
 
-        return self._caller.look(take)
+        with undisturbed():  # thousands of objects that stay would have all others looked through
+            return self._caller.look(take)
 
 
 #: Code that runs once and belongs to no function that could be found.

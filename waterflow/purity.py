@@ -111,8 +111,8 @@ def observer() -> _C.Observer:
 
 @contextlib.contextmanager
 def undisturbed(observer: AbstractContextManager[Any] | None = None) -> Iterator[None]:
-    """Nothing runs inside that a garbage collection would run: finalizers and callbacks of other
-    people's, whose calls and changes are not the step's. What does run is observed."""
+    """Observes what runs inside, and nothing that a garbage collection would run meanwhile:
+    finalizers and callbacks of other people's."""
     collects = gc.isenabled()
     gc.disable()
     try:

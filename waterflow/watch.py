@@ -4,6 +4,7 @@ away, and with all that it has changed put back."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -112,9 +113,12 @@ class TraceWatch:
 
     def __enter__(self) -> TraceWatch:
         with contextlib.ExitStack() as stack:
+            # A trace makes so many objects that collections would look through all there are, time
+            # and again; what it leaves is collected at once, not when the job's steps run.
+            stack.callback(gc.collect, 1)
+            stack.enter_context(undisturbed())
             stack.enter_context(TRACE_LOCK)
             stack.enter_context(PYTHON_TURNS.alone())
-            stack.enter_context(undisturbed())
             streams.install()
             stack.callback(streams.uninstall)
             self._streams = JobRng(0) if self._rng is None else self._rng.copy()

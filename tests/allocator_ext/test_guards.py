@@ -70,6 +70,75 @@ def test_the_part_that_differs_is_told():
     assert guards.difference() == (0, "__class__")
 
 
+def changes(d):
+    """Ways to change an entry, and to put it back."""
+    yield lambda: d.update(a=2), lambda: d.update(a=1)
+    yield lambda: d.__setitem__("new", 1), lambda: d.pop("new")
+    yield lambda: d.setdefault("other", 0), lambda: d.popitem()
+    yield lambda: d.__delitem__("b"), lambda: d.__setitem__("b", 3.0)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("kind", ["mapping", "attributes", "plain attributes", "class"])
+def test_every_change_after_a_look_is_seen(kind, number):
+    """Looks remember what they have seen of a dictionary; no change may hide behind that."""
+    guards, holder = _C.Guards(), Plain()
+    holder.a, holder.b = 1, 3.0
+    if kind == "mapping":
+        guards.mapping(vars(holder), None)
+    elif kind == "class":
+        holder = type("Made", (), {"a": 1, "b": 3.0})
+        guards.type(holder, None, {"__dict__", "__weakref__"})
+    else:
+        guards.attributes(holder, None, None)
+    direct = Attributes(holder) if kind in ("plain attributes", "class") else vars(holder)
+    change, back = list(changes(direct))[number]
+    for _ in range(3):
+        assert guards.holds()
+        assert guards.holds()
+        change()
+        assert not guards.holds()
+        assert not guards.holds()
+        back()
+
+
+class Attributes(dict):
+    """What a dictionary does, done to the attributes of an object."""
+
+    def __init__(self, holder):
+        self.holder = holder
+
+    def __setitem__(self, key, value):
+        setattr(self.holder, key, value)
+
+    def __delitem__(self, key):
+        delattr(self.holder, key)
+
+    def update(self, **new):
+        for key, value in new.items():
+            self[key] = value
+
+    def pop(self, key):
+        del self[key]
+
+    def setdefault(self, key, value):
+        self[key] = value
+
+    def popitem(self):
+        del self["other"]
+
+
+def test_a_dictionary_in_the_place_of_another_is_seen():
+    guards, holder = _C.Guards(), Plain()
+    holder.a = 1
+    guards.attributes(holder, None, None)
+    assert guards.holds()
+    holder.__dict__ = {"a": 2}
+    assert not guards.holds()
+    holder.__dict__ = {"a": 1}
+    assert guards.holds()
+
+
 def test_checks_are_numbered_in_order():
     guards = _C.Guards()
     first, second, cell = {"a": 1}, [1, 2], types.CellType(1)

@@ -331,6 +331,35 @@ def test_compiled_functions_that_draw_are_said():
     assert any("default_rng" in path and what == "a compiled function" for path, what in unwalkable)
 
 
+def test_code_that_reads_any_attribute_may_be_left_for_later():
+    class Reads(nn.Module):
+        def forward(self, x):
+            return getattr(self, x)
+
+    account = Account.take({"model": Reads()}, unless_any=True)
+    assert account.unwalkable == [("the code", "reads attributes by names not known")]
+    assert not Account.take({"model": Reads()}).unwalkable
+    assert not Account.take({"model": nn.Linear(1, 1)}, unless_any=True).unwalkable
+
+
+def test_objects_are_not_asked_for_their_class():
+    class Shy:
+        @property
+        def __class__(self):
+            raise PermissionError("look away")
+
+    account = Account.take({"shy": [Shy(), nn.Linear(1, 1)]})
+    assert len(account.instances(nn.Module)) == 1
+
+
+def test_only_so_many_objects():
+    things = [[number] for number in range(100)]
+    assert Account.take({"things": things}).is_whole
+    account = Account.take({"things": things}, most=50)
+    assert not account.is_whole
+    assert account.unwalkable
+
+
 def test_module_generators_are_state():
     def loss(model, batch):
         return random.random() + np.random.rand()

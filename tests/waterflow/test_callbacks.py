@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from case_data import cross_entropy, rows
@@ -125,6 +127,23 @@ class Trainer:
         return self.job.model.one.weight.grad
 
 
+def asserting(job):
+    def on_step(result):
+        assert result.loss == result.loss, "pytest puts names of its own into this"
+
+    return on_step
+
+
+class Watcher(torch.nn.Linear):
+    def largest(self):
+        return self.weight.grad.abs().max()
+
+
+def by_a_method_of_the_model(job):
+    job.model.watcher = Watcher(1, 1)
+    return lambda result: job.model.watcher.largest()
+
+
 #: Callback, and whether it looks at gradients.
 LOOKS = {
     "none": (None, False),
@@ -142,6 +161,11 @@ LOOKS = {
     "no_grad": (lambda job: torch.no_grad()(lambda result: None), False),
     "own optimizer": (lambda job: lambda result: job.optimizer.state_dict(), False),
     "second optimizer": (second, True),
+    "by a method of the model": (by_a_method_of_the_model, True),
+    "evaluates": (lambda job: lambda result: job.model.eval().train(), False),
+    "asserts": (asserting, False),
+    "copies": (lambda job: lambda result: copy.deepcopy(job.model), False),
+    "copies and looks": (lambda job: lambda result: norm_of(copy.deepcopy(job.model)), True),
 }
 
 
@@ -149,6 +173,18 @@ LOOKS = {
 def test_who_looks_at_gradients(name):
     on_step, expected = LOOKS[name]
     assert looks_at_gradients(job_of(on_step=on_step)) is expected
+
+
+def test_methods_that_others_give_all_modules_are_not_called_by_copies(monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "of_a_library", norm_of, raising=False)
+    assert not looks_at_gradients(job_of(on_step=LOOKS["copies"][0]))
+    called = job_of(on_step=lambda job: lambda result: job.model.of_a_library())
+    assert looks_at_gradients(called)
+
+
+def test_a_callback_that_reaches_too_much_may_look_at_gradients():
+    many = [Trainer(None) for _ in range(30_000)]
+    assert looks_at_gradients(job_of(on_step=lambda job: lambda result: len(many)))
 
 
 def test_torchs_schedulers_do_not_look_at_gradients():
