@@ -138,7 +138,7 @@ class Assumptions:
             path, kind = self._account.unwalkable[0]
             return f"the step can read {path}, a {kind}, whose state cannot be followed"
         for code in set(executed) - self._account.codes:
-            if not (is_trusted_code(code) or code.co_name in _OF_NO_FUNCTION):
+            if not (is_trusted_code(code) or code.co_name == "<module>"):  # imported by the step
                 where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
                 return f"the step runs code that nothing it can read leads to ({where})"
         return None
@@ -158,10 +158,6 @@ class Assumptions:
 
         with undisturbed():  # thousands of objects that stay would have all others looked through
             return self._caller.look(take)
-
-
-#: Code that runs once and belongs to no function that could be found.
-_OF_NO_FUNCTION = ("<module>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>")
 
 
 def _fields(job: Job) -> tuple[Any, ...]:

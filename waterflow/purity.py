@@ -201,7 +201,7 @@ def _judged(function: Any) -> Iterator[tuple[str, str]]:
 
 def _module_of(function: Any) -> str:
     """The module of a C function, or of the class whose method it is."""
-    owner = getattr(function, "__objclass__", None) or getattr(function, "__self__", None)
+    owner: Any = getattr(function, "__objclass__", None) or getattr(function, "__self__", None)
     if is_a(owner, types.ModuleType):
         return owner.__name__
     if owner is not None and type(owner).__name__ != "PyCapsule":
