@@ -134,7 +134,7 @@ class Account:
 
     @property
     def has_own(self) -> bool:
-        """Whether the walk met objects of this package, which it does not go through."""
+        """Whether the walk met objects of this package, whose methods it does not go through."""
         return any(is_own_class(type(value)) for value in self._walked.values())
 
     def shared(self, other: Account) -> list[str]:

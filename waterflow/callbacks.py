@@ -39,7 +39,7 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     if _has_callbacks(job):
         changed.update(model=job.model, on_step=job.on_step)
     rest = Account.take(changed, most=_MOST_OBJECTS)
-    # By way of a job, which is not walked, a callback may reach all of its fields.
+    # By way of another job, a callback may change that one's data, too.
     apart = rest.is_whole and not rest.instances(Job) and not data.reaches(rest)
     return apart and not data.unwalkable
 
@@ -50,7 +50,7 @@ def looks_at_gradients(job: Job) -> bool:
         return False
     roots: dict[str, Any] = {"on_step": job.on_step, "scheduler": job.scheduler}
     reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
-    if reached.has_own:  # walks do not go through jobs and engines, callbacks may
+    if reached.has_own:  # the engine's own code is not walked, and leads to models, too
         roots["models"] = [job.model, *(other.model for other in reached.instances(Job))]
         reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]

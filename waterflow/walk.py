@@ -33,9 +33,6 @@ from waterflow.classparts import (
 )
 from waterflow.codewalk import CodeWalk
 from waterflow.places import Trail
-from waterflow.trust import (
-    is_own_class,
-)
 
 #: More objects than this are not walked.
 MOST_OBJECTS = 200_000
@@ -110,8 +107,6 @@ class Walk(CodeWalk):
 
     def _object(self, value: Any, trail: Trail) -> None:
         kind: Any = type(value)
-        if is_own_class(kind):
-            return
         base = base_of(kind)
         if base is None:
             self._refuse(value, trail)

@@ -10,7 +10,7 @@ import types
 
 import numpy as np
 import torch
-from case_exactness import KEPT, Net, at, case, every, job, mlp
+from case_exactness import KEPT, Net, at, case, cross_entropy, every, job, mlp
 
 
 def activation(x: torch.Tensor) -> torch.Tensor:
@@ -26,6 +26,34 @@ def configuration_object(live):
     model = Model()
     model.config = types.SimpleNamespace(scale=1.0)
     return job(model, on_step=at(4, live, lambda: setattr(model.config, "scale", 2.0)))
+
+
+@case(*KEPT)
+def field_of_the_job(live):
+    held = {}
+
+    def loss(model, batch):
+        return held["job"].weight * cross_entropy(model, batch)
+
+    held["job"] = job(mlp(), loss, on_step=at(4, live, lambda: setattr(held["job"], "weight", 2.0)))
+    return held["job"]
+
+
+@case(*KEPT)
+def kept_result_of_a_step(live):
+    """An object that the engine has made."""
+    kept = []
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * (kept[0].epoch + 1 if kept else 1.0)
+
+    def on_step(result):
+        if not kept:
+            kept.append(dataclasses.replace(result))
+        if live and result.step == 4:
+            object.__setattr__(kept[0], "epoch", 5)
+
+    return job(mlp(), loss, on_step=on_step)
 
 
 @case(*KEPT)
