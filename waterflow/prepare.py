@@ -152,6 +152,7 @@ class Preparer:
         threads: intra-op threads of the lanes, part of a profile's identity.
         traces: of optimizers' steps, shared with the jobs beside it.
         caller: the context of the thread that submitted the job.
+        may_try: whether eager steps may come first, to be observed.
         notes: what the report should say about the job.
         opaque_step: why all steps run eagerly, None where they are captured.
         opaque_optimizer: why the optimizer runs eagerly, None where it is captured.
@@ -167,6 +168,7 @@ class Preparer:
     mailbox: Mailbox | None = None
     traces: OptimizerTraces = field(default_factory=OptimizerTraces)
     caller: CallerContext = field(default_factory=CallerContext)
+    may_try: bool = True
     notes: list[str] = field(default_factory=list)
     opaque_step: str | None = None
     opaque_optimizer: str | None = None
@@ -556,7 +558,8 @@ class Preparer:
         tried = flat.signature in self._tried
         if self._seen is not None and not tried:
             raise _TrialNeeded
-        with TraceWatch(self.job, self.rng, self.caller, self._seen, not tried) as watch:
+        may_try = self.may_try and not tried
+        with TraceWatch(self.job, self.rng, self.caller, self._seen, may_try) as watch:
             if not tried and watch.assumptions.risk() is not None:
                 raise _TrialNeeded
             forward = trace_forward(self.job, flat, watch)

@@ -153,10 +153,11 @@ def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces)
 def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footprint:
     """The footprint with profiles taken on the host, of steps on copies; the job stays as it is."""
     rng = JobRng(torch.initial_seed())
-    preparer = Preparer(job, HostDevice(), rng, torch.get_num_threads(), traces=traces)
+    threads = torch.get_num_threads()
+    preparer = Preparer(job, HostDevice(), rng, threads, traces=traces, may_try=False)
     shape = preparer(next(iter(job.data))).shape
     if shape is None or shape.steady is None:
-        reason = preparer.opaque_step or "; ".join(preparer.notes)
+        reason = preparer.opaque_step or "; ".join(preparer.notes) or "at first, to be observed"
         raise JobError(
             f"job {job.name!r}: its steps run as eager Python ({reason}), so its memory is known "
             "only by a run"

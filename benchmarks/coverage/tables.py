@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -70,7 +71,7 @@ class Operators(_CallSuite):
 
         # The table seeds torch in each call of an operator that draws; here the job's seed does.
         table: Any = invocations
-        table.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+        table.wrapper_set_seed = operator.call
         found = filter(_is_differentiable, invocations.op_db)
         calls: dict[str, MakeCalls] = {
             op.formatted_name: functools.partial(_of_op, op) for op in found
