@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 # ruff: noqa: D102  (what the methods do is said once, in Place)
+import operator
+import random
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
@@ -188,8 +190,27 @@ class Items(Place):
         return str(self.trail.item(part)) if indexed else str(self.trail)
 
     def restore(self) -> None:
-        self.base.clear(self.holder)
-        (set.update if self.base is set else self.base.extend)(self.holder, self.before)
+        if self.base is set:
+            _fill_set(self.holder, self.before)
+        else:
+            self.base.clear(self.holder)
+            self.base.extend(self.holder, self.before)
+
+
+#: Orders of insertion that are tried for one order of iteration.
+_MOST_ORDERS = 64
+
+
+def _fill_set(holder: set[Any], items: list[Any]) -> None:
+    """Gives a set these items, to be iterated in this order: where the hashes of some collide, it
+    depends on who came first."""
+    shuffled, order = random.Random(0), list(items)
+    for _ in range(_MOST_ORDERS):
+        set.clear(holder)
+        set.update(holder, order)
+        if all(map(operator.is_, set.__iter__(holder), items)):
+            return
+        shuffled.shuffle(order)
 
 
 class Cell(Place):

@@ -351,6 +351,20 @@ def test_objects_are_not_asked_for_their_class():
     assert len(account.instances(nn.Module)) == 1
 
 
+@pytest.mark.parametrize("first", range(8))
+def test_sets_are_put_back_in_their_order(first):
+    """Integers that are equal modulo the size of the table take each other's place."""
+    names = set()
+    for number in (first, first + 8, first + 16):
+        names.add(number)
+    account, before = Account.take({"names": names}), list(names)
+    names.clear()
+    names.update({first + 16, first + 8, 99})
+    account.restore()
+    assert list(names) == before
+    assert account.holds()
+
+
 def test_only_so_many_objects():
     things = [[number] for number in range(100)]
     assert Account.take({"things": things}).is_whole
