@@ -45,7 +45,6 @@ struct Watched {
   bool operator()(PyObject* key) const;
 };
 
-// A namespace remembered by the keys that count; the order of keys is the fast path.
 // How a dictionary was when it was last looked through: CPython 3.11 gives it a version that every
 // change of an entry makes anew, and that is never used twice. Later releases have none to read.
 class Version {
@@ -53,7 +52,7 @@ class Version {
   bool is_of(PyObject* dict) const { return dict == dict_ && tag_ != 0 && tag_ == tag_of(dict); }
   void remember(PyObject* dict) {
     dict_ = dict;
-    tag_ = dict == nullptr ? 0 : tag_of(dict);
+    tag_ = tag_of(dict);
   }
 
  private:
@@ -69,6 +68,8 @@ class Version {
   std::uint64_t tag_ = 0;
 };
 
+// A namespace remembered by the keys that count; an unchanged version, then the order of keys, are
+// the fast paths.
 class Namespace {
  public:
   Namespace(PyObject* dict, Watched watched);

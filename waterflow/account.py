@@ -17,7 +17,6 @@ from waterflow.classparts import is_a
 from waterflow.codenames import names_in
 from waterflow.places import Place, Probed, Trail
 from waterflow.probes import moves
-from waterflow.trust import is_own_class
 from waterflow.walk import MOST_OBJECTS, Walk
 
 __all__ = ["Account"]
@@ -131,11 +130,6 @@ class Account:
     def instances(self, kind: type[Wanted]) -> list[Wanted]:
         """The objects of a type that the walk met."""
         return [value for value in self._walked.values() if is_a(value, kind)]
-
-    @property
-    def has_own(self) -> bool:
-        """Whether the walk met objects of this package, whose methods it does not go through."""
-        return any(is_own_class(type(value)) for value in self._walked.values())
 
     def shared(self, other: Account) -> list[str]:
         """What this and another account both reach and could change, as this one calls it."""

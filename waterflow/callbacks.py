@@ -48,11 +48,8 @@ def looks_at_gradients(job: Job) -> bool:
     """Whether a callback may read ``p.grad`` or step another optimizer."""
     if not _has_callbacks(job):
         return False
-    roots: dict[str, Any] = {"on_step": job.on_step, "scheduler": job.scheduler}
+    roots = {"on_step": job.on_step, "scheduler": job.scheduler}
     reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
-    if reached.has_own:  # the engine's own code is not walked, and leads to models, too
-        roots["models"] = [job.model, *(other.model for other in reached.instances(Job))]
-        reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True
