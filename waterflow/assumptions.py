@@ -152,8 +152,7 @@ class Assumptions:
 
         def take() -> Account:
             if seen is None:
-                few = self._may_try
-                return Account.take(roots, skip=skip, most=_FIRST_LOOK, unless_any=few)
+                return Account.take(roots, skip=skip, most=_FIRST_LOOK, unless_any=self._may_try)
             return Account.take(roots, seen.names, seen.codes, skip)
 
         with undisturbed():  # thousands of objects that stay would have all others looked through

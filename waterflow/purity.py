@@ -111,8 +111,8 @@ def observer() -> _C.Observer:
 
 @contextlib.contextmanager
 def undisturbed(observer: AbstractContextManager[Any] | None = None) -> Iterator[None]:
-    """Observes what runs inside, and nothing that a garbage collection would run meanwhile:
-    finalizers and callbacks of other people's."""
+    """Has nothing run inside that a garbage collection would run, finalizers and callbacks of other
+    people's, and what does run observed, where an observer is given."""
     collects = gc.isenabled()
     gc.disable()
     try:
