@@ -75,7 +75,7 @@ class _Clock:
     now: float = 0.0
     events: list[tuple[float, int, int]] = field(default_factory=list)  # (time, sequence, lane)
     sequence: int = 0
-    busy: float = 0.0  # with a lane at work
+    alone: float = 0.0  # with one lane at work
     both: float = 0.0  # with more than one
     work: float = 0.0  # of all lanes, added up
 
@@ -86,10 +86,12 @@ class _Clock:
     def advance(self) -> int:
         """Goes on to the next event and returns its lane."""
         time, _, lane = heapq.heappop(self.events)
-        working = len(self.events) + 1
-        self.busy += time - self.now if working > 0 else 0.0
-        self.both += time - self.now if working > 1 else 0.0
-        self.work += (time - self.now) * working
+        passed, working = time - self.now, len(self.events) + 1
+        if working > 1:
+            self.both += passed
+        else:
+            self.alone += passed
+        self.work += passed * working
         self.now = time
         return lane
 
@@ -143,21 +145,22 @@ class _Simulation:
                 warming, warm = False, self._marks()
             if least >= goal:
                 break
-        passed, busy, both, work, waits = (
+        passed, alone, both, work, waits = (
             after - before for after, before in zip(self._marks(), warm, strict=True)
         )
         # Of the work, not of the steps: jobs are in the middle of theirs when the clock is read.
         rounds = work / sum(sum(runner.seconds) for runner in self.runners)
         return FlowForecast(
             seconds=passed / rounds,
-            overlap=both / busy if busy else 0.0,
+            # Never above 1: a rounded sum is no less than what was added.
+            overlap=both / (alone + both) if both else 0.0,
             waits=waits / rounds,
             spans=tuple(self.spans),
         )
 
     def _marks(self) -> tuple[float, float, float, float, int]:
         clock = self.clock
-        return clock.now, clock.busy, clock.both, clock.work, self.gate.waits
+        return clock.now, clock.alone, clock.both, clock.work, self.gate.waits
 
     def _finish_group(self, lane: int) -> None:
         runner = self.on_lane[lane]
