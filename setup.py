@@ -5,10 +5,19 @@ import sys
 from pathlib import Path
 
 import torch
-from setuptools import setup
+from setuptools import find_packages, setup
 from torch.utils.cpp_extension import CUDA_HOME, BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
+# The sources live in top-level folders; every one is installed under the `waterflow` name, so that
+# generic names (`models`, `executor`) never collide with a user's own packages.
+FOLDERS = {
+    "waterflow": "waterflow",
+    "waterflow.allocator_ext": "allocator_ext",
+    "waterflow.executor": "executor",
+    "waterflow.models": "models",
+    "waterflow.partitioner": "partitioner",
+}
 # What torch's own headers include. The second is not in all packages that have the first.
 CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 
@@ -61,4 +70,15 @@ def extension() -> CppExtension:
     )
 
 
-setup(ext_modules=[extension()], cmdclass={"build_ext": BuildExtension})
+def packages() -> list[str]:
+    """Every folder with an `__init__.py`, by the name under which it is installed."""
+    inner = {name: find_packages(str(ROOT / folder)) for name, folder in FOLDERS.items()}
+    return [*inner, *(f"{name}.{package}" for name, found in inner.items() for package in found)]
+
+
+setup(
+    packages=packages(),
+    package_dir=FOLDERS,
+    ext_modules=[extension()],
+    cmdclass={"build_ext": BuildExtension},
+)

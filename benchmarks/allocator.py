@@ -20,10 +20,10 @@ import torch.nn.functional as F
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
 from waterflow.allocator_ext import _C
-from waterflow.executor.device import HostDevice
-from waterflow.executor.rng import JobRng
+from waterflow.executor.device.device import HostDevice
+from waterflow.executor.run.rng import JobRng
 from waterflow.models.resnet import resnet50
-from waterflow.prepare import PreparedStep, Preparer
+from waterflow.steps.step_cache import PreparedStep, Preparer
 
 REPLAYS = 20
 
@@ -61,7 +61,7 @@ def extent_ratio(prepared: Iterable[tuple[Preparer, PreparedStep]]) -> dict[str,
 
 
 def main() -> None:
-    from waterflow.demo_jobs import Size, make_tasks
+    from waterflow.cli.demo_jobs import Size, make_tasks
 
     options = arguments(__doc__ or "", repeats=9)
     started = time.perf_counter()

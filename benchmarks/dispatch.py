@@ -19,8 +19,8 @@ from torch import nn
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
 from waterflow.allocator_ext import _C
-from waterflow.executor.device import HostDevice
-from waterflow.executor.lanes import Lanes
+from waterflow.executor.device.device import HostDevice
+from waterflow.executor.run.lanes import Lanes
 
 STEPS = 300
 DEPTH = 67
@@ -65,8 +65,8 @@ def engine_seconds(names: str, policy: str) -> float:
 
 
 def count_operators() -> int:
-    from waterflow.executor.rng import JobRng
-    from waterflow.prepare import Preparer
+    from waterflow.executor.run.rng import JobRng
+    from waterflow.steps.step_cache import Preparer
 
     job = make_job("a")
     ready = Preparer(job, HostDevice(), JobRng(0), 1)(next(iter(job.data)))

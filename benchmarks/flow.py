@@ -20,7 +20,7 @@ from torch import nn
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
-from waterflow.study import plan
+from waterflow.study.study import plan
 
 STEPS, LAYERS = 30, 3
 POLICIES = ("temporal", "waterwave", "flow")

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import waterflow as wf
-from waterflow.hardware import get_hardware
-from waterflow.study import CoTrained, MaxBatch
-from waterflow.subjects import candidates_of
-from waterflow.units import parse_bytes
+from waterflow.common.units import parse_bytes
+from waterflow.study.hardware import get_hardware
+from waterflow.study.job_specs import candidates_of
+from waterflow.study.study import CoTrained, MaxBatch
 
 #: model -> memory -> (solo, waterwave-s, waterwave) as measured in the paper, two identical jobs.
 PAPER = {

@@ -31,8 +31,8 @@ BATCH = 8
 
 
 def capture(frames: int, path: Path) -> float:
-    from waterflow.forecast import forecast, job_of
     from waterflow.models.tacotron2 import tacotron2_task
+    from waterflow.study.forecast import forecast, job_of
 
     task = tacotron2_task(frames)
     started = time.perf_counter()
@@ -46,8 +46,8 @@ def plan_one(path: Path) -> dict[str, Any]:
     """In a process of its own."""
     import torch
 
-    from waterflow.hardware import get_hardware
-    from waterflow.outlook import Subject, outlook
+    from waterflow.study.estimate import Subject, outlook
+    from waterflow.study.hardware import get_hardware
 
     torch.set_num_threads(1)
     device = get_hardware("v100")

@@ -6,6 +6,7 @@ Everything here is a pure function of its input; no tensor is made and no device
     verify(schedule, [a, b], budget)
 """
 
+from waterflow.partitioner.graph.order import bfs_depth_order
 from waterflow.partitioner.groups import (
     NodeGroup,
     cut_at,
@@ -15,7 +16,6 @@ from waterflow.partitioner.groups import (
     two_groups_at_peak,
 )
 from waterflow.partitioner.oracle import verify
-from waterflow.partitioner.order import bfs_depth_order
 from waterflow.partitioner.policies import POLICIES, PlanJob, Policy, get_policy
 from waterflow.partitioner.profile import EVENT, Profile, format_bytes, node_times
 from waterflow.partitioner.schedule import GroupRef, Schedule, planned_peak

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waterflow.partitioner.errors import PlanError
+from waterflow.common.errors import PlanError
 from waterflow.partitioner.profile import Profile
 from waterflow.partitioner.schedule import Pair, Schedule
 

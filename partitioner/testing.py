@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from waterflow.partitioner.errors import BudgetError
+from waterflow.common.errors import BudgetError
 from waterflow.partitioner.oracle import verify
 from waterflow.partitioner.policies.base import PlanJob, Policy, temporal_need
 from waterflow.partitioner.profile import EVENT, Profile

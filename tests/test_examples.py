@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import waterflow as wf
-from waterflow.units import parse_bytes
+from waterflow.common.units import parse_bytes
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parent.parent
-if (_ROOT / "allocator_ext").is_dir() and (_ROOT / "setup.py").is_file():
+if find_spec("waterflow.executor") is None:
     # A source checkout that Python found by itself (``python -m`` from its root): the subpackages
     # lie beside this folder there, and are installed under it everywhere else.
-    __path__.append(str(_ROOT))
+    __path__.append(str(Path(__file__).resolve().parent.parent))
 
 # After the path is set, hence not at the top.
-from waterflow.eager import run_eager
-from waterflow.engine import Engine, JobHandle
-from waterflow.job import STOP, Job, StepResult
-from waterflow.partitioner.errors import (
+from waterflow.common.errors import (
     BudgetError,
     CaptureError,
     DeviceLostError,
@@ -26,9 +23,12 @@ from waterflow.partitioner.errors import (
     ReportError,
     WaterflowError,
 )
-from waterflow.report import JobReport, Report
-from waterflow.running import run
-from waterflow.study import MaxBatch, Pair, Plan, max_batch, pair, plan
+from waterflow.engine.engine import Engine, JobHandle
+from waterflow.engine.run import run
+from waterflow.job.job import STOP, Job, StepResult
+from waterflow.job.training_step import run_eager
+from waterflow.report.report import JobReport, Report
+from waterflow.study.study import MaxBatch, Pair, Plan, max_batch, pair, plan
 
 __all__ = [
     "STOP",

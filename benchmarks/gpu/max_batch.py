@@ -33,7 +33,7 @@ from benchmarks.gpu.options import (
 )
 from benchmarks.gpu.search import Outcome, Search
 from benchmarks.gpu.worker import Worker, WorkerError
-from waterflow.units import parse_bytes
+from waterflow.common.units import parse_bytes
 
 #: Two jobs' largest batch over one's, in the paper, by model and budget.
 PAPER = {

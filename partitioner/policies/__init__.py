@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from waterflow.partitioner.errors import JobError
+from waterflow.common.errors import JobError
 from waterflow.partitioner.policies.base import PlanJob, Policy
 from waterflow.partitioner.policies.flow import Flow
 from waterflow.partitioner.policies.temporal import Temporal

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from waterflow.partitioner.errors import BudgetError, JobError
+from waterflow.common.errors import BudgetError, JobError
 from waterflow.partitioner.profile import Profile, format_bytes
 from waterflow.partitioner.schedule import Schedule
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from waterflow.partitioner.errors import BudgetError, JobError
+from waterflow.common.errors import BudgetError, JobError
 from waterflow.partitioner.groups import NodeGroup, partition
-from waterflow.partitioner.policies.base import PlanJob, Policy, check_request
-from waterflow.partitioner.policies.placement import (
+from waterflow.partitioner.policies.arrangement import (
     PAIR_SECONDS,
     GroupTable,
     arrangements,
     deal_lanes,
 )
+from waterflow.partitioner.policies.base import PlanJob, Policy, check_request
 from waterflow.partitioner.policies.temporal import one_after_another
 from waterflow.partitioner.profile import node_times
 from waterflow.partitioner.schedule import Schedule, planned_peak

@@ -53,7 +53,7 @@ class Step:
 
 @dataclass
 class Plan:
-    """A round's scripts over an arena, as executor/plan.py makes them."""
+    """A round's scripts over an arena, as executor/plan/round_plan.py makes them."""
 
     arena: _C.Arena
     steps: list[Step]

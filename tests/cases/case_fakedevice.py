@@ -15,7 +15,7 @@ import torch
 from case_jobs import MODELS as JOBS
 
 import waterflow as wf
-from waterflow.executor.device import CudaDevice
+from waterflow.executor.device.device import CudaDevice
 from waterflow.partitioner.groups import cut_at
 from waterflow.partitioner.policies.base import PlanJob, Policy
 from waterflow.partitioner.schedule import GroupRef, Schedule, planned_peak

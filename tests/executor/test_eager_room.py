@@ -12,9 +12,9 @@ from case_models import Mlp
 from torch import nn, optim
 
 import waterflow as wf
-from waterflow.executor.device import HostDevice
-from waterflow.executor.eager_room import EagerRoom
-from waterflow.executor.lanes import Lanes
+from waterflow.executor.device.device import HostDevice
+from waterflow.executor.run.eager_room import EagerRoom
+from waterflow.executor.run.lanes import Lanes
 
 MiB = 1 << 20
 

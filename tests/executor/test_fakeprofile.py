@@ -14,19 +14,19 @@ from case_jobs import build, sgd
 from case_models import Mlp
 from torch import nn, optim
 
-from waterflow.executor.device import get_device
-from waterflow.executor.fakeprofile import fake_profile, walk_step
-from waterflow.executor.hosttemps import host_script
-from waterflow.executor.nodecost import flops, moved_bytes
-from waterflow.executor.rng import JobRng
-from waterflow.executor.tape import compile_step
-from waterflow.layouts import CaptureMode
+from waterflow.capture.stride_rules import CaptureMode
+from waterflow.capture.tracing import fake_twin, trace
+from waterflow.executor.device.device import get_device
+from waterflow.executor.profile.costs import flops, moved_bytes
+from waterflow.executor.profile.cpu_workspaces import host_script
+from waterflow.executor.profile.fake import fake_profile, walk_step
+from waterflow.executor.run.rng import JobRng
+from waterflow.executor.run.tape import compile_step
 from waterflow.models.bert import bert_tiny
 from waterflow.models.lstm import LstmModel
 from waterflow.models.resnet import ResNet
-from waterflow.partitioner.graph import Input, StepGraph
-from waterflow.prepare import Preparer
-from waterflow.tracing import fake_twin, trace
+from waterflow.partitioner.graph.step_graph import Input, StepGraph
+from waterflow.steps.step_cache import Preparer
 
 pytestmark = pytest.mark.cpu
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.flow import FlowPlan, PiledStep, num_ranges, pile_step
-from waterflow.executor.plan import StepMemory
-from waterflow.executor.tape import CompiledStep
+from waterflow.executor.plan.piled_step import FlowPlan, PiledStep, num_ranges, pile_step
+from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.profile import Profile
 from waterflow.partitioner.testing import profiles, step_profile, triangle
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.device import HostDevice
-from waterflow.executor.measure import Scratch
+from waterflow.executor.device.device import HostDevice
+from waterflow.executor.profile.measured import Scratch
 
 pytestmark = pytest.mark.cpu
 

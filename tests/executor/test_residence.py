@@ -16,8 +16,8 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.device import HostDevice
-from waterflow.executor.residence import Residence
+from waterflow.executor.device.device import HostDevice
+from waterflow.executor.run.residency import Residence
 
 pytestmark = pytest.mark.cpu
 

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from waterflow.executor import rng as rng_module
-from waterflow.executor.rng import JobRng
+from waterflow.executor.run import rng as rng_module
+from waterflow.executor.run.rng import JobRng
 
 pytestmark = pytest.mark.cpu
 

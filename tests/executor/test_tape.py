@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import fx, nn
 
-from waterflow.executor.tape import compile_step
-from waterflow.layouts import CaptureMode
-from waterflow.partitioner.graph import Input, StepGraph
-from waterflow.tracing import fake_twin, trace
+from waterflow.capture.stride_rules import CaptureMode
+from waterflow.capture.tracing import fake_twin, trace
+from waterflow.executor.run.tape import compile_step
+from waterflow.partitioner.graph.step_graph import Input, StepGraph
 
 pytestmark = pytest.mark.cpu
 

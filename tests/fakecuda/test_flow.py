@@ -15,7 +15,7 @@ from case_jobs import MODELS
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.lanes import Lanes
+from waterflow.executor.run.lanes import Lanes
 
 pytestmark = pytest.mark.fakecuda
 

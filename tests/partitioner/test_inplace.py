@@ -10,8 +10,8 @@ from torch import fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import waterflow as wf
-from waterflow.forecast import footprint_of
-from waterflow.partitioner.inplace import add_in_place
+from waterflow.partitioner.graph.inplace import add_in_place
+from waterflow.study.forecast import footprint_of
 
 pytestmark = pytest.mark.cpu
 

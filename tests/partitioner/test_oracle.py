@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from waterflow.common.errors import PlanError
 from waterflow.partitioner import GroupRef, NodeGroup, Schedule, verify
-from waterflow.partitioner.errors import PlanError
 from waterflow.partitioner.policies import WaterWave
 from waterflow.partitioner.testing import plan_jobs, step_profile
 

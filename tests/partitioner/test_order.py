@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waterflow.common.errors import PlanError
 from waterflow.partitioner import bfs_depth_order
-from waterflow.partitioner.errors import PlanError
 
 pytestmark = pytest.mark.virtual
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from waterflow.common.errors import BudgetError, JobError
 from waterflow.partitioner import (
     EVENT,
     POLICIES,
@@ -16,16 +17,15 @@ from waterflow.partitioner import (
     partition,
     verify,
 )
-from waterflow.partitioner.errors import BudgetError, JobError
 from waterflow.partitioner.policies import Temporal, WaterWave, WaterWaveS
-from waterflow.partitioner.policies.base import temporal_need
-from waterflow.partitioner.policies.placement import (
+from waterflow.partitioner.policies.arrangement import (
     GroupTable,
     algorithm_1,
     deal_lanes,
     interleaved,
     staggered,
 )
+from waterflow.partitioner.policies.base import temporal_need
 from waterflow.partitioner.testing import check_contract, plan_jobs, step_profile, triangle
 
 pytestmark = pytest.mark.virtual

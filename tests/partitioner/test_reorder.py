@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 
 import waterflow as wf
-from waterflow.batch import flatten
-from waterflow.capture import gradient_layouts, join
-from waterflow.executor.tape import compile_step
-from waterflow.forward import trace_forward
-from waterflow.optimizer_state import hyperparameters, state_layout
-from waterflow.optimizer_step import trace_optimizer
-from waterflow.partitioner.effects import dependencies
-from waterflow.partitioner.graph import Input, StepGraph
-from waterflow.partitioner.reorder import in_bfs_order
+from waterflow.capture.forward import trace_forward
+from waterflow.capture.join import gradient_layouts, join
+from waterflow.capture.optimizer import trace_optimizer
+from waterflow.executor.run.tape import compile_step
+from waterflow.job.batch import flatten
+from waterflow.job.optimizer_state import hyperparameters, state_layout
+from waterflow.partitioner.graph.effects import dependencies
+from waterflow.partitioner.graph.reorder import in_bfs_order
+from waterflow.partitioner.graph.step_graph import Input, StepGraph
 
 pytestmark = pytest.mark.cpu
 

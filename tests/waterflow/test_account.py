@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from waterflow import purity
-from waterflow.account import Account
-from waterflow.codenames import names_in
+from waterflow.account import purity
+from waterflow.account.account import Account
+from waterflow.account.code_names import names_in
 
 pytestmark = pytest.mark.cpu
 

@@ -14,9 +14,9 @@ from case_models import Cnn, Mlp, Noisy
 from torch import nn, optim
 
 import waterflow as wf
-from waterflow import audit, prepare
-from waterflow.audit import CheckSchedule, same_bits, same_number
-from waterflow.partitioner.errors import JobError, NumbersDifferError
+from waterflow.common.errors import JobError, NumbersDifferError
+from waterflow.steps import audit, step_cache
+from waterflow.steps.audit import CheckSchedule, same_bits, same_number
 
 pytestmark = [
     pytest.mark.cpu,
@@ -86,7 +86,7 @@ def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
 
     check, done = audit.check_step, [0]
     monkeypatch.setattr(audit, "_CHECK_SHARE", 0.1)  # so that a busy machine does not delay them
-    monkeypatch.setattr("waterflow.member.check_step", noted)
+    monkeypatch.setattr("waterflow.engine.job_run.check_step", noted)
     plain = functools.partial(optim.SGD, lr=0.01)
     job = job_of(model=heavy, optimizer=plain)
     x, y = rows(8)
@@ -178,7 +178,7 @@ def test_the_users_python_runs_as_often_as_in_the_loop():
 
 def tampered(monkeypatch, name="a"):
     """Graphs of this job have sigmoid where its model has tanh."""
-    join = prepare.join
+    join = step_cache.join
 
     def wrong(job, *parts):
         graph = join(job, *parts)
@@ -187,7 +187,7 @@ def tampered(monkeypatch, name="a"):
                 node.target = torch.ops.aten.sigmoid.default
         return graph
 
-    monkeypatch.setattr(prepare, "join", wrong)
+    monkeypatch.setattr(step_cache, "join", wrong)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -215,14 +215,14 @@ def test_a_wrong_graph_ends_a_job_that_insists(monkeypatch):
 
 def astray(monkeypatch, after):
     """From a step on, captured steps of job "a" get twice its learning rate."""
-    registers, done = prepare.Preparer.registers, [0]
+    registers, done = step_cache.Preparer.registers, [0]
 
     def wrong(self, step):
         found = registers(self, step)
         factor = 2 if self.job.name == "a" and done[0] >= after else 1
         return {register: value * factor for register, value in found.items()}
 
-    monkeypatch.setattr(prepare.Preparer, "registers", wrong)
+    monkeypatch.setattr(step_cache.Preparer, "registers", wrong)
     return lambda result: done.__setitem__(0, result.step)
 
 

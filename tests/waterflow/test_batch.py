@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterflow.batch import UnknownLeafError, flatten
+from waterflow.job.batch import UnknownLeafError, flatten
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import waterflow as wf
-from waterflow.callbacks import looks_at_gradients, may_fetch_ahead
+from waterflow.capture.callbacks import looks_at_gradients, may_fetch_ahead
 
 pytestmark = pytest.mark.cpu
 

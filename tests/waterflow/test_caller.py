@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import waterflow as wf
-from waterflow.caller import CallerContext
-from waterflow.executor.rng import JobRng
+from waterflow.capture.caller import CallerContext
+from waterflow.executor.run.rng import JobRng
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(60)]
 

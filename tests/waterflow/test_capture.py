@@ -16,9 +16,9 @@ from case_uncapturable import LOSSES, MODELS, ReplacesParameter, plain_checkpoin
 from torch import nn
 
 import waterflow as wf
-from waterflow.batch import flatten
-from waterflow.forward import trace_forward
-from waterflow.partitioner.errors import CaptureError
+from waterflow.capture.forward import trace_forward
+from waterflow.common.errors import CaptureError
+from waterflow.job.batch import flatten
 
 pytestmark = pytest.mark.cpu
 
@@ -161,7 +161,7 @@ def test_an_unknown_object_in_a_batch(thing):
 
 
 def test_too_many_shapes(monkeypatch):
-    monkeypatch.setattr("waterflow.prepare.MAX_SHAPES", 2)
+    monkeypatch.setattr("waterflow.steps.step_cache.MAX_SHAPES", 2)
     batches = [(torch.randn(size, 4), torch.zeros(size, dtype=torch.int64)) for size in (2, 3, 4)]
     report = solo(build("job", Noisy, data=lambda: batches, capture=True))
     assert report.error_type == "CaptureError"

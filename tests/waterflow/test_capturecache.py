@@ -17,12 +17,13 @@ import torch
 from torch import nn, optim
 
 import waterflow as wf
-from waterflow import capturecache, families, surroundings
-from waterflow.capturecache import key_of, load, store
-from waterflow.fakejob import build
-from waterflow.families import family
-from waterflow.footprint import capture_footprint
-from waterflow.identity import Identity
+from waterflow.capture.fake_job import build
+from waterflow.capture.fingerprint import Identity
+from waterflow.common import environment
+from waterflow.study import batch_scaling, footprint_cache
+from waterflow.study.batch_scaling import family
+from waterflow.study.footprint import capture_footprint
+from waterflow.study.footprint_cache import key_of, load, store
 
 pytestmark = pytest.mark.cpu
 
@@ -85,7 +86,7 @@ NUMBER = itertools.count()
 def own_cache(tmp_path, monkeypatch):
     """An empty cache; and this package's own files may be edited while a test runs."""
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(surroundings, "_OWN_PACKAGES", ())
+    monkeypatch.setattr(environment, "_OWN_PACKAGES", ())
 
 
 @pytest.fixture
@@ -264,10 +265,10 @@ def flags():
 
 
 def test_this_packages_files_count(tmp_path, monkeypatch):
-    before = surroundings.surroundings()
-    monkeypatch.setattr(surroundings, "_OWN_PACKAGES", ("waterflow.executor",))
-    lines = set(surroundings.surroundings().split("\n")) - set(before.split("\n"))
-    assert {"waterflow.executor/tape.py", "waterflow.executor/fakeprofile.py"} <= {
+    before = environment.surroundings()
+    monkeypatch.setattr(environment, "_OWN_PACKAGES", ("waterflow.executor",))
+    lines = set(environment.surroundings().split("\n")) - set(before.split("\n"))
+    assert {"waterflow.executor/run/tape.py", "waterflow.executor/profile/fake.py"} <= {
         line.split()[0] for line in lines
     }
     assert all(len(line.split()[1]) == 64 for line in lines)
@@ -290,8 +291,8 @@ def test_flags_versions_and_packages_count(package, tmp_path, monkeypatch):
     monkeypatch.undo()
     site = tmp_path / "site-packages"
     (site / "other-1.0.dist-info").mkdir(parents=True)
-    folders = (*surroundings._library_folders(), str(site))
-    monkeypatch.setattr(surroundings, "_library_folders", lambda: folders)
+    folders = (*environment._library_folders(), str(site))
+    monkeypatch.setattr(environment, "_library_folders", lambda: folders)
     keys.append(key(module.make))
     (site / "other-1.0.dist-info").rename(site / "other-1.1.dist-info")
     keys.append(key(module.make))
@@ -496,7 +497,7 @@ def test_damaged_files_are_as_good_as_none(tmp_path):
 
 
 def test_files_of_another_format_are_as_good_as_none(monkeypatch):
-    monkeypatch.setattr(capturecache, "_VERSION", 0)
+    monkeypatch.setattr(footprint_cache, "_VERSION", 0)
     store("k", footprint())
     monkeypatch.undo()
     assert load("k") is None
@@ -532,13 +533,13 @@ def test_a_damaged_family_is_captured_again(tmp_path, monkeypatch):
     after = family(plain, name="mine").at(20)
     np.testing.assert_array_equal(before.steady.events, after.steady.events)
     assert path.stat().st_size > 100
-    monkeypatch.setattr(families, "capture_built", None)
+    monkeypatch.setattr(batch_scaling, "capture_built", None)
     assert family(plain, name="mine").is_affine, "no capture, it is on disk"
 
 
 SCRIPT = """
-from waterflow.capturecache import key_of
-from waterflow.fakejob import build_real
+from waterflow.study.footprint_cache import key_of
+from waterflow.capture.fake_job import build_real
 from users_script.model import make
 
 print(key_of(make, build_real(lambda: make(8), "it"), "test", None))

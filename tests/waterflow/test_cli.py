@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import waterflow
-from waterflow.cli import app
-from waterflow.partitioner.errors import BudgetError
-from waterflow.report import JobReport, Report, Timeline
+from waterflow.cli.main import app
+from waterflow.common.errors import BudgetError
+from waterflow.report.report import JobReport, Report, Timeline
 
 JOBS = "import waterflow as wf\ndef jobs():\n    return [wf.Job('a'), wf.Job('b')]\n"
 
@@ -74,9 +74,9 @@ def engine(monkeypatch):
     fake = FakeEngine()
     monkeypatch.setattr(waterflow, "Job", FakeJob, raising=False)
     monkeypatch.setattr(waterflow, "run", fake.run, raising=False)
-    eager = types.ModuleType("waterflow.eager")
+    eager = types.ModuleType("waterflow.job.training_step")
     eager.run_eager = lambda job, threads: fake.one(job)
-    monkeypatch.setitem(sys.modules, "waterflow.eager", eager)
+    monkeypatch.setitem(sys.modules, "waterflow.job.training_step", eager)
     return fake
 
 
@@ -271,9 +271,9 @@ def test_demo_is_called_with_the_options(monkeypatch, tmp_path):
         seen.append((json, memory, out))
         return 1
 
-    module = types.ModuleType("waterflow.demo")
+    module = types.ModuleType("waterflow.cli.demo")
     module.main = fake
-    monkeypatch.setitem(sys.modules, "waterflow.demo", module)
+    monkeypatch.setitem(sys.modules, "waterflow.cli.demo", module)
     assert call("demo", "--json", "--memory", "64MiB", "--out", tmp_path).exit_code == 1
     assert seen == [(True, "64MiB", tmp_path)]
 
@@ -282,9 +282,9 @@ def test_demo_without_scikit_learn_says_what_to_install(monkeypatch):
     def fake(**_):
         raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
 
-    module = types.ModuleType("waterflow.demo")
+    module = types.ModuleType("waterflow.cli.demo")
     module.main = fake
-    monkeypatch.setitem(sys.modules, "waterflow.demo", module)
+    monkeypatch.setitem(sys.modules, "waterflow.cli.demo", module)
     assert "waterflow[demo]" in refused(call("demo"))
 
 
@@ -300,7 +300,7 @@ def test_usage():
 
 def test_as_a_command_in_a_shell(tmp_path):
     environment = os.environ | {"PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "waterflow.cli", "report", str(tmp_path)]
+    command = [sys.executable, "-m", "waterflow.cli.main", "report", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -309,7 +309,7 @@ def test_as_a_command_in_a_shell(tmp_path):
 
 @pytest.mark.cpu
 def test_run_with_the_real_engine(file, tmp_path):
-    pytest.importorskip("waterflow.engine")
+    pytest.importorskip("waterflow.engine.engine")
     file.write_text(REAL_JOBS)
     result = call("run", file, "--json", "--out", tmp_path / "kept")
     assert result.exit_code == 0, result.stderr
@@ -321,7 +321,7 @@ def test_run_with_the_real_engine(file, tmp_path):
 
 @pytest.mark.cpu
 def test_compare_with_the_real_engine(file):
-    pytest.importorskip("waterflow.engine")
+    pytest.importorskip("waterflow.engine.engine")
     file.write_text(REAL_JOBS)
     result = call("compare", file, "--json")
     assert result.exit_code == 0, result.stderr
@@ -332,7 +332,7 @@ def test_compare_with_the_real_engine(file):
 
 @pytest.mark.cpu
 def test_a_budget_too_small_for_the_real_engine(file):
-    pytest.importorskip("waterflow.engine")
+    pytest.importorskip("waterflow.engine.engine")
     file.write_text(REAL_JOBS.replace('print("a line of the user\'s own")', "pass"))
     assert "too small" in refused(call("run", file, "--memory", "1KiB"))
 

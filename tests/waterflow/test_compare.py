@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import waterflow
-from waterflow.compare import EAGER, compare
-from waterflow.partitioner.errors import JobError
-from waterflow.report import JobReport, Report
+from waterflow.cli.compare import EAGER, compare
+from waterflow.common.errors import JobError
+from waterflow.report.report import JobReport, Report
 
 
 class Engine:
@@ -40,9 +40,9 @@ class Engine:
 def rows(monkeypatch):
     def rows(*, losses, eager_losses, eager_peak=0, error=None, policies=("temporal",)):
         engine = Engine(losses, eager_losses, eager_peak, error)
-        module = types.ModuleType("waterflow.eager")
+        module = types.ModuleType("waterflow.job.training_step")
         module.run_eager = engine.run_eager
-        monkeypatch.setitem(sys.modules, "waterflow.eager", module)
+        monkeypatch.setitem(sys.modules, "waterflow.job.training_step", module)
         monkeypatch.setattr(waterflow, "run", engine.run, raising=False)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
         jobs = [types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b")]

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from waterflow import demo
-from waterflow.demo_jobs import Size, make_tasks
-from waterflow.jobreport import JobReport
-from waterflow.partitioner.errors import BudgetError
-from waterflow.report import Report
+from waterflow.cli.demo_jobs import Size, make_tasks
+from waterflow.cli.main import demo
+from waterflow.common.errors import BudgetError
+from waterflow.report.job_report import JobReport
+from waterflow.report.report import Report
 
 SMALL = Size(
     trials=((0.3, 4), (0.1, 5), (0.03, 6)),

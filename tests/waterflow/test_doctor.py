@@ -11,11 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import waterflow
-from waterflow import doctor
-from waterflow.cli import app
-from waterflow.doctor import diagnose, render
-from waterflow.executor.device import CudaDevice
-from waterflow.report import JobReport, Report
+from waterflow.cli.doctor import diagnose, render
+from waterflow.cli.main import app, doctor
+from waterflow.executor.device.device import CudaDevice
+from waterflow.report.report import JobReport, Report
 
 
 class FakeArena:
@@ -234,6 +233,6 @@ def test_devices_are_opened_as_the_engine_does(monkeypatch):
 
 @pytest.mark.cpu
 def test_the_real_engine():
-    pytest.importorskip("waterflow.engine")
+    pytest.importorskip("waterflow.engine.engine")
     diagnosis = diagnose()
     assert diagnosis["ok"], json.dumps(diagnosis, indent=1)

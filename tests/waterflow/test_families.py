@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import waterflow as wf
-from waterflow import families, optimizer_traces, surroundings
-from waterflow.families import ConstantShapesError, family
-from waterflow.footprint import RunOnlyError
-from waterflow.forecast import forecast
-from waterflow.optimizer_step import trace_optimizer
+from waterflow.capture import optimizer_cache
+from waterflow.capture.optimizer import trace_optimizer
+from waterflow.common import environment
+from waterflow.study import batch_scaling
+from waterflow.study.batch_scaling import ConstantShapesError, family
+from waterflow.study.footprint import RunOnlyError
+from waterflow.study.forecast import forecast
 
 pytestmark = pytest.mark.cpu
 
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.cpu
 def own_cache(tmp_path, monkeypatch):
     """An empty cache; and this package's own files may be edited while a test runs."""
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path))
-    monkeypatch.setattr(surroundings, "_OWN_PACKAGES", ())
+    monkeypatch.setattr(environment, "_OWN_PACKAGES", ())
 
 
 @pytest.fixture
@@ -34,8 +36,8 @@ def captures(monkeypatch):
         counted.append(built.batch.tensors[0].shape[0])
         return original(built, *rest)
 
-    original = families.capture_built
-    monkeypatch.setattr(families, "capture_built", counting)
+    original = batch_scaling.capture_built
+    monkeypatch.setattr(batch_scaling, "capture_built", counting)
     return counted
 
 
@@ -210,7 +212,7 @@ def test_numbers_do_not_overflow():
 
 @pytest.mark.parametrize("batch", [0, -3, 2.0, True, "8", None])
 def test_batch_sizes_are_whole_numbers_above_zero(batch):
-    found = families.Family(rows, "mine", 64, None, None)
+    found = batch_scaling.Family(rows, "mine", 64, None, None)
     with pytest.raises(wf.JobError, match="'mine': the batch size must be a whole number above 0"):
         found.at(batch)
 
@@ -291,6 +293,6 @@ def test_traces_of_the_optimizer_are_shared(monkeypatch):
         traced.append(args)
         return trace_optimizer(*args)
 
-    monkeypatch.setattr(optimizer_traces, "trace_optimizer", counting)
+    monkeypatch.setattr(optimizer_cache, "trace_optimizer", counting)
     family(rows, name="mine")
     assert len(traced) == 1

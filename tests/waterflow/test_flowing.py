@@ -18,10 +18,10 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.device import HostDevice
-from waterflow.executor.rng import JobRng
+from waterflow.executor.device.device import HostDevice
+from waterflow.executor.run.rng import JobRng
 from waterflow.partitioner.profile import Profile
-from waterflow.prepare import Preparer
+from waterflow.steps.step_cache import Preparer
 
 pytestmark = pytest.mark.cpu
 

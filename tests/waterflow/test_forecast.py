@@ -15,16 +15,16 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
-from waterflow.eager import eager_step
-from waterflow.executor.device import get_device
-from waterflow.executor.rng import JobRng
-from waterflow.fakejob import build
-from waterflow.footprint import RunOnlyError
-from waterflow.forecast import footprint_of, forecast, job_of
+from waterflow.account.purity import observer, undisturbed
+from waterflow.capture.fake_job import build
+from waterflow.capture.tracing import is_of_job
+from waterflow.executor.device.device import get_device
+from waterflow.executor.run.rng import JobRng
+from waterflow.job.training_step import eager_step
 from waterflow.models.task import Task
-from waterflow.prepare import Preparer
-from waterflow.purity import observer, undisturbed
-from waterflow.tracing import is_of_job
+from waterflow.steps.step_cache import Preparer
+from waterflow.study.footprint import RunOnlyError
+from waterflow.study.forecast import footprint_of, forecast, job_of
 
 pytestmark = pytest.mark.cpu
 

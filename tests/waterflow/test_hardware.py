@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import waterflow as wf
-from waterflow.hardware import HARDWARE, Hardware, get_hardware
+from waterflow.study.hardware import HARDWARE, Hardware, get_hardware
 
 pytestmark = pytest.mark.virtual
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterflow.hyper import (
+from waterflow.capture.traced_floats import (
     ARITHMETIC,
     COMPARISON,
     MarkedFloat,

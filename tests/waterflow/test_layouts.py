@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from waterflow.layouts import CaptureMode
+from waterflow.capture.stride_rules import CaptureMode
 
 pytestmark = [
     pytest.mark.virtual,

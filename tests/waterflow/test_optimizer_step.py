@@ -11,11 +11,11 @@ from torch import optim
 from torch.optim import lr_scheduler
 
 import waterflow as wf
-from waterflow.batch import flatten
-from waterflow.capture import gradient_layouts
-from waterflow.forward import trace_forward
-from waterflow.optimizer_state import NotCapturableError, hyperparameters, state_layout
-from waterflow.optimizer_step import trace_optimizer
+from waterflow.capture.forward import trace_forward
+from waterflow.capture.join import gradient_layouts
+from waterflow.capture.optimizer import trace_optimizer
+from waterflow.job.batch import flatten
+from waterflow.job.optimizer_state import NotCapturableError, hyperparameters, state_layout
 
 pytestmark = pytest.mark.cpu
 

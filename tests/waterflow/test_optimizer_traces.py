@@ -13,9 +13,9 @@ from torch import optim
 from torch.optim import lr_scheduler
 
 import waterflow as wf
-from waterflow import optimizer_traces
-from waterflow.footprint import footprint_of
-from waterflow.optimizer_step import trace_optimizer
+from waterflow.capture import optimizer_cache
+from waterflow.capture.optimizer import trace_optimizer
+from waterflow.study.footprint import footprint_of
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
@@ -29,7 +29,7 @@ def traced(monkeypatch):
         found.append(job.name)
         return trace_optimizer(job, *args)
 
-    monkeypatch.setattr(optimizer_traces, "trace_optimizer", counting)
+    monkeypatch.setattr(optimizer_cache, "trace_optimizer", counting)
     return found
 
 
@@ -175,7 +175,7 @@ def test_a_smaller_last_batch_needs_no_new_trace(traced):
 
 
 def test_the_latest_are_kept(traced):
-    traces = optimizer_traces.OptimizerTraces()
+    traces = optimizer_cache.OptimizerTraces()
     for width in (*range(4, 13), 5, 4):  # 4 is the one that had to go
         job = build(f"{width}", partial(Mlp, width), optimizer=partial(optim.SGD, lr=0.1))
         footprint_of(job, traces=traces)

@@ -13,9 +13,9 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from waterflow.plots import draw, draw_close_up, memory_png, thin
-from waterflow.report import Spans, Timeline
-from waterflow.trace import trace_json
+from waterflow.report.memory_plot import draw, draw_close_up, memory_png, thin
+from waterflow.report.perfetto import trace_json
+from waterflow.report.report import Spans, Timeline
 
 MIB = 2**20
 

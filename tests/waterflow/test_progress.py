@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from waterflow.progress import NullProgress, Progress
+from waterflow.report.progress import NullProgress, Progress
 
 
 class Clock:

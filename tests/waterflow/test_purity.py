@@ -23,10 +23,10 @@ import torch
 import transformers
 from torch import nn
 
-from waterflow import purity
-from waterflow.account import Account
-from waterflow.codenames import names_in
-from waterflow.trust import is_trusted_code
+from waterflow.account import purity
+from waterflow.account.account import Account
+from waterflow.account.code_names import names_in
+from waterflow.account.trust import is_trusted_code
 
 pytestmark = pytest.mark.cpu
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 
-from waterflow.partitioner.errors import ReportError
-from waterflow.report import JobReport, Report, Span, Spans, Timeline
+from waterflow.common.errors import ReportError
+from waterflow.report.report import JobReport, Report, Span, Spans, Timeline
 
 MIB = 2**20
 
@@ -190,7 +190,7 @@ def test_a_failed_save_keeps_the_old_report(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("waterflow.atomic.os.fsync", full)
+    monkeypatch.setattr("waterflow.common.files.os.fsync", full)
     with pytest.raises(ReportError, match="No space left"):
         make_report(seconds=9.0).save(tmp_path)
     assert Report.load(tmp_path).seconds == 1.5

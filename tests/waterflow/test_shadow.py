@@ -14,7 +14,7 @@ from torch import nn, optim
 from torch.nn.utils import parametrizations
 
 import waterflow as wf
-from waterflow.shadow import Shadow, UnkeptChangeError
+from waterflow.capture.shadow import Shadow, UnkeptChangeError
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(60)]
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import waterflow as wf
-from waterflow.footprint import job_of
 from waterflow.models.zoo import TASKS
+from waterflow.study.footprint import job_of
 
 pytestmark = pytest.mark.cpu
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from waterflow.cli import app
+from waterflow.cli.main import app
 
 pytestmark = pytest.mark.cpu
 

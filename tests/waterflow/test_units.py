@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterflow.partitioner.errors import JobError
-from waterflow.units import format_bytes, format_seconds, parse_bytes
+from waterflow.common.errors import JobError
+from waterflow.common.units import format_bytes, format_seconds, parse_bytes
 
 UNITS = {
     "B": 1,

@@ -16,8 +16,8 @@ from torch import optim
 from torch.nn import functional as F
 
 import waterflow as wf
-from waterflow.executor.rng import JobRng
-from waterflow.watch import PYTHON_TURNS, TraceWatch
+from waterflow.capture.side_effects import PYTHON_TURNS, TraceWatch
+from waterflow.executor.run.rng import JobRng
 
 pytestmark = [
     pytest.mark.cpu,

@@ -1,0 +1,124 @@
+"""Batches on their way from the data loader to the device, ahead of the step that needs them.
+
+The feeder's thread writes a batch into page-locked memory; the engine's thread queues the copy into
+the job's inbox, a block of the arena, on a stream of its own. The step's first instructions copy it
+on within the device, and the inbox is free for the next batch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from waterflow.executor.device.device import Device
+from waterflow.executor.run.residency import Residence, span_of
+
+
+@dataclass(eq=False)
+class Parcel:
+    """A batch in page-locked memory.
+
+    Attributes:
+        tensors: the batch as the data yielded it.
+        buffer: its bytes, one tensor after the other.
+        size: bytes.
+        sent: whether the copy to the inbox is queued.
+    """
+
+    tensors: Sequence[torch.Tensor]
+    buffer: Any
+    size: int
+    sent: bool = False
+
+
+class Mailbox:
+    """One job's batches on their way to its device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.inbox = device.inbox()
+        self.block: torch.Tensor | None = None
+        self.size = 0  # of the largest batch so far
+        self._lock = threading.Lock()
+        self._idle: list[Any] = []
+
+    def pack(self, tensors: Sequence[torch.Tensor]) -> Parcel:
+        """Copies host tensors into page-locked memory. On the feeder's thread: it may wait."""
+        size = sum(_room(tensor, self._device.alignment) for tensor in tensors)
+        self.size = max(self.size, size)
+        buffer = self._take_buffer(size)
+        parcel = Parcel(tensors, buffer, size)
+        for view, tensor in zip(self._views(buffer.tensor(), tensors), tensors, strict=True):
+            view.copy_(span_of(tensor))
+        return parcel
+
+    def _take_buffer(self, size: int) -> Any:
+        with self._lock:
+            buffer = self._idle.pop() if self._idle else None
+        if buffer is None or buffer.tensor().numel() < size:
+            return self._device.pinned(max(size, self.size, 1))
+        buffer.wait()
+        return buffer
+
+    def open(
+        self, job: int, scope: Callable[[int], AbstractContextManager[Any]], residence: Residence
+    ) -> None:
+        """Takes the inbox's memory in the arena, or more of it. Only between steps.
+
+        Raises:
+            torch.OutOfMemoryError: it does not fit.
+        """
+        if self.block is not None:
+            if self.block.numel() >= self.size:
+                return
+            self.close(residence)
+        with scope(job):
+            self.block = torch.empty(self.size, dtype=torch.uint8, device=self._device.tensors)
+        residence.enter(job, [self.block])
+
+    def close(self, residence: Residence) -> None:
+        """Gives the inbox's memory back."""
+        if self.block is not None:
+            residence.drop(self.block)
+            self.block = None
+
+    def fits(self, parcel: Parcel) -> bool:
+        """Whether the inbox is large enough as it is."""
+        return self.block is not None and parcel.size <= self.block.numel()
+
+    def send(self, parcel: Parcel) -> None:
+        """Queues the copy, behind the step that reads the former batch; the host goes on."""
+        if parcel.sent or parcel.size == 0:
+            return
+        self.inbox.send(parcel.buffer, self.block, parcel.size)
+        parcel.sent = True
+
+    def receive(self, parcel: Parcel) -> list[torch.Tensor]:
+        """The batch as tensors in the inbox, of the layout that the data gave them."""
+        assert self.block is not None, "the inbox is opened when the job enters the arena"
+        with self._lock:
+            self._idle.append(parcel.buffer)  # to be had again when its copy is done
+        views = self._views(self.block, parcel.tensors)
+        return [
+            view.as_strided(tensor.shape, tensor.stride())
+            for view, tensor in zip(views, parcel.tensors, strict=True)
+        ]
+
+    def _views(self, block: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        views: list[torch.Tensor] = []
+        start = 0
+        for tensor in tensors:
+            size = span_of(tensor).numel() * tensor.element_size()
+            views.append(block[start : start + size].view(tensor.dtype))
+            start += _room(tensor, self._device.alignment)
+        return views
+
+
+def _room(tensor: torch.Tensor, alignment: int) -> int:
+    size = span_of(tensor).numel() * tensor.element_size()
+    return -(-size // alignment) * alignment

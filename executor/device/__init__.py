@@ -1,0 +1,1 @@
+"""What computes: the host, a GPU, and what they have in common."""

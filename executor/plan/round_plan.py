@@ -1,0 +1,181 @@
+"""From schedule to addresses: rehearses a round on a copy of the arena and writes the scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from waterflow.allocator_ext import _C
+from waterflow.executor.run.tape import CompiledStep
+from waterflow.partitioner.groups import NodeGroup
+from waterflow.partitioner.profile import Profile
+from waterflow.partitioner.schedule import Schedule
+
+
+class StepMemory:
+    """A profile in the form that the rehearsal and the scripts need."""
+
+    def __init__(self, profile: Profile, alignment: int) -> None:
+        self.profile = profile
+        self._alignment = alignment
+        events = profile.events
+        self._bytes = np.ascontiguousarray(events["bytes"], dtype=np.int64)
+        self._ids = np.ascontiguousarray(events["id"], dtype=np.int32)
+        self._nodes = events["node"]
+        self._solo: Any = None
+
+    @property
+    def events(self) -> tuple[Any, Any]:
+        """Bytes and block numbers of the step's events."""
+        return self._bytes, self._ids
+
+    def arrays(self, groups: Sequence[NodeGroup]) -> tuple[Any, Any, Any]:
+        """The step's events cut into groups, as the rehearsal takes them."""
+        stops = np.array([group.stop for group in groups])
+        ends = np.searchsorted(self._nodes, stops, side="left").astype(np.int32)
+        return self._bytes, self._ids, ends
+
+    def script(self, offsets: Any) -> Any:
+        """The extension's script of the step with these places, one per request."""
+        step = (self._bytes, self._ids, np.empty(0, np.int32))
+        nodes = np.ascontiguousarray(self._nodes, dtype=np.int32)
+        return _C.Script(step, nodes, self.profile.num_nodes, offsets.tolist())
+
+    @property
+    def extent(self) -> int:
+        """Bytes of arena that the step needs above the persistent tensors, gaps included."""
+        return int(self._rehearsed().extent)
+
+    @property
+    def solo_offsets(self) -> Any:
+        """A place per request, of the step run alone from address 0."""
+        return self._rehearsed().offsets[0]
+
+    def _rehearsed(self) -> Any:
+        if self._solo is None:
+            whole = [NodeGroup(0, self.profile.num_nodes, 0, 0, 0.0)]
+            state = _C.Allocator(1 << 60, self._alignment, 1)
+            self._solo = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
+        return self._solo
+
+
+@dataclass
+class RoundPlan:
+    """A round ready to run, again and again, while the arena's persistent part stays as it is.
+
+    Attributes:
+        schedule: what runs beside what.
+        round: the extension's round.
+        scripts: one per job, with the job's number.
+        extent: highest address that the plan uses.
+        peak: the most bytes that any interleaving of the lanes can hold at once.
+    """
+
+    schedule: Schedule
+    round: Any
+    scripts: list[Any]
+    extent: int
+    peak: int
+
+    def begin(self, arena: Any, own_blocks: bool) -> None:
+        """Puts the scripts at their start.
+
+        Args:
+            arena: the arena of the plan.
+            own_blocks: steps keep their blocks themselves, without the allocator's lock; not where
+                the arena records every event or blocks survive the step.
+        """
+        beside = _C.RoundMemory(self.extent, arena.statistics().capacity)
+        _C.begin_scripts(arena, self.scripts, beside, own_blocks)
+
+    @property
+    def deviations(self) -> int:
+        """Requests, since the plan was made, that were not as profiled."""
+        return sum(script.deviations for script, _ in self.scripts)
+
+
+def plan_round(
+    arena: Any,
+    schedule: Schedule,
+    steps: Sequence[tuple[int, CompiledStep, StepMemory]],
+) -> RoundPlan | None:
+    """Rehearses the schedule on the arena as it is now; None where it does not fit.
+
+    Args:
+        arena: the arena, no step under way.
+        schedule: one step of each job.
+        steps: for each job of the schedule its number, its compiled step and its memory.
+    """
+    jobs = [job for job, _, _ in steps]
+    memories = [memory for _, _, memory in steps]
+    result = rehearse_round(arena.snapshot(), schedule, jobs, memories)
+    if not result.fits:
+        return None
+    scripts = [
+        memory.script(offsets)
+        for (_, _, memory), offsets in zip(steps, result.offsets, strict=True)
+    ]
+    round_ = make_round(schedule, steps, scripts)
+    extent = max(int(result.extent), live_end(arena))
+    return RoundPlan(
+        schedule, round_, list(zip(scripts, jobs, strict=True)), extent, int(result.peak)
+    )
+
+
+def rehearse_round(
+    state: Any, schedule: Schedule, jobs: Sequence[int], memories: Sequence[StepMemory]
+) -> Any:
+    """The places of a schedule's blocks in an allocator of this state, and its peak and extent.
+
+    Args:
+        state: an allocator; it stays as it is.
+        schedule: one step of each job.
+        jobs: the jobs' numbers.
+        memories: the memory of their steps.
+    """
+    arrays = [
+        memory.arrays(groups) for groups, memory in zip(schedule.groups, memories, strict=True)
+    ]
+    slots = [
+        [(lane, ref.job, ref.group) for lane, ref in enumerate(pair) if ref is not None]
+        for pair in schedule.pairs
+    ]
+    return _C.rehearse(state, arrays, list(jobs), slots)
+
+
+def make_round(
+    schedule: Schedule,
+    steps: Sequence[tuple[int, CompiledStep, Any]],
+    scripts: Sequence[Any],
+) -> Any:
+    """The extension's form of a schedule."""
+    tasks: list[list[tuple[int, int, int, int, int]]] = []
+    for pair in schedule.pairs:
+        tasks.append([])
+        for lane, ref in enumerate(pair):
+            if ref is not None:
+                group = schedule.groups[ref.job][ref.group]
+                tasks[-1].append((lane, ref.job, ref.group, group.start, group.stop))
+    jobs = [
+        (step.tape, script, job, step.inbox)
+        for (job, step, _), script in zip(steps, scripts, strict=True)
+    ]
+    return _C.Round(jobs, tasks)
+
+
+def solo_round(job: int, step: CompiledStep) -> Any:
+    """One job's whole step on lane 0, its memory found as it goes (no plan)."""
+    return _C.Round([(step.tape, None, job, step.inbox)], [[(0, 0, 0, 0, len(step.tape))]])
+
+
+def live_end(arena: Any) -> int:
+    """The end of the highest live chunk."""
+    return int(_C.layout(arena)[1])
+
+
+def layout_key(arena: Any) -> int:
+    """Equal while the same live chunks lie at the same addresses."""
+    return int(_C.layout(arena)[0])

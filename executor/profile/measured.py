@@ -1,0 +1,175 @@
+"""Profiles a compiled step by running it once on scratch copies, under the arena's log.
+
+Fake tensors tell which tensors a step makes; only the run tells what kernels take besides
+(workspaces, reordered weights) and how long each takes. The step is bound to copies of what it
+writes, so nothing that the job owns changes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from waterflow.allocator_ext import _C
+from waterflow.executor.device.device import Device
+from waterflow.executor.run.residency import span_of, storage_key, unique_storages
+from waterflow.executor.run.tape import CompiledStep
+from waterflow.partitioner.graph.step_graph import Input
+from waterflow.partitioner.profile import EVENT, Profile
+
+Key = TypeVar("Key", bound=Hashable)
+
+#: A step that takes longer than this is profiled by a single run.
+_WARM_UP_LIMIT_SECONDS = 2.0
+
+
+class Scratch:
+    """A private arena, larger than any step, beside the budget."""
+
+    def __init__(self, device: Device) -> None:
+        _C.install_lane_allocator()
+        self._device = device
+        self.arena, self._clock = device.scratch()
+        _C.register_arena(self.arena)
+
+    def close(self) -> None:
+        """Gives the memory back once its last tensor is gone; what is queued is done first."""
+        try:
+            self.arena.finish()
+        finally:
+            _C.retire_arena(self.arena)
+
+    def twins(
+        self, tensors: Mapping[Key, torch.Tensor], written: Collection[Key]
+    ) -> dict[Key, torch.Tensor]:
+        """The same tensors over copies of those storages that a step writes to.
+
+        Views of one storage are views of one copy; what is only read is used as it is.
+
+        Args:
+            tensors: a step's tensors.
+            written: which of them it writes to.
+        """
+        storages = unique_storages(tensors[key] for key in written)
+        copies = {key: self._copy(tensor) for key, tensor in storages.items()}
+        return {
+            key: _over(tensor, copies[storage_key(tensor)])
+            if storage_key(tensor) in copies
+            else tensor
+            for key, tensor in tensors.items()
+        }
+
+    def _copy(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        if tensor.device == self._device.tensors:
+            return _C.copy_in_arena(tensor, self.arena, 0).untyped_storage()
+        return tensor.untyped_storage().clone()  # a number kept on the host beside a device's model
+
+    def batch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """A batch where the step expects it, in this arena if it has to be brought there."""
+        with _C.LaneScope(self.arena, 0, 0):
+            return [_on(tensor, self._device.tensors) for tensor in tensors]
+
+    def bind(
+        self,
+        step: CompiledStep,
+        tensors: Mapping[Input, torch.Tensor],
+        batch: Sequence[torch.Tensor],
+        generators: tuple[torch.Generator, torch.Generator | None],
+        registers: Mapping[int, float],
+    ) -> None:
+        """Gives a step all that it reads, before `run` or `measure`.
+
+        Args:
+            step: the compiled step.
+            tensors: its persistent inputs.
+            batch: its batch tensors, on the device.
+            generators: scratch random streams of the host and of the device.
+            registers: values of its live hyperparameters.
+        """
+        step.bind(tensors)
+        step.tape.set_batch(list(batch))
+        step.tape.set_generators(*generators)
+        for register, value in registers.items():
+            step.tape.set_register(register, value)
+
+    def run(self, step: CompiledStep) -> float:
+        """Runs a bound step once and returns its loss; its outputs stay in its slots."""
+        self.arena.synchronize()
+        with _C.LaneScope(self.arena, 0, 0):
+            step.tape.run(0, len(step.tape))
+        self.arena.finish()
+        return float(step.tape.loss)
+
+    def measure(self, step: CompiledStep, *, name: str, repeatable: bool) -> Profile:
+        """Runs a bound step and returns what it did; its outputs stay in its slots.
+
+        Args:
+            step: the compiled step.
+            name: the job's name.
+            repeatable: whether it may run twice, the first time to warm up.
+        """
+        started = time.perf_counter()
+        profile = self._run_logged(step.tape, name)
+        if repeatable and time.perf_counter() - started < _WARM_UP_LIMIT_SECONDS:
+            profile = self._run_logged(step.tape, name)
+        return profile
+
+    def _run_logged(self, tape: Any, name: str) -> Profile:
+        self.arena.synchronize()
+        self.arena.record(True)
+        self.arena.take_log()
+        logs = []
+        marks = [self._clock.mark(0)]
+        try:
+            with _C.LaneScope(self.arena, 0, 0):
+                for index in range(len(tape)):
+                    tape.run(index, index + 1)
+                    marks.append(self._clock.mark(0))
+                    logs.append(self.arena.take_log())
+        finally:
+            self.arena.record(False)
+            self.arena.take_log()
+        self._clock.wait(marks[-1])
+        seconds = np.diff([self._clock.seconds(mark) for mark in marks])
+        return Profile(_events(logs), np.maximum(seconds, 0.0), 0, "measured", name)
+
+
+def _over(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """The tensor's twin over another storage."""
+    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    with torch.no_grad():
+        twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        twin = torch._conj(twin) if tensor.is_conj() else twin
+        return torch._neg_view(twin) if tensor.is_neg() else twin
+
+
+def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on a device, with the strides that it has."""
+    if tensor.device == device:
+        return tensor
+    span = span_of(tensor).to(device)
+    return span.as_strided(tensor.shape, tensor.stride())
+
+
+_ALLOCATE, _FREE = 0, 2
+
+
+def _events(logs: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """The arena's log as a profile's events: offsets become block numbers."""
+    blocks: dict[int, int] = {}
+    rows: list[tuple[int, int, int]] = []
+    count = 0
+    for node, log in enumerate(logs):
+        for event in log:
+            offset, size, kind = int(event["offset"]), int(event["bytes"]), int(event["kind"])
+            if kind == _ALLOCATE:
+                blocks[offset] = count
+                rows.append((node, size, count))
+                count += 1
+            elif kind == _FREE and offset in blocks:
+                rows.append((node, -size, blocks.pop(offset)))
+    return np.array(rows, dtype=EVENT)

@@ -1,0 +1,1 @@
+"""What happens while steps run: lanes, tapes, random streams, tensors in the arena."""

@@ -1,0 +1,203 @@
+"""Which storages have their place in the arena, for whom, and whether their bytes are there.
+
+On a device that keeps tensors in place, users' tensors never get another address: the arena only
+reserves room for them, so that budgets and plans count them. Elsewhere the bytes move in and back,
+save those whose address somebody else may know.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from waterflow.allocator_ext import _C
+from waterflow.executor.device.device import Device
+
+
+def rounded(size: int, alignment: int) -> int:
+    """Bytes that an arena of this alignment counts for a storage."""
+    return -(-size // alignment) * alignment
+
+
+def span_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All that a tensor's strides cover, as one row."""
+    if tensor.numel() == 0:
+        return tensor.reshape(-1)
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    length = 1 + sum((size - 1) * stride for size, stride in pairs)
+    return tensor.detach().as_strided((length,), (1,))
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of the storage behind a tensor; equal for views of one another."""
+    return tensor.untyped_storage()._cdata
+
+
+def by_storage(tensors: Iterable[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    """The distinct tensors that share each non-empty storage."""
+    found: dict[int, dict[int, torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.untyped_storage().nbytes():
+            found.setdefault(storage_key(tensor), {})[id(tensor)] = tensor
+    return {key: list(sharing.values()) for key, sharing in found.items()}
+
+
+def unique_storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
+    """One tensor per non-empty storage."""
+    return {key: sharing[0] for key, sharing in by_storage(tensors).items()}
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor], device: Device) -> int:
+    """Bytes that an arena counts for the storages behind these tensors, each once."""
+    unique = [t for t in unique_storages(tensors).values() if t.device == device.tensors]
+    return sum(rounded(t.untyped_storage().nbytes(), device.alignment) for t in unique)
+
+
+@dataclass
+class _Resident:
+    tensor: torch.Tensor  # of our own: it keeps the storage, whatever users do with theirs
+    room: Any  # reserved in the arena; None where the storage itself is there
+    users: set[int] = field(default_factory=set)
+
+
+class Residence:
+    """The persistent storages of all jobs in one arena. Tensors keep their identity throughout.
+
+    Tensors that are not on the arena's device (numbers that an optimizer keeps on the host) are
+    not counted.
+    """
+
+    def __init__(self, arena: Any, device: Device) -> None:
+        self._arena = arena
+        self._device = device
+        self._residents: dict[int, _Resident] = {}
+
+    def users(self, tensor: torch.Tensor) -> set[int]:
+        """The jobs that use the storage behind this tensor."""
+        resident = self._residents.get(storage_key(tensor))
+        return set() if resident is None else resident.users
+
+    def enter(self, job: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Gives storages their place in the arena, on the job's account; shared ones only once.
+
+        What a step has made in the arena is brought out, where tensors are kept in place, and its
+        place is reserved.
+
+        Raises:
+            torch.OutOfMemoryError: they do not fit; those that did are entered all the same.
+        """
+        for key, sharing in by_storage(tensors).items():
+            if sharing[0].device != self._device.tensors:
+                continue
+            resident = self._residents.get(key)
+            if resident is None:
+                resident = self._residents[key] = self._place(job, sharing)
+            resident.users.add(job)
+        self._arena.synchronize()
+
+    def settle(self, job: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Enters these and forgets all other storages of the job: nobody needs them any more.
+
+        Raises:
+            torch.OutOfMemoryError: see `enter`.
+        """
+        remaining = by_storage(tensors)
+        new = [t for sharing in remaining.values() for t in sharing if job not in self.users(t)]
+        if new:
+            self.enter(job, new)
+        for key, resident in list(self._residents.items()):
+            if key not in remaining:
+                self._discard(key, resident, job)
+
+    def counts(self, tensor: torch.Tensor) -> bool:
+        """Whether the storage behind this tensor has a place in the arena."""
+        return storage_key(tensor) in self._residents or self._is_inside(tensor)
+
+    def _discard(self, key: int, resident: _Resident, job: int) -> None:
+        resident.users.discard(job)
+        if not resident.users:
+            del self._residents[key]
+
+    def _place(self, job: int, sharing: list[torch.Tensor]) -> _Resident:
+        tensor, room = sharing[0], None
+        if self._device.keeps_in_place or not (self._is_inside(tensor) or _C.may_move(sharing)):
+            room = _C.keep_in_place(tensor, self._arena, job)
+        else:
+            _C.move_into_arena(tensor, self._arena, job)
+        return _Resident(tensor.detach(), room)
+
+    def leave(
+        self, job: int, own: Iterable[torch.Tensor] = (), known: Iterable[torch.Tensor] = ()
+    ) -> None:
+        """Gives up the job's places; what of its tensors is in the arena moves to ordinary memory.
+
+        A storage stays, and the arena lives on until it is gone, where there is no such memory, or
+        where the device moves tensors and somebody else may know the address.
+
+        Args:
+            job: the job.
+            own: tensors of the job, which may have been made in the arena since.
+            known: tensors that the user's code keeps, which may stay unless the device moves them.
+        """
+        inside = list(own)
+        for key, resident in list(self._residents.items()):
+            self._discard(key, resident, job)
+            if resident.room is None:
+                inside.append(resident.tensor)
+        if not self._device.keeps_in_place:
+            inside += known
+        for key, sharing in by_storage(inside).items():
+            if key not in self._residents and sharing[0].device == self._device.tensors:
+                self._move_out(sharing)
+        self._arena.synchronize()
+
+    def _move_out(self, sharing: list[torch.Tensor]) -> None:
+        if not self._is_inside(sharing[0]):
+            return
+        if self._device.keeps_in_place or _C.may_move(sharing):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                _C.move_out_of_arena(sharing[0], self._arena)
+
+    def drop(self, tensor: torch.Tensor) -> None:
+        """Forgets a storage that nobody needs any more: its memory goes with its last tensor."""
+        self._residents.pop(storage_key(tensor), None)
+
+    def repack(self) -> None:
+        """Closes the gaps between persistent storages. Only while no step is under way.
+
+        All moves are within the arena: a device may have no memory beside it.
+        """
+        self._arena.synchronize()
+        end = 0
+        for resident in sorted(self._residents.values(), key=self._offset):
+            if self._offset(resident) > end:
+                self._move_down(resident, end)
+            size = rounded(resident.tensor.untyped_storage().nbytes(), self._device.alignment)
+            end = self._offset(resident) + size
+
+    def _is_inside(self, tensor: torch.Tensor) -> bool:
+        try:
+            pointer = tensor.untyped_storage().data_ptr()
+        except RuntimeError:  # zeros that autograd knows of without memory
+            return False
+        return bool(self._arena.owns(pointer))
+
+    def _offset(self, resident: _Resident) -> int:
+        if resident.room is not None:
+            return int(resident.room.offset)
+        return int(self._arena.offset_of(resident.tensor.untyped_storage().data_ptr()))
+
+    def _move_down(self, resident: _Resident, offset: int) -> None:
+        tensor, job = resident.tensor, min(resident.users)
+        if resident.room is not None:
+            resident.room.move(offset, job)
+            return
+        if _C.move_within_arena(tensor, self._arena, job, offset):
+            return
+        # Its new place and its old one overlap: by way of a third, if there is one.
+        if _C.move_within_arena(tensor, self._arena, job, None):
+            _C.move_within_arena(tensor, self._arena, job, offset)

@@ -1,0 +1,156 @@
+"""An account of the Python state that a step reads: is it still what it was, and what has changed.
+
+A step's Python code computes a function of what it can read: attributes, closures, globals, items
+of containers, random generators. `Account.take` walks all of that from the step's model, loss
+function, optimizer and hooks (`walk`) and remembers it as a flat list of checks in C++.
+With the names that an observed step has executed, only what these can read counts. What cannot be
+walked is listed, never assumed constant. Contents of tensors are not state here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import CodeType
+from typing import Any, TypeVar
+
+from waterflow.account.class_parts import is_a
+from waterflow.account.code_names import names_in
+from waterflow.account.places import Place, Probed, Trail
+from waterflow.account.probes import moves
+from waterflow.account.walk import MOST_OBJECTS, Walk
+
+__all__ = ["Account"]
+
+Wanted = TypeVar("Wanted")
+
+#: What a training loop, or torch's C code, calls by itself.
+_CALLED = frozenset({"forward", "backward", "step", "zero_grad", "parameters"})
+
+
+class Account:
+    """State that a step can read, as it was when the account was taken."""
+
+    def __init__(self, walk: Walk) -> None:
+        """Takes over what a walk has found; use `take`."""
+        self._guards = walk.guards
+        self._places: list[Place] = walk.places
+        self._objects: dict[int, Trail] = walk.objects
+        self._walked = walk.seen
+        #: Whether all was walked that there is, but for what is unwalkable.
+        self.is_whole = walk.is_whole
+        #: Code objects of the functions that the walk met, with those inside them.
+        self.codes: frozenset[CodeType] = frozenset(walk.codes.values())
+        #: Where there are objects whose state cannot be read, and their type or the reason.
+        self.unwalkable: list[tuple[str, str]] = [(str(t), what) for t, what in walk.unwalkable]
+        #: Built-in functions that the code met names.
+        self.built_ins = list(walk.built_ins.values())
+        #: Modules of torch, numpy and the standard library that the code met names.
+        self.libraries = frozenset(walk.libraries)
+
+    @property
+    def irrevocable(self) -> list[str]:
+        """What may move when it is used, and could not be put back: iterators, generators."""
+        return [
+            str(place.trail)
+            for place in self._places
+            if isinstance(place, Probed) and place.put_back is None and moves(place.holder)
+        ]
+
+    @classmethod
+    def take(
+        cls,
+        roots: Mapping[str, Any],
+        names: Collection[str] | None = None,
+        codes: Collection[CodeType] | None = None,
+        skip: Mapping[int, Collection[Any] | None] | None = None,
+        everything: bool = False,
+        copied: bool = True,
+        most: int = MOST_OBJECTS,
+        unless_any: bool = False,
+    ) -> Account:
+        """Remembers all that can be read from some objects.
+
+        Args:
+            roots: the objects to begin from, by the names that users know them by.
+            names: the attributes that count, as `codenames.names_in` gives them; None: any.
+            codes: the code that is executed, so that other functions need not be looked into;
+                None: nothing is known of it, so all functions are looked into that the objects
+                have by the names in each other's code, and these names count.
+            skip: attributes, keys or indices whose values do not count, by the id of the object,
+                dictionary or list that has them; None for all that it has.
+            everything: whether without names every attribute of every object counts, named or not.
+            copied: whether attributes count that are only copied along with their object; False
+                where the question is what may be executed.
+            most: more objects are not walked; the account then has something unwalkable.
+            unless_any: nothing is walked where the code may read any attribute, which in a process
+                with large libraries leads far; the account then has something unwalkable.
+        """
+        if codes is None and names is None and not everything:
+            names = _reachable_names(roots, skip or {}, copied, most)
+            if names is None and unless_any:
+                walk = Walk(frozenset(), None, {})
+                walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
+                return cls(walk)
+        walk = Walk(names, codes, skip or {})
+        walk.most = most
+        walk.run(roots)
+        return cls(walk)
+
+    def holds(self) -> bool:
+        """Whether everything is as it was."""
+        return self._guards.holds()
+
+    def difference(self) -> str | None:
+        """What is not as it was, as a user would call it; None if all is."""
+        found = self._guards.difference()
+        return None if found is None else self._places[found[0]].text(found[1])
+
+    def differences(self) -> list[str]:
+        """Everything that is not as it was."""
+        return [self._places[index].text(part) for index, part in self._guards.differences()]
+
+    def restore(self) -> list[str]:
+        """Puts back what was there, place by place.
+
+        Returns:
+            What could not be put back: positions of iterators, replaced storages of tensors.
+        """
+        for index, _ in self._guards.differences():
+            try:
+                self._places[index].restore()
+            except Exception:
+                continue  # it shows in what still differs
+        return self.differences()
+
+    @property
+    def objects(self) -> frozenset[int]:
+        """Ids of all objects that can change, and addresses of the tensors' storages."""
+        return frozenset(self._objects)
+
+    def instances(self, kind: type[Wanted]) -> list[Wanted]:
+        """The objects of a type that the walk met."""
+        return [value for value in self._walked.values() if is_a(value, kind)]
+
+    def shared(self, other: Account) -> list[str]:
+        """What this and another account both reach and could change, as this one calls it."""
+        common = self._objects.keys() & other._objects.keys()
+        return [str(self._objects[key]) for key in common]
+
+    def reaches(self, other: Account) -> bool:
+        """Whether some object that can change is in both accounts."""
+        return not self._objects.keys().isdisjoint(other._objects)
+
+
+def _reachable_names(
+    roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None], copied: bool, most: int
+) -> frozenset[str] | None:
+    """The names in all code that the roots have by these very names; None if it reads any."""
+    names = _CALLED
+    while True:
+        walk = Walk(names, None, skip)
+        walk.most = most
+        walk.run(roots)
+        more = names_in(walk.codes.values(), copied=copied)
+        if more is None or more <= names:
+            return None if more is None else names
+        names |= more

@@ -1,0 +1,144 @@
+"""What objects of a class consist of, and which objects never change."""
+
+from __future__ import annotations
+
+import array
+import collections
+import datetime
+import decimal
+import fractions
+import functools
+import ipaddress
+import logging
+import operator
+import pathlib
+import re
+import sys
+import threading
+import types
+import typing
+import uuid
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from waterflow.account.trust import is_trusted_class, is_trusted_code, is_trusted_name
+
+_HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
+_IMMUTABLE_TYPE = 1 << 8
+
+#: Objects of exactly these types hold nothing that can change.
+CONSTANTS: frozenset[type] = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...)),
+        *(type(NotImplemented), type(NotImplemented), types.CodeType, object, re.Pattern),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo),
+        *(torch.iinfo, types.GenericAlias, types.UnionType, types.GetSetDescriptorType),
+        *(types.MemberDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType),
+        *(types.ClassMethodDescriptorType, operator.itemgetter, type(threading.Lock())),
+        *(type(threading.RLock()), datetime.datetime, datetime.date, datetime.time, np.ufunc),
+        *(datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID),
+        *(pathlib.PurePath, pathlib.PurePosixPath, pathlib.PosixPath, ipaddress.IPv4Address),
+        *(pathlib.WindowsPath, pathlib.PureWindowsPath, type(sys.flags), type(sys.version_info)),
+    }
+)
+
+#: Classes whose objects, and those of derived ones, are taken for constant: loggers, annotations,
+#: torch's operators, errors.
+_CONSTANT_BASES: tuple[Any, ...] = (
+    *(logging.Logger, logging.Handler, np.generic, np.dtype, np.ufunc, pathlib.PurePath),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
+    *(typing.TypeVar, typing.ParamSpec, typing._Final, threading.Event, threading.Condition),  # type: ignore[attr-defined]
+)
+#: Named only: their classes have no public names in all versions.
+_CONSTANT_NAMES = frozenset(
+    {"_abc_data", "PyCapsule", "_ArrayFunctionDispatcher", "instancemethod", "_tuplegetter"}
+)
+
+#: Built-in bases that hold something beside attributes; `object` for those that do not.
+_BASES: dict[Any, Any] = {
+    **{base: base for base in (dict, list, tuple, set, frozenset, collections.deque)},
+    **{base: base for base in (collections.defaultdict, weakref.ref, functools.partial)},
+    **{base: base for base in (property, staticmethod, classmethod, functools.cached_property)},
+    **dict.fromkeys((object, int, float, complex, str, bytes, types.SimpleNamespace), object),
+    **dict.fromkeys((collections.OrderedDict, typing.Generic, type(None)), object),
+    **dict.fromkeys((BaseException, Exception, ValueError, RuntimeError, TypeError), object),
+    torch.autograd.Function.__mro__[2]: object,  # of C code: holds what is saved for backward
+}
+
+
+def is_a(value: Any, kinds: Any) -> bool:
+    """`isinstance` by the object's real class: that asks an object's `__class__`, too."""
+    return issubclass(type(value), kinds)
+
+
+def is_constant_class(kind: type) -> bool:
+    """Whether objects of a class are taken for constant."""
+    if kind in CONSTANTS or kind.__name__ in _CONSTANT_NAMES:
+        return True
+    return issubclass(kind, _CONSTANT_BASES) and not (
+        issubclass(kind, np.generic) and kind is np.object_
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def base_of(kind: Any) -> Any:
+    """What objects hold beside attributes and slots: a container's base, `object` if nothing.
+
+    None where they may hold what Python cannot see, as objects of C extensions do.
+    """
+    found: Any = object
+    for base in kind.__mro__:
+        if base in _BASES:
+            found = _BASES[base] if found is object else found
+        elif not _is_class_statement(base):
+            return None
+    return found
+
+
+def _is_class_statement(kind: type) -> bool:
+    """Whether a class was made by Python, and keeps nothing outside its dictionary and slots."""
+    base = kind.__base__
+    if base is None or not kind.__flags__ & _HEAP_TYPE or kind.__flags__ & _IMMUTABLE_TYPE:
+        return False
+    places = sum(1 for _ in _own_slots(kind)) + 2  # and for its dictionary and weak references
+    return kind.__basicsize__ <= base.__basicsize__ + 8 * places
+
+
+def _own_slots(kind: type) -> Iterator[tuple[str, Any]]:
+    if kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE:
+        for name, value in kind.__dict__.items():
+            if type(value) is types.MemberDescriptorType:
+                yield name, value
+
+
+@functools.lru_cache(maxsize=4096)
+def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """Names and descriptors of all slots of a class and its bases."""
+    return tuple(slot for base in kind.__mro__ for slot in _own_slots(base))
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether something in a trusted module or class has been put there by other code.
+
+    Bound methods of an object, too, as those of the generators behind `random` and `numpy.random`.
+    """
+    kind = type(value)
+    if kind is types.FunctionType:
+        return not is_trusted_code(value.__code__)
+    if is_a(value, type):
+        return not is_trusted_class(value)
+    if kind is types.MethodType:
+        return True
+    if kind is types.BuiltinFunctionType:
+        return not is_a(value.__self__, (types.ModuleType, type, type(None)))
+    if is_a(value, types.ModuleType):
+        return not is_trusted_name(value.__name__)
+    return bool(kind.__flags__ & _HEAP_TYPE) and not is_trusted_class(kind)
+
+
+#: Memory that Python code writes into.
+MEMORIES: tuple[type, ...] = (bytearray, array.array, memoryview)

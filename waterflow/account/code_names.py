@@ -1,0 +1,155 @@
+"""Which attributes and globals code can read, by its bytecode.
+
+An attribute can be read by code that has its name, or by `getattr` and the like with a name that is
+made when it runs. Names that are constants are found; where one is not, any attribute may be read.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import dis
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from types import CodeType
+from typing import Any, NamedTuple
+
+from waterflow.account.bytecode import nested_codes
+from waterflow.account.trust import is_trusted_code
+
+#: What `_C.Observer.calls` gives: a C function, the code that called it, and the line.
+Call = tuple[Any, CodeType, int]
+
+_GLOBAL_OPCODES = frozenset(
+    dis.opmap[name]
+    for name in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL")
+    if name in dis.opmap
+)
+_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+#: The instruction before which the arguments of a call are on the stack.
+_TAKES_ARGUMENTS = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
+#: Calls that read attributes by names given to them.
+_READ_BY_NAME = ("getattr", "hasattr")
+#: Functions of the standard library that read all attributes of what they are given.
+_READERS = frozenset(
+    {
+        *((copy.__file__, name) for name in ("copy", "deepcopy", "_reconstruct")),
+        *((dataclasses.__file__, name) for name in ("_asdict_inner", "_astuple_inner", "_replace")),
+        *((dataclasses.__file__, name) for name in ("asdict", "astuple", "replace")),
+        *((inspect.__file__, name) for name in ("getmembers", "_getmembers", "getattr_static")),
+    }
+)
+#: What gives all attributes at once.
+_READ_ALL = ("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgetter", "methodcaller")
+
+
+class CodeNames(NamedTuple):
+    """What code, with the functions inside it, names."""
+
+    names: frozenset[str]
+    global_names: frozenset[str]
+    imports: bool
+
+
+_KNOWN: dict[int, tuple[CodeType, CodeNames]] = {}
+
+
+def code_names(code: CodeType) -> CodeNames:
+    """The names in code and in the functions inside it."""
+    known = _KNOWN.get(id(code))
+    if known is None or known[0] is not code:
+        known = _KNOWN[id(code)] = code, _scan(code)
+    return known[1]
+
+
+def _scan(code: CodeType) -> CodeNames:
+    names: set[str] = set()
+    global_names: set[str] = set()
+    imports = False
+    for part in nested_codes(code):
+        names.update(part.co_names)
+        for opcode, argument in _instructions(part.co_code):
+            if opcode in _GLOBAL_OPCODES:
+                name = part.co_names[argument >> 1 if opcode == _LOAD_GLOBAL else argument]
+                if name.isidentifier():  # others are no user's: pytest puts some into asserts
+                    global_names.add(name)
+            imports = imports or opcode == _IMPORT_NAME
+    return CodeNames(frozenset(names), frozenset(global_names), imports)
+
+
+def _instructions(text: bytes) -> Iterator[tuple[int, int]]:
+    extended = 0
+    for opcode, argument in zip(text[::2], text[1::2], strict=True):
+        argument |= extended
+        if opcode == dis.EXTENDED_ARG:
+            extended = argument << 8
+            continue
+        extended = 0
+        yield opcode, argument
+
+
+def names_in(
+    codes: Iterable[CodeType], calls: Collection[Call] = (), copied: bool = True
+) -> frozenset[str] | None:
+    """Names of the attributes that executed code can read; None if it can read any.
+
+    Args:
+        codes: the code that was executed.
+        calls: the C functions that it called, as `_C.Observer.calls` gives them.
+        copied: whether attributes count that are only copied along with their object. Nothing of
+            them is executed but for the methods of the copy protocol.
+    """
+    callers = {id(code) for function, code, _ in calls if _reads_by_name(function)}
+    names: set[str] = set()
+    for code in codes:
+        names |= code_names(code).names
+        if copied and (code.co_filename, code.co_qualname) in _READERS:
+            return None
+        if is_trusted_code(code):
+            continue
+        for part in nested_codes(code):
+            names.update(_constants(part.co_consts))
+            if _reads_any(part, called=not calls or id(part) in callers):
+                return None
+    return frozenset(names)
+
+
+def _reads_by_name(function: Any) -> bool:
+    return any(function is reader for reader in (getattr, hasattr, vars, dir))
+
+
+def _constants(constants: Iterable[Any]) -> Iterator[str]:
+    """Texts that may be names given to getattr, and names in patterns of match statements."""
+    for value in constants:
+        if isinstance(value, str):
+            if value.isidentifier():
+                yield value
+        elif isinstance(value, (tuple, frozenset)):
+            yield from _constants(value)
+
+
+def _reads_any(code: CodeType, called: bool) -> bool:
+    if "__dict__" in code.co_names or "__getstate__" in code.co_names:
+        return True
+    if not called or not set(code.co_names).intersection((*_READ_BY_NAME, *_READ_ALL)):
+        return False
+    if set(code.co_names).intersection(_READ_ALL):
+        return True
+    found = list(dis.get_instructions(code))
+    uses = [i for i, each in enumerate(found) if each.argval in _READ_BY_NAME]
+    return not all(_name_is_constant(found, i) for i in uses)
+
+
+def _name_is_constant(found: Sequence[dis.Instruction], start: int) -> bool:
+    """Whether the second argument of the call that instruction ``start`` begins is a constant."""
+    depth, second = 0, None
+    for each in found[start + 1 :]:
+        if each.opname == _TAKES_ARGUMENTS and depth == each.arg:
+            return second is not None and second.opname == "LOAD_CONST"
+        if "JUMP" in each.opname or each.opname in ("RETURN_VALUE", "CALL_FUNCTION_EX"):
+            return False
+        before, depth = depth, depth + dis.stack_effect(each.opcode, each.arg)
+        if depth == 2 or before < 2 < depth:  # what it leaves there is the second argument
+            second = each
+    return False

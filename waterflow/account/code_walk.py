@@ -1,0 +1,301 @@
+"""The part of a walk that goes through code: functions, the modules they read, and classes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from waterflow.account import places
+from waterflow.account.bytecode import imports_of, nested_codes
+from waterflow.account.class_parts import CONSTANTS, is_a, is_foreign
+from waterflow.account.code_names import code_names
+from waterflow.account.places import Trail
+from waterflow.account.trust import (
+    is_own_class,
+    is_trusted_class,
+    is_trusted_code,
+    is_trusted_name,
+    keeps_switches,
+)
+from waterflow.allocator_ext import _C
+
+_IMMUTABLE = 1 << 8  # a flag of classes whose attributes nobody can set
+#: Attributes of classes that say nothing which their functions and values do not.
+_CLASS_NOISE = frozenset(
+    {
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
+        *("__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "__match_args__"),
+        *("__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"),
+        *("__subclasshook__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
+    }
+)
+#: What trusted code may have in its globals that others can set: torch's hooks for all modules.
+_SWITCHES = (dict, list, set, OrderedDict)
+_READ_FURTHER = (types.FunctionType, type)
+#: What code gets from trusted modules and may hold something of the user's.
+_READ_IN_TRUSTED = (types.ModuleType, types.FunctionType, type)
+Skipped = Mapping[int, Collection[Any] | None]
+
+
+class CodeWalk:
+    """What a walk has found, and how it goes through code; `Walk` goes through objects."""
+
+    def __init__(
+        self,
+        names: Collection[str] | None,
+        codes: Collection[types.CodeType] | None,
+        skip: Skipped,
+    ) -> None:
+        self.guards = _C.Guards()
+        self.places: list[places.Place] = []
+        self.unwalkable: list[tuple[Trail, str]] = []
+        #: Code of all functions that were met, by identity.
+        self.codes: dict[int, types.CodeType] = {}
+        #: Built-in functions that code names, by identity.
+        self.built_ins: dict[int, types.BuiltinFunctionType] = {}
+        #: Names of the trusted modules that code names.
+        self.libraries: set[str] = set()
+        #: Objects that can change, by identity, and how they were reached.
+        self.objects: dict[int, Trail] = {}
+        #: Names by which modules are read, as far as functions were met.
+        self.module_names: set[str] = set()
+        self._names = None if names is None else frozenset(names)
+        self._codes = None if codes is None else {id(code): code for code in codes}
+        self._skip = {holder: None if k is None else frozenset(k) for holder, k in skip.items()}
+        self.seen: dict[int, Any] = {}
+        self._classes: dict[int, type] = {}
+        self._waiting: deque[tuple[Any, Trail]] = deque()
+        self._globals: dict[int, tuple[dict[str, Any], dict[str, Trail]]] = {}
+        self._read_modules: set[tuple[int, frozenset[str]]] = set()
+        self._modules: dict[int, tuple[types.ModuleType, Trail]] = {}
+
+    def reach(self, value: Any, trail: Trail) -> None:
+        """Has a value walked, if it has not been and can hold anything."""
+        if type(value) not in CONSTANTS and id(value) not in self.seen:
+            self.seen[id(value)] = value
+            self._waiting.append((value, trail))
+
+    def _executes(self, code: types.CodeType) -> bool:
+        return self._codes is None or id(code) in self._codes
+
+    def _refuse(self, value: Any, trail: Trail, what: str | None = None) -> None:
+        kind = type(value)
+        self.unwalkable.append((trail, what or f"{kind.__module__}.{kind.__qualname__}"))
+
+    # What `Walk` has for objects
+
+    def _attributes(self, value: Any, trail: Trail) -> None:
+        raise NotImplementedError
+
+    def _switch(self, value: Any, trail: Trail) -> None:
+        raise NotImplementedError
+
+    # Functions
+
+    def _function(self, value: types.FunctionType, trail: Trail) -> None:
+        code = value.__code__
+        for part in nested_codes(code):
+            self.codes[id(part)] = part
+        executed = self._executes(code)
+        if is_trusted_code(code):
+            if executed:
+                self._trusted_function(value, trail)
+            return
+        self.guards.function(value)
+        self.places.append(places.Function(trail, value))
+        self._attributes(value, trail)
+        if executed:
+            self._defaults(value, trail)
+            self._cells(value, guarded=True)
+            self._globals_of(value)
+
+    def _trusted_function(self, value: types.FunctionType, trail: Trail) -> None:
+        """Its own state is none of the user's, but it may wrap what is, as decorators do."""
+        self._cells(value, guarded=False)
+        if keeps_switches(value.__code__.co_filename):
+            self._globals_of(value)
+
+    def _defaults(self, value: types.FunctionType, trail: Trail) -> None:
+        where = _where(value.__code__)
+        for inner in value.__defaults__ or ():
+            self.reach(inner, Trail(f"a default of {where}"))
+        if value.__kwdefaults__ is not None:
+            self.reach(value.__kwdefaults__, Trail(f"the defaults of {where}"))
+
+    def _cells(self, value: types.FunctionType, guarded: bool) -> None:
+        cells = value.__closure__ or ()
+        for name, cell in zip(value.__code__.co_freevars, cells, strict=True):
+            trail = Trail(f"closure variable {name!r} of {_where(value.__code__)}")
+            if guarded:
+                if id(cell) not in self.seen:
+                    self.seen[id(cell)] = cell
+                    self._cell(cell, trail)
+            else:
+                for inner in gc.get_referents(cell):
+                    self.reach(inner, trail)
+
+    def _cell(self, cell: types.CellType, trail: Trail) -> None:
+        found = self.guards.cell(cell)
+        self.places.append(places.Cell(trail, cell, found))
+        for inner in found:
+            self.reach(inner, trail)
+
+    def _globals_of(self, function: types.FunctionType) -> None:
+        code, namespace = function.__code__, function.__globals__
+        found = code_names(code)
+        trusted = is_trusted_code(code)
+        if not trusted:
+            self.module_names |= found.names
+        for name in found.global_names:
+            if name in namespace:
+                trail = Trail(f"global {name!r} of {_where(code)}")
+                self._named(namespace, name, trail)
+                self._read(namespace[name], found.names, trail, trusted)
+                if not trusted:
+                    self._note_use(namespace[name], found.names)
+            elif not trusted:
+                self._built_in(function, name)
+        if found.imports and not trusted:
+            self._imports(function, found.names)
+
+    def _named(self, namespace: dict[str, Any], name: str, trail: Trail) -> None:
+        self._globals.setdefault(id(namespace), (namespace, {}))[1].setdefault(name, trail)
+
+    def _built_in(self, function: types.FunctionType, name: str) -> None:
+        """A name that is no global, and must not become one."""
+        trail = Trail(f"global {name!r} of {_where(function.__code__)}")
+        self._named(function.__globals__, name, trail)
+        built_in: dict[str, Any] = function.__builtins__  # type: ignore[attr-defined]
+        if name in built_in:
+            trail = Trail(f"built-in {name!r}")
+            self._named(built_in, name, trail)
+            self._read(built_in[name], frozenset(), trail, trusted=True)
+            self._note_use(built_in[name], frozenset())
+
+    def _note_use(self, value: Any, names: frozenset[str]) -> None:
+        """What of other people's code the user's code names: `purity.may_touch_the_world`."""
+        if type(value) is types.BuiltinFunctionType:
+            self.built_ins[id(value)] = value
+        elif is_a(value, types.ModuleType):
+            namespace = _C.instance_dict(value) or {}
+            if is_trusted_name(namespace.get("__name__")):
+                self.libraries.add(str(namespace["__name__"]))
+            for name in names & namespace.keys():
+                if type(namespace[name]) is types.BuiltinFunctionType:
+                    self.built_ins[id(namespace[name])] = namespace[name]
+
+    def _imports(self, function: types.FunctionType, names: frozenset[str]) -> None:
+        for code in nested_codes(function.__code__):
+            for name, taken in imports_of(code, function.__globals__):
+                parts = name.split(".")
+                for end in range(1, len(parts) + 1):
+                    module = sys.modules.get(".".join(parts[:end]))
+                    if module is not None:
+                        self._note_use(module, names | {*taken})
+                        self._read(module, names | {*taken}, Trail(".".join(parts[:end])), False)
+
+    def _read(self, value: Any, names: frozenset[str], trail: Trail, trusted: bool) -> None:
+        """A value that code with these names gets from a module."""
+        if is_a(value, types.ModuleType):
+            self._read_module(value, names, trail)
+        elif trusted and type(value) in _SWITCHES:
+            self._switch(value, trail)
+        elif not trusted or is_foreign(value) or is_a(value, _READ_FURTHER):
+            self.reach(value, trail)
+
+    def _read_module(self, module: types.ModuleType, names: frozenset[str], trail: Trail) -> None:
+        if (id(module), names) in self._read_modules:
+            return
+        self._read_modules.add((id(module), names))
+        namespace = _C.instance_dict(module) or {}
+        trusted = is_trusted_name(namespace.get("__name__"))
+        if not trusted:
+            self._modules.setdefault(id(module), (module, trail))
+            names = names | {"__getattr__"} | (self._names or frozenset())
+        for name in names:
+            if name in namespace:
+                self._named(namespace, name, trail.attribute(name))
+                value = namespace[name]
+                if not trusted or is_a(value, _READ_IN_TRUSTED) or is_foreign(value):
+                    self._read(value, names, trail.attribute(name), trusted)
+            elif not trusted:
+                self._named(namespace, name, trail.attribute(name))
+
+    def _compiled(self, value: Any, trail: Trail) -> None:
+        """A function compiled from Python: its calls are not seen by an observer."""
+        module = getattr(value, "__module__", None)
+        if not is_trusted_name(module) or str(module).startswith("numpy.random"):
+            self._refuse(value, trail, "a compiled function")
+
+    def _module(self, value: types.ModuleType, trail: Trail) -> None:
+        self._read_module(value, frozenset(self.module_names), trail)
+
+    def _bound(self, value: Any, trail: Trail) -> None:
+        owner = value.__self__
+        if type(owner).__name__ != "PyCapsule" and not is_a(owner, types.ModuleType):
+            self.reach(owner, trail.attribute("__self__"))
+
+    def _method(self, value: types.MethodType, trail: Trail) -> None:
+        self.reach(value.__func__, trail)
+        self.reach(value.__self__, trail.attribute("__self__"))
+
+    def _partial(self, value: functools.partial[Any], trail: Trail) -> None:
+        self._attributes(value, trail)
+        self.reach(value.func, trail.attribute("func"))
+        self.reach(value.args, trail.attribute("args"))
+        self.reach(value.keywords, trail.attribute("keywords"))
+
+    def _wrapper(self, value: Any, trail: Trail) -> None:
+        self.reach(value.__func__, trail)
+
+    def _memo(self, value: Any, trail: Trail) -> None:
+        """A cache of a function's results stands for the function."""
+        self._attributes(value, trail)
+        self.reach(value.__wrapped__, trail)
+
+    def _property(self, value: property, trail: Trail) -> None:
+        for function in (value.fget, value.fset, value.fdel):
+            self.reach(function, trail)
+
+    def _cached_property(self, value: functools.cached_property[Any], trail: Trail) -> None:
+        self.reach(value.func, trail)
+
+    # Classes
+
+    def _class(self, kind: type, trail: Trail) -> None:
+        for base in kind.__mro__:
+            if id(base) not in self._classes:
+                self._classes[id(base)] = base
+                self._own_attributes(base)
+        if type(kind) is not type and not is_trusted_class(type(kind)):
+            self.reach(type(kind), Trail(type(kind).__qualname__))
+
+    def _own_attributes(self, kind: type) -> None:
+        if kind.__flags__ & _IMMUTABLE or is_own_class(kind):
+            return
+        skipped = self._skip.get(id(kind), frozenset())
+        if skipped is None:
+            return
+        skipped = _CLASS_NOISE | skipped
+        trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
+        found = self.guards.type(kind, self._names, skipped)
+        watched = functools.partial(_is_watched, self._names, skipped)
+        self.places.append(places.ClassAttributes(trail, kind, found, watched))
+        for name, value in found:
+            if not trusted or is_foreign(value) or is_a(value, types.FunctionType):
+                self.reach(value, trail.attribute(name))
+
+
+def _where(code: types.CodeType) -> str:
+    return f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def _is_watched(names: frozenset[str] | None, skipped: Collection[str], name: str) -> bool:
+    if name in skipped:
+        return False
+    return names is None or name in names or (name[:2] == name[-2:] == "__" and len(name) > 4)

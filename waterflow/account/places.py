@@ -1,0 +1,322 @@
+"""The places of an account of Python state: what users call them, and how each is put back."""
+
+from __future__ import annotations
+
+# ruff: noqa: D102  (what the methods do is said once, in Place)
+import operator
+import random
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from waterflow.account.class_parts import is_a
+from waterflow.allocator_ext import _C
+
+_PLAIN_KEYS = (str, int, float, bool, bytes, complex, type(None))
+
+
+class Trail:
+    """How something was reached, put into words only when somebody asks."""
+
+    __slots__ = ("label", "parent")
+
+    def __init__(self, label: Any, parent: Trail | None = None) -> None:
+        self.label, self.parent = label, parent
+
+    def attribute(self, name: str) -> Trail:
+        """That of an attribute."""
+        return Trail(f".{name}", self)
+
+    def item(self, key: Any) -> Trail:
+        """That of what a container holds."""
+        return Trail((key,), self)
+
+    def __str__(self) -> str:
+        parts = []
+        trail: Trail | None = self
+        while trail is not None:
+            parts.append(trail.label if isinstance(trail.label, str) else _item_text(*trail.label))
+            trail = trail.parent
+        return "".join(reversed(parts))
+
+
+def _item_text(key: Any) -> str:
+    return f"[{key!r}]" if type(key) in _PLAIN_KEYS else f"[an object of {type(key).__qualname__}]"
+
+
+class Place:
+    """One place that is checked."""
+
+    __slots__ = ("trail",)
+
+    def __init__(self, trail: Trail) -> None:
+        self.trail = trail
+
+    def text(self, part: Any) -> str:
+        """What to call it, or the part of it that differs (as `_C.Guards.difference` says it)."""
+        return str(self.trail) if part is None else f"{self.trail}.{part}"
+
+    def restore(self) -> None:
+        """Puts back what was there, as far as that is possible."""
+
+
+class Attributes(Place):
+    """Attributes of an object."""
+
+    __slots__ = ("before", "holder", "kind", "names", "skipped")
+
+    def __init__(
+        self,
+        trail: Trail,
+        holder: Any,
+        before: list[tuple[str, Any]],
+        names: frozenset[str] | None,
+        skipped: Collection[Any] | None,
+    ) -> None:
+        super().__init__(trail)
+        self.holder, self.kind, self.before = holder, type(holder), dict(before)
+        self.names, self.skipped = names, skipped
+
+    def restore(self) -> None:
+        if type(self.holder) is not self.kind:
+            object.__setattr__(self.holder, "__class__", self.kind)
+        current = _C.instance_dict(self.holder)
+        if current is None:
+            return
+        for name in [name for name in current if self._counts(name) and name not in self.before]:
+            dict.__delitem__(current, name)
+        for name, value in self.before.items():
+            if name not in current or current[name] is not value:
+                dict.__setitem__(current, name, value)
+
+    def _counts(self, name: Any) -> bool:
+        wanted = self.names is None or name in self.names
+        return type(name) is str and wanted and name not in (self.skipped or ())
+
+
+class ClassAttributes(Place):
+    """Attributes of a class's own."""
+
+    __slots__ = ("before", "kind", "watched")
+
+    def __init__(
+        self,
+        trail: Trail,
+        kind: type,
+        before: list[tuple[str, Any]],
+        watched: Callable[[str], bool],
+    ) -> None:
+        super().__init__(trail)
+        self.kind, self.before, self.watched = kind, dict(before), watched
+
+    def restore(self) -> None:
+        current = dict(vars(self.kind))
+        for name in current:
+            if name not in self.before and self.watched(name):
+                type.__delattr__(self.kind, name)
+        for name, value in self.before.items():
+            if name not in current or current[name] is not value:
+                type.__setattr__(self.kind, name, value)
+
+
+class Names(Place):
+    """Some names of a module; each is called as the code that reads it would."""
+
+    __slots__ = ("before", "namespace", "trails")
+
+    def __init__(self, namespace: dict[str, Any], trails: dict[str, Trail]) -> None:
+        super().__init__(Trail("a global"))
+        self.namespace, self.trails = namespace, trails
+        self.before = {name: namespace[name] for name in trails if name in namespace}
+
+    def text(self, part: Any) -> str:
+        return str(self.trails[part])
+
+    def restore(self) -> None:
+        for name in self.trails:
+            if name in self.before:
+                if self.namespace.get(name) is not self.before[name]:
+                    self.namespace[name] = self.before[name]
+            else:
+                self.namespace.pop(name, None)
+
+
+class Mapping(Place):
+    """The items of a dictionary."""
+
+    __slots__ = ("before", "dotted", "holder", "skipped")
+
+    def __init__(
+        self,
+        trail: Trail,
+        holder: dict[Any, Any],
+        before: list[tuple[Any, Any]],
+        skipped: Collection[Any] | None,
+        dotted: bool,
+    ) -> None:
+        super().__init__(trail)
+        self.holder, self.before, self.skipped, self.dotted = holder, before, skipped, dotted
+
+    def text(self, part: Any) -> str:
+        if part is None or self.dotted:
+            return super().text(part)
+        return str(self.trail.item(part))
+
+    def restore(self) -> None:
+        base: Any = OrderedDict if is_a(self.holder, OrderedDict) else dict
+        kept = [item for item in base.items(self.holder) if self._is_skipped(item[0])]
+        base.clear(self.holder)
+        for key, value in [*self.before, *kept]:
+            base.__setitem__(self.holder, key, value)
+
+    def _is_skipped(self, key: Any) -> bool:
+        return type(key) in (str, int) and key in (self.skipped or ())
+
+
+class Items(Place):
+    """The items of a list, a set or a deque."""
+
+    __slots__ = ("base", "before", "holder")
+
+    def __init__(self, trail: Trail, holder: Any, base: Any, before: list[Any]) -> None:
+        super().__init__(trail)
+        self.holder, self.base, self.before = holder, base, before
+
+    def text(self, part: Any) -> str:
+        indexed = part is not None and self.base is not set
+        return str(self.trail.item(part)) if indexed else str(self.trail)
+
+    def restore(self) -> None:
+        if self.base is set:
+            _fill_set(self.holder, self.before)
+        else:
+            self.base.clear(self.holder)
+            self.base.extend(self.holder, self.before)
+
+
+#: Orders of insertion that are tried for one order of iteration.
+_MOST_ORDERS = 64
+
+
+def _fill_set(holder: set[Any], items: list[Any]) -> None:
+    """Gives a set these items, to be iterated in this order: where the hashes of some collide, it
+    depends on who came first."""
+    shuffled, order = random.Random(0), list(items)
+    for _ in range(_MOST_ORDERS):
+        set.clear(holder)
+        set.update(holder, order)
+        if all(map(operator.is_, set.__iter__(holder), items)):
+            return
+        shuffled.shuffle(order)
+
+
+class Cell(Place):
+    """A variable in a function's closure."""
+
+    __slots__ = ("before", "cell")
+
+    def __init__(self, trail: Trail, cell: types.CellType, before: list[Any]) -> None:
+        super().__init__(trail)
+        self.cell, self.before = cell, before
+
+    def restore(self) -> None:
+        if self.before:
+            self.cell.cell_contents = self.before[0]
+        else:
+            del self.cell.cell_contents
+
+
+class Function(Place):
+    """A function's code and defaults."""
+
+    __slots__ = ("before", "function")
+
+    def __init__(self, trail: Trail, function: types.FunctionType) -> None:
+        super().__init__(trail)
+        self.function = function
+        self.before = function.__code__, function.__defaults__, function.__kwdefaults__
+
+    def restore(self) -> None:
+        code, defaults, keyword_defaults = self.before
+        self.function.__code__ = code
+        self.function.__defaults__ = defaults
+        self.function.__kwdefaults__ = keyword_defaults  # type: ignore[assignment]
+
+
+class Slot(Place):
+    """A slot of an object."""
+
+    __slots__ = ("before", "descriptor", "holder")
+
+    def __init__(self, trail: Trail, holder: Any, descriptor: Any, before: list[Any]) -> None:
+        super().__init__(trail)
+        self.holder, self.descriptor, self.before = holder, descriptor, before
+
+    def restore(self) -> None:
+        if self.before:
+            self.descriptor.__set__(self.holder, self.before[0])
+        else:
+            self.descriptor.__delete__(self.holder)
+
+
+class Tensor(Place):
+    """What a tensor is. Its storage is not kept, so another one stays."""
+
+    __slots__ = ("before", "tensor")
+
+    def __init__(self, trail: Trail, tensor: Any) -> None:
+        super().__init__(trail)
+        self.tensor = tensor
+        hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+        self.before = tensor.requires_grad, *hooks
+
+    def restore(self) -> None:
+        requires_grad, backward, accumulate = self.before
+        if self.tensor.is_leaf and self.tensor.requires_grad != requires_grad:
+            self.tensor.requires_grad_(requires_grad)
+        if self.tensor._backward_hooks is not backward:
+            self.tensor._backward_hooks = backward
+        if self.tensor._post_accumulate_grad_hooks is not accumulate:
+            self.tensor._post_accumulate_grad_hooks = accumulate
+
+
+class Memory(Place):
+    """What an array holds."""
+
+    __slots__ = ("before", "holder")
+
+    def __init__(self, trail: Trail, holder: Any) -> None:
+        super().__init__(trail)
+        self.holder = holder
+        self.before: Any = holder.copy() if isinstance(holder, np.ndarray) else holder[:]
+        if isinstance(holder, memoryview):
+            self.before = holder.tobytes()
+
+    def restore(self) -> None:
+        if not isinstance(self.holder, np.ndarray):
+            self.holder[:] = self.before
+        elif (self.holder.shape, self.holder.dtype) == (self.before.shape, self.before.dtype):
+            np.copyto(self.holder, self.before)
+
+
+class Probed(Place):
+    """Something that tells its state when asked, and may take it back."""
+
+    __slots__ = ("before", "holder", "put_back")
+
+    def __init__(
+        self, trail: Trail, holder: Any, before: Any, put_back: Callable[[Any, Any], Any] | None
+    ) -> None:
+        super().__init__(trail)
+        self.holder, self.before, self.put_back = holder, before, put_back
+
+    def restore(self) -> None:
+        if self.put_back is not None:
+            self.put_back(self.holder, self.before)
+
+
+#: Bases of containers whose items are checked one by one.
+ITEM_BASES: tuple[Any, ...] = (list, set, deque)

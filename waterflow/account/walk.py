@@ -1,0 +1,311 @@
+"""Walks everything that a step's Python code can read, and adds a check for each place.
+
+The walk goes from the objects given along attributes, items, closures and the globals that code
+names. It runs nobody's code on the way: attributes are taken from the dictionaries of objects and
+classes, items by the iterators of built-in bases. Each kind of object has a method; whatever has
+none is either known not to change or *unwalkable*, and the account says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+import types
+import weakref
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from waterflow.account import places, probes
+from waterflow.account.class_parts import (
+    CONSTANTS,
+    MEMORIES,
+    base_of,
+    is_a,
+    is_constant_class,
+    slots_of,
+)
+from waterflow.account.code_walk import CodeWalk
+from waterflow.account.places import Trail
+
+#: More objects than this are not walked.
+MOST_OBJECTS = 200_000
+#: Larger arrays are not compared.
+MOST_BYTES = 16 << 20
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_MODULE_NAMES = frozenset(name for name in vars(nn.Module()) if name != "_version")
+_OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
+
+_READ_ENVIRONMENT: types.CodeType = vars(type(os.environ))["__getitem__"].__code__
+
+
+class Walk(CodeWalk):
+    """One walk; what it found is in its attributes."""
+
+    #: More objects than this are not walked.
+    most = MOST_OBJECTS
+    #: Whether there were no more.
+    is_whole = True
+
+    def run(self, roots: Mapping[str, Any]) -> None:
+        """Walks from the objects given, by the names that users know them by."""
+        for name, value in roots.items():
+            self.reach(value, Trail(name))
+            self._empty()  # so that things are called after the first root that has them
+        if self._executes(_READ_ENVIRONMENT):
+            self._mapping(os.environ._data, Trail("os.environ"))  # type: ignore[attr-defined]
+            del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
+        self._empty()
+        scanned: set[str] | None = None
+        while scanned != self.module_names and not self._is_full():
+            scanned = set(self.module_names)
+            for module, trail in list(self._modules.values()):
+                self._read_module(module, frozenset(scanned), trail)
+            self._empty()
+        for namespace, trails in self._globals.values():
+            self.guards.keys(namespace, list(trails))
+            self.places.append(places.Names(namespace, trails))
+
+    def _empty(self) -> None:
+        while self._waiting:
+            if self._is_full():
+                trail = self._waiting[0][1]
+                self._waiting.clear()
+                self.is_whole = False
+                self.unwalkable.append((trail, f"more than {self.most} objects"))
+                return
+            self._walk(*self._waiting.popleft())
+
+    def _is_full(self) -> bool:
+        return len(self.seen) > self.most
+
+    def _walk(self, value: Any, trail: Trail) -> None:
+        kind = type(value)
+        if (method := _METHODS.get(kind)) is not None:
+            method(self, value, trail)
+        elif kind in probes.PROBES:
+            self._probe(value, probes.PROBES[kind], trail)
+        elif is_a(value, type):
+            self._class(value, trail)
+        elif kind.__name__ == "cython_function_or_method":
+            self._compiled(value, trail)
+        elif is_a(value, torch.Tensor):
+            self._tensor(value, trail)
+        elif is_a(value, types.ModuleType):
+            self._module(value, trail)
+        elif not is_constant_class(kind):
+            self._object(value, trail)
+
+    # Objects with attributes
+
+    def _object(self, value: Any, trail: Trail) -> None:
+        kind: Any = type(value)
+        base = base_of(kind)
+        if base is None:
+            self._refuse(value, trail)
+            return
+        self.objects[id(value)] = trail
+        self._attributes(value, trail)
+        for name, descriptor in slots_of(kind):
+            if self._names is None or name in self._names:
+                self._slot(value, descriptor, trail.attribute(name))
+        if base is not object:
+            _BASE_METHODS[base](self, value, trail)
+        self._class(kind, Trail(kind.__qualname__))
+
+    def _attributes(self, value: Any, trail: Trail) -> None:
+        names, skipped = self._wanted_names(value), self._skip.get(id(value), frozenset())
+        if skipped is None:
+            return
+        found = self.guards.attributes(value, names, skipped or None)
+        self.places.append(places.Attributes(trail, value, found, names, skipped))
+        for name, inner in found:
+            if name in _REGISTRIES and type(inner) is dict:
+                self._registry(inner, trail)
+            else:
+                self.reach(inner, trail.attribute(name))
+
+    def _wanted_names(self, value: Any) -> frozenset[str] | None:
+        if self._names is None or not is_a(value, (nn.Module, torch.optim.Optimizer)):
+            return self._names
+        return self._module_attributes if is_a(value, nn.Module) else self._names_of_optimizer
+
+    @functools.cached_property
+    def _module_attributes(self) -> frozenset[str]:
+        return _MODULE_NAMES | (self._names or frozenset())
+
+    @functools.cached_property
+    def _names_of_optimizer(self) -> frozenset[str]:
+        return _OPTIMIZER_NAMES | (self._names or frozenset())
+
+    def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
+        found = self.guards.slot(value, descriptor)
+        self.places.append(places.Slot(trail, value, descriptor, found))
+        for inner in found:
+            self.reach(inner, trail)
+
+    def _registry(self, value: dict[str, Any], trail: Trail) -> None:
+        """A module's parameters, buffers or modules: called as its attributes."""
+        if id(value) not in self.seen:
+            self.seen[id(value)] = value
+            self._mapping(value, trail, dotted=True)
+
+    def _switch(self, value: Any, trail: Trail) -> None:
+        if id(value) not in self.seen:
+            self.seen[id(value)] = value
+            _METHODS[type(value)](self, value, trail)
+            del self.objects[id(value)]  # everybody's, so that sharing it says nothing
+
+    # Containers
+
+    def _mapping(self, value: dict[Any, Any], trail: Trail, dotted: bool = False) -> None:
+        self.objects[id(value)] = trail
+        skipped = self._skip.get(id(value), frozenset())
+        if skipped is None:
+            return
+        found = self.guards.mapping(value, skipped or None)
+        self.places.append(places.Mapping(trail, value, found, skipped, dotted))
+        for key, inner in found:
+            self.reach(key, trail)
+            if type(inner) not in CONSTANTS:
+                self.reach(inner, trail.attribute(key) if dotted else trail.item(key))
+
+    def _default_dict(self, value: defaultdict[Any, Any], trail: Trail) -> None:
+        factory: Any = vars(defaultdict)["default_factory"]
+        self.reach(factory.__get__(value), trail.attribute("default_factory"))
+        self._mapping(value, trail)
+
+    def _items(self, value: Any, trail: Trail) -> None:
+        base = next(base for base in places.ITEM_BASES if is_a(value, base))
+        self.objects[id(value)] = trail
+        if self._skip.get(id(value), ()) is None:
+            return
+        found = self.guards.items(value, base)
+        self.places.append(places.Items(trail, value, base, found))
+        self._reach_items(found, trail)
+
+    def _fixed_items(self, value: Any, trail: Trail) -> None:
+        base: Any = tuple if is_a(value, tuple) else frozenset
+        self._reach_items(base.__iter__(value), trail)
+
+    def _reach_items(self, found: Iterable[Any], trail: Trail) -> None:
+        for index, inner in enumerate(found):
+            if type(inner) not in CONSTANTS:
+                self.reach(inner, trail.item(index))
+
+    def _view(self, value: Any, trail: Trail) -> None:
+        """A read-only view: of what it shows."""
+        for inner in gc.get_referents(value):
+            self.reach(inner, trail)
+
+    # Tensors, arrays, and what tells its state when asked
+
+    def _tensor(self, value: torch.Tensor, trail: Trail) -> None:
+        kind = type(value)
+        self.objects[id(value)] = trail
+        if kind not in (torch.Tensor, nn.Parameter) and not issubclass(kind, nn.Buffer):
+            self._refuse(value, trail)
+            return
+        if value.layout is torch.strided:
+            self.objects.setdefault(value.untyped_storage()._cdata, trail)
+        self.guards.tensor(value)
+        self.places.append(places.Tensor(trail, value))
+        self._attributes(value, trail)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if hooks := getattr(value, name):
+                self.reach(hooks, trail.attribute(name))
+        self._class(kind, Trail(kind.__qualname__))
+
+    def _array(self, value: np.ndarray[Any, Any], trail: Trail) -> None:
+        if value.nbytes > MOST_BYTES:
+            self._refuse(value, trail, f"an array above {MOST_BYTES >> 20} MiB")
+        elif value.dtype.hasobject:
+            self._probe(value, probes.OBJECT_ARRAY, trail)
+        elif value.flags.c_contiguous and value.dtype.kind in "biufc":
+            self._memory(value, trail)
+        else:
+            self._probe(value, probes.STRIDED_ARRAY, trail)
+
+    def _memory(self, value: Any, trail: Trail) -> None:
+        if len(value) > MOST_BYTES if not is_a(value, np.ndarray) else False:
+            self._refuse(value, trail, f"an array above {MOST_BYTES >> 20} MiB")
+            return
+        try:
+            self.guards.buffer(value)
+        except ValueError:
+            self._refuse(value, trail)
+            return
+        self.objects[id(value)] = trail
+        self.places.append(places.Memory(trail, value))
+
+    def _probe(self, value: Any, probe: probes.Probe, trail: Trail) -> None:
+        try:
+            state, parts = probe.read(value), list(probe.parts(value))
+        except Exception:
+            self._refuse(value, trail)
+            return
+        if type(value) in probes.MOVING:
+            self.objects[id(value)] = trail
+        self.guards.probe(probe.read, value, state)
+        self.places.append(places.Probed(trail, value, state, probe.put_back))
+        for inner in parts:
+            self.reach(inner, trail)
+
+    def _thread_local(self, value: Any, trail: Trail) -> None:
+        if probes.THREAD_LOCAL.read(value):
+            self._probe(value, probes.THREAD_LOCAL, trail)
+        else:
+            self._refuse(value, trail)
+
+    def _reference(self, value: weakref.ref[Any], trail: Trail) -> None:
+        self._probe(value, probes.PROBES[weakref.ref], trail)
+
+
+_METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
+    dict: Walk._mapping,
+    OrderedDict: Walk._mapping,
+    defaultdict: Walk._default_dict,
+    **dict.fromkeys(places.ITEM_BASES, Walk._items),
+    tuple: Walk._fixed_items,
+    frozenset: Walk._fixed_items,
+    **dict.fromkeys(
+        (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())), Walk._view
+    ),
+    types.FunctionType: Walk._function,
+    types.MethodType: Walk._method,
+    types.BuiltinFunctionType: Walk._bound,
+    types.MethodWrapperType: Walk._bound,
+    functools.partial: Walk._partial,
+    type(functools.lru_cache(len)): Walk._memo,
+    staticmethod: Walk._wrapper,
+    classmethod: Walk._wrapper,
+    property: Walk._property,
+    functools.cached_property: Walk._cached_property,
+    types.CellType: Walk._cell,
+    type: Walk._class,
+    types.ModuleType: Walk._module,
+    np.ndarray: Walk._array,
+    **dict.fromkeys(MEMORIES, Walk._memory),
+    threading.local: Walk._thread_local,
+}
+
+_BASE_METHODS: dict[Any, Callable[[Walk, Any, Trail], None]] = {
+    dict: Walk._mapping,
+    defaultdict: Walk._default_dict,
+    **dict.fromkeys(places.ITEM_BASES, Walk._items),
+    tuple: Walk._fixed_items,
+    frozenset: Walk._fixed_items,
+    weakref.ref: Walk._reference,
+    functools.partial: Walk._partial,
+    property: Walk._property,
+    staticmethod: Walk._wrapper,
+    classmethod: Walk._wrapper,
+    functools.cached_property: Walk._cached_property,
+}

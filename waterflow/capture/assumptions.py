@@ -1,0 +1,163 @@
+"""What a captured step takes for granted, looked at before every step.
+
+A captured step is the user's Python as it was at one moment. It stays right as long as all that
+this Python can read is what it was: objects, variables and code (`waterflow.account`), the job's
+fields, the process's switches. The first look is wide: everything that the code could reach. The
+step that checks a new graph against the eager loop runs under observation; from then on only what
+its code can really read counts, so that a callback's own lists or a trainer's counters disturb
+nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from waterflow.account.account import Account
+from waterflow.account.code_names import names_in
+from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
+from waterflow.account.trust import is_trusted_code
+from waterflow.capture.caller import CallerContext
+from waterflow.common.environment import process_flags
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import live_places
+
+#: Objects that a first look may meet: beyond, what a step really reads is found by trial.
+_FIRST_LOOK = 20_000
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an eager step of the job has executed.
+
+    Attributes:
+        codes: its code.
+        names: the attributes that this code can read; None if it can read any.
+    """
+
+    codes: frozenset[CodeType]
+    names: frozenset[str] | None
+
+    @classmethod
+    def by(cls, observer: Any) -> Seen:
+        """What an observer (`purity.observer`) has seen."""
+        codes = observer.codes()
+        return cls(frozenset(codes), names_in(codes, observer.calls()))
+
+
+class Assumptions:
+    """What one captured step of a job takes for granted."""
+
+    def __init__(
+        self,
+        job: Job,
+        caller: CallerContext,
+        *,
+        with_optimizer: bool = True,
+        seen: Seen | None = None,
+        may_try: bool = False,
+    ) -> None:
+        """Takes the state as it is now.
+
+        Args:
+            job: whose step it is.
+            caller: the context of the job's Python.
+            with_optimizer: whether the optimizer's step is part of the capture.
+            seen: what eager steps have executed, if any were observed: then only this counts.
+            may_try: whether a step can be observed first, so that a look that would be very wide
+                only tells of a risk.
+        """
+        self._job = job
+        self._may_try = may_try
+        self._caller = caller
+        self._with_optimizer = with_optimizer
+        self._fields = _fields(job)
+        self._flags = process_flags()
+        self.seen = seen
+        self._account = self._take(seen)
+
+    def hold(self) -> bool:
+        """Whether everything is as it was: the fast look, before each step."""
+        return (
+            all(now is then for now, then in zip(_fields(self._job), self._fields, strict=True))
+            and process_flags() == self._flags
+            and self._caller.look(self._account.holds)
+        )
+
+    def difference(self) -> str | None:
+        """What is not as it was, in a user's words."""
+        names = ("model", "optimizer", "loss", "clip_grad_norm")
+        for name, now, then in zip(names, _fields(self._job), self._fields, strict=True):
+            if now is not then:
+                return f"the job's {name}"
+        if process_flags() != self._flags:
+            return "a process-wide setting of torch"
+        return self._caller.look(self._account.difference)
+
+    def restore(self) -> None:
+        """Puts the state back, after a trace has run the user's code."""
+        if not self._caller.look(self._account.holds):
+            self._caller.look(self._account.restore)
+
+    def risk(self) -> str | None:
+        """What a trace may move for good: then observed steps have to show first that they do not.
+
+        A trace runs the user's code once more than the loop; what an account cannot put back
+        (iterators, files, objects of unknown extensions) would be left moved.
+        """
+        if self._account.irrevocable:
+            return self._account.irrevocable[0]
+        if self._account.unwalkable:
+            return self._account.unwalkable[0][0]
+        return None if self.seen is not None else may_touch_the_world(self._account)
+
+    def narrow(self, observer: Any) -> str | None:
+        """Looks from now on only at what the observed step can read.
+
+        Args:
+            observer: what has watched one eager step (`purity.observer`).
+
+        Returns:
+            Why the step cannot be replayed, None where it can: a call whose result may change, or
+            state that cannot be looked at.
+        """
+        impurities = impure_calls(observer.calls(), observer.codes())
+        if impurities:
+            first = impurities[0]
+            return f"the step calls {first.name}, which {first.why} ({first.file}:{first.line})"
+        if self.seen is None or not self.seen.codes.issuperset(observer.codes()):
+            self.seen = Seen.by(observer)
+            self._account = self._take(self.seen)
+        return self._hidden(observer.codes())
+
+    def _hidden(self, executed: Collection[CodeType]) -> str | None:
+        """What the step can read, or runs, that the account does not show."""
+        if self._account.unwalkable:
+            path, kind = self._account.unwalkable[0]
+            return f"the step can read {path}, a {kind}, whose state cannot be followed"
+        for code in set(executed) - self._account.codes:
+            if not (is_trusted_code(code) or code.co_name == "<module>"):  # imported by the step
+                where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+                return f"the step runs code that nothing it can read leads to ({where})"
+        return None
+
+    def _take(self, seen: Seen | None) -> Account:
+        job = self._job
+        roots: dict[str, Any] = {"model": job.model, "loss": job.loss}
+        if self._with_optimizer:
+            roots["optimizer"] = job.optimizer
+        skip = live_places(job.optimizer)
+
+        def take() -> Account:
+            if seen is None:
+                return Account.take(roots, skip=skip, most=_FIRST_LOOK, unless_any=self._may_try)
+            return Account.take(roots, seen.names, seen.codes, skip)
+
+        with undisturbed():  # thousands of objects that stay would have all others looked through
+            return self._caller.look(take)
+
+
+def _fields(job: Job) -> tuple[Any, ...]:
+    return job.model, job.optimizer, job.loss, job.clip_grad_norm

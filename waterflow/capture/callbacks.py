@@ -1,0 +1,80 @@
+"""What a job's callbacks and data can reach: whether data may be fetched ahead of them, and whether
+they look at gradients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader, default_collate
+
+from waterflow.account.account import Account
+from waterflow.account.trust import is_trusted_code
+from waterflow.job.job import Job
+
+#: A callback or loader that can reach more objects than this is taken to reach anything.
+_MOST_OBJECTS = 20_000
+
+
+def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
+    """Whether a batch fetched before the steps before it are done is the batch of the loop.
+
+    It is where no code of the user's makes it (a list), or where that code (a dataset behind
+    torch's own loader, which makes each batch anew) reaches nothing that the step or a callback
+    changes. A callback may end the job or draw random numbers, too; with one, only lists will do.
+
+    Args:
+        job: whose steps are captured.
+        written: the tensors that these steps write to.
+    """
+    plain = type(job.data) in (list, tuple)
+    if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
+        return False
+    data = Account.take({"data": job.data}, most=_MOST_OBJECTS)
+    changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
+    if _has_callbacks(job):
+        changed.update(model=job.model, on_step=job.on_step)
+    rest = Account.take(changed, most=_MOST_OBJECTS)
+    # By way of another job, a callback may change that one's data, too.
+    apart = rest.is_whole and not rest.instances(Job) and not data.reaches(rest)
+    return apart and not data.unwalkable
+
+
+def looks_at_gradients(job: Job) -> bool:
+    """Whether a callback may read ``p.grad`` or step another optimizer."""
+    if not _has_callbacks(job):
+        return False
+    roots = {"on_step": job.on_step, "scheduler": job.scheduler}
+    reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
+    codes = [code for code in reached.codes if not is_trusted_code(code)]
+    if not reached.is_whole or any(map(_names_gradients, codes)):
+        return True
+    optimizers = reached.instances(torch.optim.Optimizer)
+    return any(optimizer is not job.optimizer for optimizer in optimizers)
+
+
+#: Names about gradients by which nobody comes to see one.
+_HARMLESS = re.compile(r"(no|enable|zero)_grad|requires_grad_?|(set|is)_grad_enabled")
+
+
+def _names_gradients(code: CodeType) -> bool:
+    names = (name for name in code.co_names if not _HARMLESS.fullmatch(name))
+    return "grad" in code.co_consts or any("grad" in name for name in names)
+
+
+def _has_callbacks(job: Job) -> bool:
+    known = (type(None), LRScheduler, ReduceLROnPlateau)
+    return job.on_step is not None or not isinstance(job.scheduler, known)
+
+
+def _makes_batches_anew(data: Any) -> bool:
+    """Whether it is torch's loader that puts samples together: no batch is changed later."""
+    return (
+        type(data) is DataLoader
+        and data.batch_sampler is not None
+        and data.collate_fn is default_collate
+    )

@@ -1,0 +1,232 @@
+"""Captures the forward and backward pass of a step: model and loss in, loss and gradients out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from waterflow.capture.shadow import Shadow, UnkeptChangeError
+from waterflow.capture.side_effects import TraceWatch
+from waterflow.capture.stride_rules import CaptureMode
+from waterflow.capture.tracing import (
+    StateMovedError,
+    capture_error,
+    fake_twin,
+    nodes_so_far,
+    reason_of,
+    trace,
+    users_line,
+)
+from waterflow.job.batch import FlatBatch
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import trained_parameters
+from waterflow.partitioner.graph.effects import seeded, writes
+from waterflow.partitioner.graph.step_graph import Input, tensors_of
+
+
+@dataclass
+class ForwardTrace:
+    """A traced forward and backward pass.
+
+    Attributes:
+        module: the graph; placeholders in the order parameters, buffers, batch tensors.
+        inputs: what each placeholder stands for.
+        loss: the node of the loss.
+        gradients: a node per parameter, None where it gets no gradient.
+        backward_start: number of nodes before the backward pass.
+        reassigned: buffers that the step gives new tensors; the graph writes into the old ones.
+    """
+
+    module: fx.GraphModule
+    inputs: list[Input]
+    loss: fx.Node
+    gradients: list[fx.Node | None]
+    backward_start: int
+    reassigned: list[str]
+
+
+def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
+    """A model's parameters and buffers by name, each tensor once."""
+    return dict(model.named_parameters()), dict(model.named_buffers())
+
+
+class _Step:
+    """The function that is traced; remembers what the graph alone does not tell."""
+
+    def __init__(self, job: Job, batch: FlatBatch) -> None:
+        self.job = job
+        self.batch = batch
+        self.parameters, self.buffers = named_tensors(job.model)
+        self.own = [*self.parameters.values(), *self.buffers.values()]
+        self.backward_start = 0
+        self.has_gradient: list[bool] = []
+        self.reassigned: list[str] = []
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        n, m = len(self.parameters), len(self.buffers)
+        parameters, buffers, batch = tensors[:n], tensors[n : n + m], tensors[n + m :]
+        twins = {id(own): twin for own, twin in zip(self.own, tensors, strict=False)}
+        shadow = Shadow(self.job.model, twins)
+        loss = self.job.loss(shadow.model, self.batch.rebuild(batch))
+        self._check(loss)
+        _check_formulas(loss)
+        self.backward_start = nodes_so_far()
+        loss.backward()
+        shadow.check()
+        named = dict(zip(self.buffers, buffers, strict=True))
+        self.reassigned = _keep_reassigned_buffers(shadow.model, named)
+        gradients = [p.grad for p in parameters]
+        self.has_gradient = [g is not None for g in gradients]
+        return [loss, *(g for g in gradients if g is not None)]
+
+    def _check(self, loss: Any) -> None:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {tuple(loss.shape)}" if torch.is_tensor(loss) else repr(loss)
+            raise TypeError(f"the loss must be a tensor with one element, got {what}")
+        if not loss.requires_grad:
+            raise TypeError(
+                "the loss does not depend on any parameter that requires a gradient: there is "
+                "nothing to train"
+            )
+
+
+#: Gradients that torch computes by another formula while anything is traced (its C++ code asks
+#: `isTensorSubclassLike`), with other last bits for some values.
+_TRACED_OTHERWISE = re.compile(
+    r"(Prod|Cumprod|Median|Nanmedian)Backward\d+|(MaskedFill|Max|Min)Backward1"
+)
+
+
+def _check_formulas(loss: torch.Tensor) -> None:
+    """Raises RuntimeError where a traced backward pass would not be what eager mode runs."""
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if _TRACED_OTHERWISE.fullmatch(node.name()):
+            raise RuntimeError(f"torch traces {node.name()} by another formula than it runs")
+        waiting += [following for following, _ in node.next_functions]
+
+
+def _keep_reassigned_buffers(model: nn.Module, buffers: dict[str, torch.Tensor]) -> list[str]:
+    """``self.mean = new`` becomes a copy into the buffer: the graph's input stays the same.
+
+    Returns the names of these buffers.
+    """
+    found: list[str] = []
+    for name, given in buffers.items():
+        owner, _, attribute = name.rpartition(".")
+        current = model.get_submodule(owner)._buffers.get(attribute)
+        if current is not None and current is not given:
+            found.append(name)
+            with torch.no_grad():
+                given.copy_(current)
+    return found
+
+
+def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -> ForwardTrace:
+    """Traces one step of the job on a batch of this signature; nothing is executed.
+
+    The graph takes the batch on the model's device, wherever it is now.
+
+    Args:
+        job: the job.
+        batch: a batch, taken apart.
+        watch: what the trace runs in, where other traces run in it, too.
+
+    Raises:
+        CaptureError: the step depends on values, on Python state, or on tensors that the graph
+            cannot have as inputs.
+    """
+    if watch is None:
+        with TraceWatch(job) as watch:
+            return trace_forward(job, batch, watch)
+    step = _Step(job, batch)
+    try:
+        module = watch.run(lambda: _trace(step))
+    except UnkeptChangeError as error:
+        raise capture_error(job.name, str(error), users_line(None, job.loss)) from error
+    except Exception as error:
+        raise capture_error(job.name, reason_of(error), users_line(error, job.loss)) from error
+    if moved := watch.problem():
+        raise capture_error(job.name, moved, users_line(None, job.loss), StateMovedError)
+    if problem := _foreign_gradient(job, module):
+        raise capture_error(job.name, problem, users_line(None, job.loss))
+    result = _result(step, module)
+    _check_random(job, watch, result)
+    _check_batch_unchanged(job, result)
+    return result
+
+
+def _trace(step: _Step) -> fx.GraphModule:
+    mode = CaptureMode()
+    fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
+    fakes += [fake_twin(mode, tensor, step.job.device) for tensor in step.batch.tensors]
+    return trace(step, mode, fakes, step.own)
+
+
+def _foreign_gradient(job: Job, module: fx.GraphModule) -> str | None:
+    """A tensor that asks for a gradient, but not as a parameter of the model, would get none."""
+    trained = {id(parameter) for parameter in trained_parameters(job.optimizer)}
+    for node in module.graph.nodes:
+        tensor = getattr(module, str(node.target)) if node.op == "get_attr" else None
+        if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
+            what = "trained parameter" if id(tensor) in trained else "tensor that needs a gradient"
+            return (
+                f"the loss uses a {what} of shape {tuple(tensor.shape)} that is not reached "
+                "through the model given to it (use the `model` argument, and register the "
+                "parameter in the model; or detach it)"
+            )
+    return None
+
+
+def _result(step: _Step, module: fx.GraphModule) -> ForwardTrace:
+    inputs = [Input("parameter", name) for name in step.parameters]
+    inputs += [Input("buffer", name) for name in step.buffers]
+    inputs += [Input("batch", index) for index in range(len(step.batch.tensors))]
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    loss, *nodes = output.args[0]
+    remaining = iter(nodes)
+    gradients = [next(remaining) if has else None for has in step.has_gradient]
+    return ForwardTrace(module, inputs, loss, gradients, step.backward_start, step.reassigned)
+
+
+def storage_ids(node: fx.Node) -> set[int]:
+    """Identities of the (fake) storages behind a node's value."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors_of(node)}
+
+
+def mutated_sources(module: fx.GraphModule) -> set[fx.Node]:
+    """The placeholders and constants whose storage some node writes to."""
+    written: set[int] = set()
+    for node in module.graph.nodes:
+        for target in writes(node):
+            written |= storage_ids(target)
+    sources = [node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")]
+    return {node for node in sources if storage_ids(node) & written}
+
+
+def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
+    if watch.touched_streams and any(seeded(node) for node in result.module.graph.nodes):
+        reason = (
+            "the step sets or saves torch's random state and draws random numbers (activation "
+            "checkpointing with dropout does), which a captured step cannot replay"
+        )
+        raise capture_error(job.name, reason, users_line(None, job.loss))
+
+
+def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
+    placeholders = [node for node in result.module.graph.nodes if node.op == "placeholder"]
+    mutated = mutated_sources(result.module)
+    for meaning, node in zip(result.inputs, placeholders, strict=True):
+        if meaning.kind == "batch" and node in mutated:
+            reason = "the step changes its batch in place (clone the tensor before changing it)"
+            raise capture_error(job.name, reason, users_line(None, job.loss))

@@ -1,0 +1,38 @@
+"""Steps that are known to be opaque before anything is traced, and why."""
+
+from __future__ import annotations
+
+import torch
+
+from waterflow.capture.callbacks import looks_at_gradients
+from waterflow.capture.caller import CallerContext
+from waterflow.capture.tracing import users_line
+from waterflow.job.job import Job
+from waterflow.job.training_step import needs_closure
+
+
+def why_opaque(job: Job, caller: CallerContext) -> str | None:
+    """Why the job's steps run as eager Python from the start; None where they may be captured."""
+    optimizer = job.optimizer
+    name = type(optimizer).__name__
+    if caller.opaque is not None:
+        return caller.opaque
+    if needs_closure(optimizer):
+        where = users_line(None, type(optimizer).step)
+        return f"{name} evaluates the loss by itself, as often as it likes ({where})"
+    if has_own_zero_grad(optimizer):
+        where = users_line(None, optimizer.zero_grad)
+        return f"{name} has a zero_grad of its own, so gradients may outlive a step ({where})"
+    if job.keep_grads:
+        return "callbacks are to see gradients (keep_grads=True)"
+    # Found by names, so perhaps wrongly: no reason to refuse a job that insists on capture.
+    if job.capture == "auto" and looks_at_gradients(job):
+        where = users_line(None, job.on_step or getattr(job.scheduler, "step", None))
+        return f"a callback may look at gradients, or step another optimizer ({where})"
+    return None
+
+
+def has_own_zero_grad(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether gradients may outlive a step: torch's own ``zero_grad`` would drop them."""
+    own = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
+    return own or "zero_grad" in vars(optimizer)

@@ -1,0 +1,350 @@
+"""Captures ``optimizer.step()``: gradients, state and live hyperparameters in, updates in place."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
+
+from waterflow.capture.shadow import changed_attribute, shadow_optimizer
+from waterflow.capture.side_effects import TraceWatch
+from waterflow.capture.stride_rules import CaptureMode
+from waterflow.capture.trace_diff import Place, live_constants
+from waterflow.capture.traced_floats import (
+    Expression,
+    Guard,
+    MarkedFloat,
+    Marks,
+    holds,
+    leaves,
+    mark,
+    markable,
+)
+from waterflow.capture.tracing import fake_twin, reason_of, trace
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import (
+    HyperKey,
+    Layout,
+    NotCapturableError,
+    StateLayout,
+    hyperparameters,
+    layout_or_value,
+    numbers_of,
+    same_value,
+    trained_parameters,
+)
+from waterflow.job.training_step import update_parameters
+
+_ABSENT = object()
+
+
+@dataclass
+class OptimizerTrace:
+    """A traced optimizer step.
+
+    Attributes:
+        module: placeholders in the order of `inputs`.
+        inputs: ("parameter", i), ("gradient", i), ("state", i, key) or ("hyper", key) for a
+            hyperparameter that is a tensor; i counts the optimizer's parameters.
+        outputs: state created: (i, key) -> node; empty if the state was there.
+        constants: the expression of each constant that must be kept up to date, by its place.
+        state_after: layouts of the state after the step.
+        fixed: hyperparameters that are part of the graph, with their values.
+        guards: comparisons of live hyperparameters.
+    """
+
+    module: fx.GraphModule
+    inputs: list[tuple[Any, ...]]
+    outputs: dict[tuple[int, Any], fx.Node]
+    constants: dict[Place, Expression]
+    state_after: StateLayout
+    fixed: dict[HyperKey, Any]
+    guards: list[Guard] = field(default_factory=list)
+
+    def valid_for(self, values: Mapping[HyperKey, Any]) -> bool:
+        """Whether the graph is right for these hyperparameters."""
+        return (
+            all(same_value(values.get(key), value) for key, value in self.fixed.items())
+            and values.keys() - self.fixed.keys() == self._live(values)
+            and all(holds(guard, values) for guard in self.guards)
+        )
+
+    def _live(self, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
+        return {key for key in values if key not in self.fixed and markable(values[key])}
+
+
+def trace_optimizer(
+    job: Job,
+    gradients: Sequence[Layout | None],
+    state: StateLayout,
+    watch: TraceWatch | None = None,
+) -> OptimizerTrace:
+    """Traces the job's optimizer step twice with different marks and compares.
+
+    Args:
+        job: whose optimizer it is.
+        gradients: layout of each trained parameter's gradient, None where there is none.
+        state: layouts of the state before the step; empty dictionaries before the first step.
+        watch: what the traces run in, where others run in it, too.
+
+    Raises:
+        NotCapturableError: the step depends on values in a way that a graph cannot follow.
+    """
+    if watch is None:
+        with TraceWatch(job) as watch:
+            return trace_optimizer(job, gradients, state, watch)
+    values = hyperparameters(job.optimizer)
+    fixed = {key for key, value in values.items() if not markable(value)}
+    for _ in range(len(values) + 1):
+        first = _Attempt(job, gradients, state, fixed, seed=1).run(watch)
+        if broken := _guards_broken(first, values):
+            fixed |= broken
+            continue
+        second = _Attempt(job, gradients, state, fixed, seed=2).run(watch)
+        if broken := _guards_broken(second, values):
+            fixed |= broken
+            continue
+        return _combine(first, second, {key: values[key] for key in fixed})
+    raise NotCapturableError("its control flow depends on its hyperparameters")
+
+
+class _Attempt:
+    """One trace of the optimizer with one set of marks."""
+
+    def __init__(
+        self,
+        job: Job,
+        gradients: Sequence[Layout | None],
+        state: StateLayout,
+        fixed: set[HyperKey],
+        seed: int,
+    ) -> None:
+        self.job = job
+        self.gradients = gradients
+        self.state = state
+        self.fixed = fixed
+        self.real = trained_parameters(job.optimizer)
+        self.marks = Marks()
+        self.random = random.Random(seed)
+        self.outputs: list[tuple[int, Any]] = []
+        self.state_after: StateLayout = []
+        self.module: fx.GraphModule
+        self.inputs: list[tuple[Any, ...]] = []
+
+    def run(self, watch: TraceWatch) -> _Attempt:
+        try:
+            watch.run(self._trace)
+        except NotCapturableError:
+            raise
+        except Exception as error:
+            raise NotCapturableError(reason_of(error)) from error
+        if problem := watch.problem():
+            raise NotCapturableError(problem)
+        return self
+
+    def _trace(self) -> None:
+        mode = CaptureMode()
+        arguments = self._arguments(mode)
+        with torch.no_grad(), _Scalars(self._read):
+            self.module = trace(self._step, mode, arguments, self.real)
+
+    def _arguments(self, mode: Any) -> list[torch.Tensor]:
+        given: dict[tuple[Any, ...], torch.Tensor] = {}
+        for index, parameter in enumerate(self.real):
+            given["parameter", index] = self._twin(mode, parameter)
+        for key, value in hyperparameters(self.job.optimizer).items():
+            if isinstance(value, torch.Tensor):
+                given["hyper", key] = self._twin(mode, value)
+        with mode:
+            for index, gradient in enumerate(self.gradients):
+                if gradient is not None:
+                    given["gradient", index] = gradient.make()
+            for index, entries in enumerate(self.state):
+                for key, value in entries.items():
+                    if isinstance(value, Layout):
+                        given["state", index, key] = value.make()
+        self.inputs = list(given)
+        return list(given.values())
+
+    def _twin(self, mode: Any, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "meta":
+            return fake_twin(mode, tensor, self.job.device)
+        return mode.from_tensor(tensor, static_shapes=True)
+
+    def _step(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = dict(zip(self.inputs, tensors, strict=True))
+        count = len(self.gradients)
+        parameters = [given["parameter", index] for index in range(count)]
+        for index, parameter in enumerate(parameters):
+            parameter.grad = given.get(("gradient", index))
+        state = self._state_for(parameters, given)
+        groups = self._marked_groups(parameters, given)
+        shadow = shadow_optimizer(self.job.optimizer, [dict(group) for group in groups], state)
+        update_parameters(shadow, self.job.clip_grad_norm)
+        _check_groups(groups, shadow.param_groups)
+        changed = changed_attribute(shadow, self.job.optimizer)
+        if changed is not None:
+            raise NotCapturableError(
+                f"the step changes the optimizer's attribute {changed!r}, and a captured step "
+                "would not"
+            )
+        state = shadow.state
+        return self._new_state(parameters, state, given)
+
+    def _state_for(
+        self, parameters: Sequence[torch.Tensor], given: Mapping[Any, torch.Tensor]
+    ) -> defaultdict[torch.Tensor, Any]:
+        state: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        for index, entries in enumerate(self.state):
+            if entries:
+                state[parameters[index]] = {
+                    key: given["state", index, key] if isinstance(value, Layout) else value
+                    for key, value in entries.items()
+                }
+        return state
+
+    def _marked_groups(
+        self, parameters: Sequence[torch.Tensor], given: Mapping[Any, torch.Tensor]
+    ) -> list[dict[str, Any]]:
+        groups, start = [], 0
+        for number, group in enumerate(self.job.optimizer.param_groups):
+            stop = start + len(group["params"])
+            marked = {
+                key: given.get(("hyper", (number, key)), self._marked(number, key, value))
+                for key, value in group.items()
+            }
+            marked["params"] = list(parameters[start:stop])
+            groups.append(marked)
+            start = stop
+        return groups
+
+    def _marked(self, group: int, key: str, value: Any) -> Any:
+        if numbers_of(value):
+            return type(value)(self._mark((group, key, i), v) for i, v in enumerate(value))
+        return self._mark((group, key), value)
+
+    def _mark(self, key: HyperKey, value: Any) -> Any:
+        if key in self.fixed or not markable(value):
+            return value
+        return self.marks.number(mark(value, self.random), ("hyper", key))
+
+    def _read(self, tensor: torch.Tensor) -> MarkedFloat:
+        """A read of a traced tensor becomes a read in the graph, and a marked number here."""
+        mode = get_proxy_mode()
+        if mode is None or not isinstance(tensor, FakeTensor):
+            raise NotCapturableError("it reads a number from a tensor that is not in its state")
+        if not tensor.dtype.is_floating_point:
+            raise NotCapturableError("it reads a whole number from its state")
+        slot = get_proxy_slot(tensor, mode.tracer)
+        target = torch.ops.aten._local_scalar_dense.default
+        proxy = mode.tracer.create_proxy("call_function", target, (slot.proxy,), {})
+        return self.marks.number(self.random.uniform(5.0, 9.0), ("item", proxy.node.name))
+
+    def _new_state(
+        self,
+        parameters: Sequence[torch.Tensor],
+        state: Mapping[torch.Tensor, Any],
+        given: Mapping[Any, torch.Tensor],
+    ) -> list[torch.Tensor]:
+        if state.keys() - set(parameters):
+            raise NotCapturableError("it keeps state that belongs to no parameter")
+        created: list[torch.Tensor] = []
+        new_plain = False
+        for index, parameter in enumerate(parameters):
+            entries = state.get(parameter, {})
+            self.state_after.append({k: layout_or_value(v) for k, v in entries.items()})
+            for key in self.state[index].keys() - entries.keys():
+                raise NotCapturableError(f"it drops its state {key!r}")
+            for key, value in entries.items():
+                before = given.get(("state", index, key))
+                if not isinstance(value, torch.Tensor):
+                    self._check_plain(index, key, value)
+                    new_plain |= key not in self.state[index]
+                elif before is None:
+                    self.outputs.append((index, key))
+                    created.append(value)
+                elif value is not before:
+                    before.copy_(value)
+        if new_plain and not created:  # nothing would tell the first step from the later ones
+            raise NotCapturableError("its state consists of Python values")
+        return created
+
+    def _check_plain(self, index: int, key: Any, value: Any) -> None:
+        """A plain value that changes with the steps would be frozen by the trace."""
+        before = self.state[index].get(key, _ABSENT)
+        first = not self.state[index]
+        if isinstance(value, MarkedFloat) or not (first or same_value(before, value)):
+            raise NotCapturableError(f"its state {key!r} is a Python value that changes")
+
+
+class _Scalars(TorchFunctionMode):
+    """Reads of tensors go to `read`; scalars given as tensors (``alpha=-lr``) are read where
+    operators would read them."""
+
+    def __init__(self, read: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self._read = read
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func == torch.Tensor.item:
+            return self._read(args[0])
+        kwargs = dict(kwargs or {})
+        names = ("alpha", "value") if "addc" in getattr(func, "__name__", "") else ("alpha",)
+        for name in names:
+            if isinstance(kwargs.get(name), torch.Tensor):
+                kwargs[name] = self._read(kwargs[name])
+        return func(*args, **kwargs)
+
+
+# torch chooses a step's form (one tensor at a time, or many) by the tensors' types, and the forms
+# may round differently on a GPU: twins count as what they stand for. For good, as a list that came
+# and went with each trace would look changed to whoever looks meanwhile.
+for _kinds in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+    if FakeTensor not in _kinds:
+        _kinds.append(FakeTensor)  # type: ignore[arg-type]
+
+
+def _check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:
+    """An optimizer that counts in its groups would count in the trace only."""
+    for old, new in zip(before, after, strict=True):
+        for key in old.keys() | new.keys():
+            if old.get(key, _ABSENT) is not new.get(key, _ABSENT):
+                raise NotCapturableError(f"it changes its own hyperparameter {key!r}")
+
+
+def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
+    """Hyperparameters whose marks changed a decision; they must be fixed."""
+    broken: set[HyperKey] = set()
+    for guard in dict.fromkeys(attempt.marks.guards):
+        found = leaves(guard.left) + leaves(guard.right)
+        if any(leaf[0] == "item" for leaf in found):
+            raise NotCapturableError("its control flow depends on its state, step by step")
+        if not holds(guard, values):
+            broken |= {leaf[1] for leaf in found}
+    return broken
+
+
+def _combine(first: _Attempt, second: _Attempt, fixed: dict[HyperKey, Any]) -> OptimizerTrace:
+    constants = live_constants((first.module, second.module), (first.marks, second.marks))
+    output = next(node for node in reversed(first.module.graph.nodes) if node.op == "output")
+    return OptimizerTrace(
+        module=first.module,
+        inputs=first.inputs,
+        outputs=dict(zip(first.outputs, output.args[0], strict=True)),
+        constants=constants,
+        state_after=first.state_after,
+        fixed=fixed,
+        guards=list(dict.fromkeys([*first.marks.guards, *second.marks.guards])),
+    )

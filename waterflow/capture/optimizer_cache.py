@@ -1,0 +1,117 @@
+"""Traces of optimizers' steps, made once for all jobs and batches that they fit.
+
+Tracing the optimizer takes most of a capture. The trace depends on the optimizer and on the layouts
+of its parameters, gradients and state, but not on the batch, the model, or hyperparameters that
+stay live: trials that differ in their learning rates share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch._subclasses.fake_tensor import FakeTensor
+
+from waterflow.capture.fingerprint import Identity
+from waterflow.capture.forward import ForwardTrace
+from waterflow.capture.join import gradient_layouts, only_copied
+from waterflow.capture.optimizer import OptimizerTrace, trace_optimizer
+from waterflow.capture.side_effects import TraceWatch
+from waterflow.capture.traced_floats import markable
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import (
+    Layout,
+    StateLayout,
+    hyperparameters,
+    numbers_of,
+    state_layout,
+)
+
+#: So many are kept, the latest: a trace may take megabytes.
+_KEPT = 8
+
+
+@dataclass
+class OptimizerTraces:
+    """The latest traces, for all who capture jobs together."""
+
+    _kept: list[tuple[str, OptimizerTrace]] = field(default_factory=list)  # the latest last
+
+    def of(
+        self, job: Job, forward: ForwardTrace, watch: TraceWatch | None = None
+    ) -> tuple[OptimizerTrace | None, OptimizerTrace]:
+        """The first step's trace (None where the state exists) and the steady one.
+
+        Args:
+            job: whose optimizer it is.
+            forward: its forward and backward pass.
+            watch: what the traces run in, where others run in it, too.
+
+        Raises:
+            NotCapturableError: the optimizer runs eagerly.
+        """
+        if watch is None:
+            with TraceWatch(job) as watch:
+                return self.of(job, forward, watch)
+        gradients = gradient_layouts(job, forward)
+        first = self._one(job, gradients, state_layout(job.optimizer), watch)
+        if not first.outputs:
+            return None, first
+        return first, self._one(job, gradients, first.state_after, watch)
+
+    def _one(
+        self, job: Job, gradients: list[Layout | None], state: StateLayout, watch: TraceWatch
+    ) -> OptimizerTrace:
+        key = _key(job, gradients, state)
+        if key is None:
+            return trace_optimizer(job, gradients, state, watch)
+        values = hyperparameters(job.optimizer)
+        for entry in self._kept:
+            if entry[0] == key and entry[1].valid_for(values):
+                self._kept.remove(entry)
+                self._kept.append(entry)
+                return entry[1]
+        trace = trace_optimizer(job, gradients, state, watch)
+        if _is_shareable(trace):
+            self._kept.append((key, trace))
+            del self._kept[:-_KEPT]
+        return trace
+
+
+def _key(job: Job, gradients: list[Layout | None], state: StateLayout) -> str | None:
+    """Equal for steps that do the same, live numbers aside; None where that is not known."""
+    own = job.optimizer
+    attributes = dict(vars(own))
+    attributes["defaults"] = _without_numbers(own.defaults)
+    attributes["param_groups"] = [_without_numbers(group) for group in own.param_groups]
+    attributes["state"] = state
+    attributes.pop("_opt_called", None)  # a note for schedulers, as is their wrapper of step()
+    step: Any = attributes.get("step")
+    if getattr(step, "_wrapped_by_lr_sched", False) and step.__wrapped__ is type(own).step:
+        del attributes["step"]
+    identity = Identity()
+    try:
+        identity.add("optimizer", (type(own), attributes, job.clip_grad_norm, gradients))
+    except Exception:  # objects may refuse to be looked at in any way
+        return None
+    return None if identity.doubts else identity.digest()
+
+
+def _without_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the values that a trace keeps live, or checks before each step."""
+    return {
+        key: "number" if markable(value) else len(value) if numbers_of(value) else value
+        for key, value in group.items()
+    }
+
+
+def _is_shareable(trace: OptimizerTrace) -> bool:
+    """Whether nothing in it is a job's own, as a tensor that the optimizer keeps would be."""
+    module = trace.module
+    constants = [node for node in module.graph.nodes if node.op == "get_attr"]
+    return all(
+        isinstance(tensor := getattr(module, str(node.target)), FakeTensor)
+        or (only_copied(node) and tensor.numel() == 1)
+        for node in constants
+    )

@@ -1,0 +1,190 @@
+"""Runs the user's code for a trace as if it had not run: watched, with random streams to throw
+away, and with all that it has changed put back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from waterflow.account.purity import undisturbed
+from waterflow.capture.assumptions import Assumptions, Seen
+from waterflow.capture.caller import CallerContext
+from waterflow.capture.tracing import TRACE_LOCK
+from waterflow.executor.run import rng as streams
+from waterflow.executor.run.rng import JobRng
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import moved_numbers
+
+Result = TypeVar("Result")
+
+
+#: Nobody waits longer than this for the others: a callback may itself wait for another run.
+_PATIENCE_SECONDS = 5.0
+
+
+class _PythonTurns:
+    """Steps and callbacks of jobs run beside each other, a trace beside neither.
+
+    What a trace has changed is put back, and must not be what somebody else changed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._traces = 0  # that wait or run
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Around a step or a callback."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
+            self._running += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Where a step waits for other steps: a trace may run meanwhile."""
+        self._leave()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running += 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Around a trace."""
+        with self._changed:
+            self._traces += 1
+            self._changed.wait_for(lambda: self._running == 0, _PATIENCE_SECONDS)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._traces -= 1
+                self._changed.notify_all()
+
+
+#: Whose Python runs now, of all engines of the process.
+PYTHON_TURNS = _PythonTurns()
+
+
+class TraceWatch:
+    """Around traces of one job's step.
+
+    Attributes:
+        assumptions: what the traces take for granted: the state before them.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rng: JobRng | None = None,
+        caller: CallerContext | None = None,
+        seen: Seen | None = None,
+        may_try: bool = False,
+    ) -> None:
+        """Args beyond the obvious.
+
+        rng: the job's random streams; copies are drawn from.
+        caller: the context of the job's Python; the calling thread's if None.
+        seen: what eager steps of the job have executed, if any were observed.
+        may_try: whether one could be, if the assumptions tell of a risk.
+        """
+        self._seen = seen
+        self._may_try = may_try
+        self._job = job
+        self._rng = rng
+        self._caller = caller or CallerContext()
+
+    def __enter__(self) -> TraceWatch:
+        with contextlib.ExitStack() as stack:
+            # A trace makes so many objects that collections would look through all there are, time
+            # and again; what it leaves is collected at once, not when the job's steps run.
+            stack.callback(gc.collect, 1)
+            stack.enter_context(undisturbed())
+            stack.enter_context(TRACE_LOCK)
+            stack.enter_context(PYTHON_TURNS.alone())
+            streams.install()
+            stack.callback(streams.uninstall)
+            self._streams = JobRng(0) if self._rng is None else self._rng.copy()
+            self._before = self._streams.state()
+            self.assumptions = Assumptions(
+                self._job, self._caller, seen=self._seen, may_try=self._may_try
+            )
+            self._groups = [dict(group) for group in self._job.optimizer.param_groups]
+            stack.callback(self._put_back)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def run(self, function: Callable[[], Result]) -> Result:
+        """Calls what runs the user's code, in its context."""
+        return self._caller.copy().run(self._streams, function)
+
+    @property
+    def touched_streams(self) -> bool:
+        """Whether the traced code has looked at torch's random state, or set it."""
+        return self._streams.touched
+
+    def problem(self) -> str | None:
+        """What the traced code did that a captured step would not do; it is put back."""
+        problem = self._drawn() or self._tuned() or self._changed()
+        self._put_back()
+        return problem
+
+    def _put_back(self) -> None:
+        self.assumptions.restore()
+        self._streams.restore(self._before)
+        for group, before in zip(self._job.optimizer.param_groups, self._groups, strict=False):
+            if moved_numbers(before, group):
+                group.clear()
+                group.update(before)
+
+    def _tuned(self) -> str | None:
+        for group, before in zip(self._job.optimizer.param_groups, self._groups, strict=False):
+            moved = moved_numbers(before, group)
+            if moved:
+                return f"the step changes the optimizer's hyperparameter {moved[0]!r}"
+        return None
+
+    def _changed(self) -> str | None:
+        if self.assumptions.hold():
+            return None
+        return (
+            f"the step changes {self.assumptions.difference()}, and a captured step would not (a "
+            "tensor that must persist belongs in a buffer of the model)"
+        )
+
+    def _drawn(self) -> str | None:
+        now, before = self._streams.state(), self._before
+        if not torch.equal(now.host, before.host):
+            return "the step sets torch's random state, which a captured step cannot replay"
+        source = None
+        if now.python != before.python:
+            source = "Python's random module"
+        elif not _same_numpy(now.numpy, before.numpy):
+            source = "numpy.random"
+        return source and f"the step draws from {source}, a captured step would repeat the number"
+
+
+def _same_numpy(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same_numpy(one[k], other[k]) for k in one)
+    return bool(np.array_equal(one, other))

@@ -1,0 +1,252 @@
+"""What both traces (forward with backward, optimizer) need: one lock, one mode, clear errors."""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import (
+    disable_proxy_modes_tracing,
+    get_proxy_mode,
+    make_fx,
+    track_tensor_tree,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from waterflow.common.errors import CaptureError
+
+#: make_fx patches process-wide state: one trace at a time.
+TRACE_LOCK = threading.RLock()
+
+WAYS_OUT = (
+    "Ways out: change that line so that it does not depend on values or on Python state, or give "
+    "the job capture=False (its steps run as eager Python: same numbers, no memory flow)."
+)
+
+_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith(_STANDARD_LIBRARY) and "site-packages" not in filename:
+        return False
+    return not filename.startswith(_LIBRARY_FOLDERS)
+
+
+def functions_of(callable_: Callable[..., Any] | None) -> list[FunctionType]:
+    """The Python functions behind a callable: a method's, an object's, a partial's."""
+    while isinstance(callable_, functools.partial):
+        callable_ = callable_.func
+    called = vars(type(callable_)).get("__call__")
+    candidates = [callable_, getattr(callable_, "__func__", None), called]
+    return [item for item in candidates if isinstance(item, FunctionType)]
+
+
+def users_line(error: BaseException | None, fallback: Callable[..., Any] | None = None) -> str:
+    """Where in the user's code an error arose, as ``file:line in function``."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    if own:
+        return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}"
+    for function in functions_of(fallback):
+        code = function.__code__
+        return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
+    return "the model's code"
+
+
+def reason_of(error: Exception) -> str:
+    """What an error during a trace means, in one line."""
+    if isinstance(error, DataDependentOutputException):
+        return (
+            f"the step needs the value of a tensor ({error.func}: .item(), if, float() and the "
+            "like), and a captured step runs without asking"
+        )
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+class StateMovedError(CaptureError):
+    """The step changes state that later steps read; perhaps only once, as a cache does."""
+
+
+def capture_error(
+    job: str, reason: str, where: str, kind: type[CaptureError] = CaptureError
+) -> CaptureError:
+    """The error for a step that cannot be captured exactly."""
+    message = f"job {job!r} cannot be captured at {where}: {reason}. {WAYS_OUT}"
+    return kind(message, f"{reason} ({where})")
+
+
+class JobMode(FakeTensorMode):
+    """A mode to build a whole job in, without memory: to a capture its tensors are real ones."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+
+
+def is_of_job(tensor: Any) -> bool:
+    """Whether a tensor is fake because its whole job is, and not because a capture made it."""
+    return isinstance(tensor, FakeTensor) and isinstance(tensor.fake_mode, JobMode)
+
+
+def fake_twin(
+    mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device | None = None
+) -> FakeTensor:
+    """A fake leaf of the same layout, on `device` if given, that calls the same gradient hooks.
+
+    A tensor on the device "meta", which has a layout and nothing else, counts as one of the host.
+    """
+    twin = mode.from_tensor(tensor, static_shapes=True)
+    if device is None and tensor.device.type == "meta":
+        device = torch.device("cpu")
+    if device is not None and device != tensor.device:
+        layout = {"dtype": tensor.dtype, "device": device, "requires_grad": tensor.requires_grad}
+        with mode:
+            there = torch.empty_strided(tensor.shape, tensor.stride(), **layout)  # type: ignore[arg-type]
+        assert isinstance(there, FakeTensor)
+        twin = there
+    twin.grad = None  # as after zero_grad; the mode brings a twin of an old gradient along
+    for hook in (getattr(tensor, "_backward_hooks", None) or {}).values():
+        twin.register_hook(hook)
+    for hook in (getattr(tensor, "_post_accumulate_grad_hooks", None) or {}).values():
+        twin.register_post_accumulate_grad_hook(hook)
+    return twin
+
+
+def trace(
+    function: Callable[[Any], Any],
+    mode: FakeTensorMode,
+    tensors: list[torch.Tensor],
+    reals: Sequence[torch.Tensor] = (),
+) -> fx.GraphModule:
+    """Records every operator below autograd that ``function(tensors)`` calls on fake tensors.
+
+    Args:
+        function: what to trace.
+        mode: of the fake tensors.
+        tensors: its argument.
+        reals: the real tensors that the first of `tensors` stand for, wherever the code meets them.
+    """
+
+    def plain(tensors: Any) -> Any:  # make_fx looks at the signature; bound methods mislead it
+        twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
+        with _RealTensors(mode, twins):
+            return function(tensors)
+
+    with TRACE_LOCK, mode, torch.autograd.set_multithreading_enabled(False):
+        module = make_fx(plain, tracing_mode="real", _allow_non_fake_inputs=True)(tensors)
+    _forget_reals(mode)
+    return module
+
+
+def _forget_reals(mode: FakeTensorMode) -> None:
+    """Lets go of the real tensors that the mode has made twins of.
+
+    It keeps weak references to them, with which ``torch.utils.swap_tensors`` refuses a tensor.
+    """
+    describer = getattr(mode.fake_tensor_converter.meta_converter, "describer", None)
+    for name in ("lookup_tensor", "lookup_storage"):
+        known = getattr(describer, name, None)
+        if known is not None:
+            known.clear()
+
+
+#: Leaves no operator behind that a trace could record.
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _smooths_by_weight(options: dict[str, Any]) -> bool:
+    """Whether a cross entropy is averaged with weights and label smoothing."""
+    weighted = options.get("weight") is not None and options.get("reduction", "mean") == "mean"
+    return weighted and bool(options.get("label_smoothing", 0.0) > 0)
+
+
+class _RealTensors(TorchFunctionMode):
+    """Real tensors that the traced code meets become constants of the graph, by reference.
+
+    Those that have a twin among the arguments of the traced code stand for it.
+
+    Left to themselves the modes below would compute with some of them for real: the batch counter
+    of a network that the loss function knows would count the trace as a step.
+    """
+
+    def __init__(self, mode: FakeTensorMode, twins: dict[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._mode = mode
+        self._twins = twins
+        self._kept: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func == _SET_DATA:
+            raise RuntimeError("it assigns to .data (use torch.no_grad() and copy_() instead)")
+        if func is torch.nn.functional.cross_entropy and _smooths_by_weight(kwargs or {}):
+            raise RuntimeError(
+                "torch traces a weighted cross entropy with label smoothing by another formula "
+                "than it runs"
+            )
+        kwargs = kwargs or {}
+        met: dict[int, torch.Tensor] = {}  # real tensors among the arguments, by their twins
+        if _may_hold_reals((args, kwargs)):
+            twin = functools.partial(self._twin, met=met)
+            args, kwargs = tree_map_only(torch.Tensor, twin, (args, kwargs))
+        result = func(*args, **kwargs)
+        return met.get(id(result), result)  # x += 1 leaves the same object in x
+
+    def _twin(self, tensor: torch.Tensor, met: dict[int, torch.Tensor]) -> torch.Tensor:
+        if id(tensor) not in self._twins:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_of_job(tensor):
+                return tensor
+            mode = get_proxy_mode()
+            if mode is None or tensor.layout != torch.strided:
+                return tensor
+            node = mode.tracer.create_arg(tensor)
+            assert isinstance(node, fx.Node)
+            proxy = fx.Proxy(node, mode.tracer)
+            with disable_proxy_modes_tracing():
+                twin = fake_twin(self._mode, tensor)
+            track_tensor_tree(twin, proxy, constant=None, tracer=mode.tracer)
+            self._twins[id(tensor)] = twin
+            self._kept.append(tensor)  # its identity is its key
+        found = self._twins[id(tensor)]
+        met[id(found)] = tensor
+        return found
+
+
+#: Arguments of operators that hold no tensor; most others are tensors, lists or tuples.
+_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.memory_format, slice)
+
+
+def _may_hold_reals(values: Iterable[Any]) -> bool:
+    """Whether there may be a tensor among these that the running capture has not made."""
+    for value in values:
+        if isinstance(value, FakeTensor):
+            if is_of_job(value):
+                return True
+        elif type(value) in (list, tuple):
+            if _may_hold_reals(value):
+                return True
+        elif type(value) is dict:
+            if _may_hold_reals(value.values()):
+                return True
+        elif not isinstance(value, _PLAIN):
+            return True
+    return False
+
+
+def nodes_so_far() -> int:
+    """How many nodes the running trace has recorded."""
+    mode = get_proxy_mode()
+    assert mode is not None, "only inside a trace"
+    return len(mode.tracer.graph.nodes)

@@ -1,0 +1,113 @@
+"""`run`: co-trains a fixed list of jobs to their ends."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from waterflow.common.errors import JobError
+from waterflow.engine.engine import Engine
+from waterflow.executor.device.device import Device
+from waterflow.job.job import Job
+from waterflow.partitioner import Policy
+from waterflow.report.report import Report
+
+
+def run(
+    jobs: Sequence[Job],
+    memory: int | str,
+    *,
+    device: str | Device = "cpu",
+    policy: str | Policy = "flow",
+    lanes: int = 2,
+    threads: int | None = None,
+    progress: bool = False,
+    audit: str = "log",
+) -> Report:
+    """Co-trains jobs under one memory budget until all have ended.
+
+    Every job trains exactly as it would alone. One that fails ends alone, with its error in the
+    report. Ctrl-C ends all after the present step; the report says so.
+
+    Args:
+        jobs: the jobs, with unique names.
+        memory: bytes that all jobs together may hold, or a text such as "512MiB".
+        device: "cpu", "cuda" (torch's current device) or "cuda:1". The models must be there.
+        policy: "flow", "waterwave", "waterwave-s", "temporal", or a policy of one's own.
+        lanes: node groups that may run at once.
+        threads: intra-op threads of each lane; torch's count divided by the lanes if None.
+        progress: show progress on stderr.
+        audit: how often captured steps are compared with eager ones, by bits: "log" (at steps 1, 2,
+            4, 8, ...), "all" or "off"; a job's own `audit` goes before it.
+
+    Raises:
+        JobError: an argument cannot be used.
+        BudgetError: a job cannot fit even alone; raised before anything runs.
+        DeviceLostError: a kernel has broken the GPU's context; its ``report`` is the run so far.
+    """
+    jobs = list(jobs)
+    _check_jobs(jobs)
+    engine = Engine(
+        memory,
+        device=device,
+        policy=policy,
+        lanes=lanes,
+        threads=threads,
+        progress=progress,
+        audit=audit,
+    )
+    engine._hold_admission = True
+    try:
+        with _stopped_by_interrupt(engine), engine:
+            for job in jobs:
+                if not engine._interrupted:
+                    engine.submit(job)
+            engine._release_when_prepared()
+    except KeyboardInterrupt:  # of a handler of the user's own, or the second one
+        engine._interrupted = True
+        engine.stop_all()
+        engine.close()
+    return engine.report()
+
+
+@contextlib.contextmanager
+def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
+    """Ctrl-C asks the jobs to stop; a second one raises KeyboardInterrupt.
+
+    The first raises nothing: an exception between two bytecodes of a `with` statement can leave a
+    lock taken for good. Signals reach the main thread only, and a user's own handler stays.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if engine._interrupted:
+            signal.default_int_handler(signum, frame)
+        engine._interrupted = True
+        engine.stop_all()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _check_jobs(jobs: Sequence[Job]) -> None:
+    if not jobs:
+        raise JobError("run needs at least one job, got none")
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise JobError(f"run takes waterflow.Job objects, got {job!r}")
+    counts = collections.Counter(job.name for job in jobs)
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        raise JobError(
+            f"job {twice[0]!r}: the name is used {counts[twice[0]]} times; names must differ"
+        )

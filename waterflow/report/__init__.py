@@ -1,0 +1,1 @@
+"""What a run tells: reports, timelines, pictures, traces, progress."""

@@ -1,0 +1,103 @@
+"""What became of one job of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
+
+from waterflow.common.errors import ReportError
+from waterflow.report.json_fields import Fields, encode_float
+
+State = Literal["queued", "running", "finished", "stopped", "failed", "out_of_memory"]
+
+
+@dataclass(kw_only=True)
+class JobReport:
+    """What became of one job.
+
+    `losses` holds one number per step, `peak_bytes` the most it held in this run, `solo_peak_bytes`
+    the most one step holds when the job runs alone, `persistent_bytes` its share between steps.
+    `exception` is the live error of a failed job; a report read from a file has only its text.
+    `captured` is "captured", "opaque optimizer", "opaque step" or, for the plain loop, "eager";
+    `notes` say why. `checks` counts the steps whose captured form was compared with the eager step,
+    `eager_steps` those that ran as eager Python (these among them), `recaptures` the captures made
+    because something that the step reads had changed.
+    """
+
+    name: str
+    state: State = "queued"
+    error: str | None = None
+    error_type: str | None = None
+    losses: list[float] = field(default_factory=list)
+    steps: int = 0
+    epochs: int = 0
+    solo_peak_bytes: int | None = None
+    persistent_bytes: int | None = None
+    peak_bytes: int = 0
+    wall_seconds: float = 0.0
+    captured: str = "captured"
+    notes: list[str] = field(default_factory=list)
+    checks: int = 0
+    eager_steps: int = 0
+    recaptures: int = 0
+    seed: int | None = None
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps per second of the job's wall time; 0 before it has run."""
+        return self.steps / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether the job ended without an error."""
+        return self.state not in ("failed", "out_of_memory")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON can hold them, without the live exception."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "error": self.error,
+            "error_type": self.error_type,
+            "losses": [encode_float(loss) for loss in self.losses],
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "solo_peak_bytes": self.solo_peak_bytes,
+            "persistent_bytes": self.persistent_bytes,
+            "peak_bytes": self.peak_bytes,
+            "wall_seconds": encode_float(self.wall_seconds),
+            "steps_per_second": encode_float(self.steps_per_second),
+            "captured": self.captured,
+            "notes": list(self.notes),
+            "checks": self.checks,
+            "eager_steps": self.eager_steps,
+            "recaptures": self.recaptures,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> JobReport:
+        """Return the job that `to_dict` described; raises ReportError for a wrong field."""
+        state = fields.text("state")
+        if state not in get_args(State):
+            raise ReportError(f"state: expected one of {', '.join(get_args(State))}, not {state!r}")
+        return cls(
+            name=fields.text("name"),
+            state=cast(State, state),
+            error=fields.text_or_none("error"),
+            error_type=fields.text_or_none("error_type"),
+            losses=fields.numbers("losses"),
+            steps=fields.integer("steps"),
+            epochs=fields.integer("epochs"),
+            solo_peak_bytes=fields.integer_or_none("solo_peak_bytes"),
+            persistent_bytes=fields.integer_or_none("persistent_bytes"),
+            peak_bytes=fields.integer("peak_bytes"),
+            wall_seconds=fields.number("wall_seconds"),
+            captured=fields.text("captured"),
+            notes=fields.texts("notes"),
+            checks=fields.integer("checks"),
+            eager_steps=fields.integer("eager_steps"),
+            recaptures=fields.integer("recaptures"),
+            seed=fields.integer_or_none("seed"),
+        )

@@ -1,0 +1,278 @@
+"""What a run did: one JobReport per job, the memory of all of them over time, and how to keep it.
+
+A saved report is a directory of three files. `report.json` is the whole report; `memory.png` and
+`trace.json` are drawn from it and can be made again. Everything is written beside its place and
+moved there, so that a full disk or a kill leaves the previous file, never half of one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import operator
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from waterflow.common.errors import ReportError
+from waterflow.common.files import write_atomically
+from waterflow.common.units import format_bytes, format_seconds
+from waterflow.report.job_report import JobReport, State
+from waterflow.report.json_fields import Fields, encode_float
+from waterflow.report.timeline import Span, Spans, Timeline
+
+__all__ = ["JobReport", "Report", "Span", "Spans", "State", "Timeline"]
+
+_FORMAT = "waterflow report"
+_VERSION = 1
+
+
+@dataclass(kw_only=True)
+class Report:
+    """What a run did: sizes in bytes, times in seconds.
+
+    `peak_bytes` is the most that all jobs held at once, `extent_bytes` the arena's highest address
+    that was ever used (fragmentation is what lies between the two), `budget_bytes` what was
+    allowed. `workspace_bytes` is what libraries hold on a GPU beside the budget, `syncs` how often
+    the lanes waited for each other, `deviations` how many requests for memory differed from the
+    profile that they were planned by. `report["name"]` is a job; iterating yields the jobs in the
+    order given to the run.
+    """
+
+    jobs: dict[str, JobReport] = field(default_factory=dict)
+    peak_bytes: int = 0
+    extent_bytes: int = 0
+    budget_bytes: int = 0
+    policy: str = ""
+    device: str = "cpu"
+    lanes: int = 0
+    seconds: float = 0.0
+    interrupted: bool = False
+    timeline: Timeline = field(default_factory=Timeline)
+    spans: Spans = field(default_factory=Spans)
+    versions: dict[str, str] = field(default_factory=dict)
+    schedules: list[str] = field(default_factory=list)
+    syncs: int = 0
+    deviations: int = 0
+    workspace_bytes: int = 0
+
+    def __getitem__(self, name: str) -> JobReport:
+        """Return a job's report; raises KeyError that lists the names nearest to a wrong one."""
+        if name in self.jobs:
+            return self.jobs[name]
+        near = difflib.get_close_matches(str(name), self.jobs, n=3, cutoff=0.4) or list(self.jobs)
+        listed = ", ".join(repr(known) for known in near[:8])
+        raise KeyError(f"no job {name!r} in this report; nearest: {listed or 'it has no jobs'}")
+
+    def __iter__(self) -> Iterator[JobReport]:
+        return iter(self.jobs.values())
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.jobs
+
+    @property
+    def ok(self) -> bool:
+        """Whether no job ended with an error."""
+        return all(job.ok for job in self)
+
+    @property
+    def side_by_side_bytes(self) -> int | None:
+        """The sum of the jobs' solo peaks, which separate processes would need; None if unknown."""
+        peaks = [job.solo_peak_bytes for job in self]
+        known = [peak for peak in peaks if peak is not None]
+        return sum(known) if known and len(known) == len(peaks) else None
+
+    def to_json(self) -> str:
+        """Return the whole report as one strictly valid JSON document."""
+        document = {
+            "format": _FORMAT,
+            "format_version": _VERSION,
+            "policy": self.policy,
+            "device": self.device,
+            "lanes": self.lanes,
+            "seconds": encode_float(self.seconds),
+            "interrupted": self.interrupted,
+            "peak_bytes": self.peak_bytes,
+            "extent_bytes": self.extent_bytes,
+            "budget_bytes": self.budget_bytes,
+            "side_by_side_bytes": self.side_by_side_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "syncs": self.syncs,
+            "deviations": self.deviations,
+            "versions": dict(self.versions),
+            "schedules": list(self.schedules),
+            "jobs": [job.to_dict() for job in self],
+            "timeline": _columns_to_dict(self.timeline, _TIMELINE),
+            "spans": _columns_to_dict(self.spans, _SPANS),
+        }
+        # Counts may be numpy integers, which json does not know and operator.index turns into int.
+        return json.dumps(document, allow_nan=False, default=operator.index)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Return the report that `to_json` wrote; raises ReportError that says what is wrong."""
+        try:
+            fields = Fields(json.loads(text), "")
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, ReportError):
+                raise
+            raise ReportError(f"not JSON, or cut off: {error}") from None
+        _check_format(fields)
+        jobs = [
+            JobReport.from_fields(Fields(job, f"jobs[{index}]."))
+            for index, job in enumerate(fields.items("jobs"))
+        ]
+        named = {job.name: job for job in jobs}
+        if len(named) < len(jobs):
+            raise ReportError("two jobs have the same name")
+        return cls(
+            jobs=named,
+            peak_bytes=fields.integer("peak_bytes"),
+            extent_bytes=fields.integer("extent_bytes"),
+            budget_bytes=fields.integer("budget_bytes"),
+            policy=fields.text("policy"),
+            device=fields.text("device"),
+            lanes=fields.integer("lanes"),
+            seconds=fields.number("seconds"),
+            interrupted=fields.flag("interrupted"),
+            timeline=Timeline(**_columns_from(fields.inner("timeline"), _TIMELINE)),
+            spans=Spans(**_columns_from(fields.inner("spans"), _SPANS)),
+            versions=fields.text_map("versions"),
+            schedules=fields.texts("schedules"),
+            syncs=fields.integer("syncs"),
+            deviations=fields.integer("deviations"),
+            workspace_bytes=fields.integer("workspace_bytes"),
+        )
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Write report.json, memory.png and trace.json into `directory`, made if needed; return it.
+
+        Raises ReportError, which names the path, if that cannot be written.
+        """
+        from waterflow.report.perfetto import trace_json
+
+        path = Path(directory)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            # The report itself comes first: it is the one file that cannot be made again.
+            write_atomically(path / "report.json", self.to_json().encode())
+            write_atomically(path / "trace.json", trace_json(self.spans, self.timeline).encode())
+            write_atomically(path / "memory.png", self.picture())
+        except OSError as error:
+            raise ReportError(f"cannot write a report to {path}: {error}") from error
+        return path
+
+    def picture(self, picture_format: str = "png") -> bytes:
+        """Return memory over time as the bytes of a "png", "svg" or "pdf" file."""
+        from waterflow.report.memory_plot import memory_png  # matplotlib takes a second to import
+
+        return memory_png(
+            self.timeline,
+            budget_bytes=self.budget_bytes,
+            peak_bytes=self.peak_bytes,
+            picture_format=picture_format,
+        )
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Report:
+        """Read what `save` wrote, given the directory or its report.json.
+
+        Raises ReportError, which names the file, if it is missing, no report, or corrupt.
+        """
+        path = Path(directory)
+        path = path / "report.json" if path.is_dir() else path
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ReportError(f"no report at {path}: expected what Report.save wrote") from None
+        except OSError as error:
+            raise ReportError(f"cannot read {path}: {error}") from error
+        except UnicodeDecodeError as error:
+            raise ReportError(f"{path} is not a waterflow report: {error}") from error
+        except ReportError as error:
+            raise ReportError(f"{path} is not a readable waterflow report: {error}") from None
+
+    def table(self) -> Table:
+        """Return one row per job for a terminal, and what they held together below."""
+        title = f"waterflow: {self.policy or 'run'} on {self.device}, {self.lanes} lanes"
+        caption = Text(self._caption(), style="dim")
+        table = Table(title=Text(title), caption=caption, caption_justify="left", box=SIMPLE_HEAD)
+        table.pad_edge, table.padding, table.collapse_padding = False, (0, 1), True
+        table.add_column("job", overflow="fold", min_width=12)
+        table.add_column("state", no_wrap=True)
+        for heading in ("steps", "last loss", "steps/s", "time", "peak", "alone"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for job in self:
+            # Text, not str: a job may be called "[bold]", which rich would take for markup.
+            table.add_row(*(Text(cell) for cell in _cells(job)))
+        return table
+
+    def _caption(self) -> str:
+        together = f"together {format_bytes(self.peak_bytes)}"
+        if self.budget_bytes:
+            together += f" of {format_bytes(self.budget_bytes)}"
+        parts = [f"{together}, {format_seconds(self.seconds)}"]
+        if self.side_by_side_bytes is not None:
+            parts.append(f"side by side they need {format_bytes(self.side_by_side_bytes)}")
+        if self.interrupted:
+            parts.append("interrupted")
+        parts += [
+            f"{job.name}: {job.error_type or 'error'}: {job.error}" for job in self if job.error
+        ]
+        parts += [f"{job.name}: {job.captured}" for job in self if job.captured != "captured"]
+        parts += [f"{job.name}: {note}" for job in self for note in job.notes]
+        return "\n".join(parts)
+
+
+_TIMELINE = ("seconds", "job", "bytes")
+_SPANS = ("lane", "job", "step", "group", "start", "stop")
+
+
+def _columns_to_dict(record: Timeline | Spans, columns: tuple[str, ...]) -> dict[str, Any]:
+    lists: dict[str, Any] = {column: getattr(record, column).tolist() for column in columns}
+    return {"names": record.names, **lists}
+
+
+def _columns_from(fields: Fields, columns: tuple[str, ...]) -> dict[str, Any]:
+    lists: dict[str, Any] = {"names": fields.texts("names")}
+    for column in columns:
+        try:
+            lists[column] = np.asarray(fields.items(column))
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, ReportError):
+                raise
+            raise ReportError(f"{column}: expected a list of numbers") from None
+    return lists
+
+
+def _check_format(fields: Fields) -> None:
+    if fields.text("format") != _FORMAT:
+        raise ReportError(f"its format is {fields.text('format')!r}, expected {_FORMAT!r}")
+    if fields.integer("format_version") != _VERSION:
+        raise ReportError(
+            f"its format version is {fields.integer('format_version')}, this waterflow reads "
+            f"{_VERSION}: read it with the waterflow that wrote it"
+        )
+
+
+def _cells(job: JobReport) -> tuple[str, ...]:
+    return (
+        job.name,
+        job.state,
+        str(job.steps),
+        f"{job.losses[-1]:.4g}" if job.losses else "-",
+        f"{job.steps_per_second:.1f}",
+        format_seconds(job.wall_seconds),
+        format_bytes(job.peak_bytes),
+        "-" if job.solo_peak_bytes is None else format_bytes(job.solo_peak_bytes),
+    )

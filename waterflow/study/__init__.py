@@ -1,0 +1,1 @@
+"""Answers without training: what fits, with which batches, and how fast."""

@@ -1,0 +1,240 @@
+"""What a policy makes of jobs under a budget: whether they fit, the peak, the overlap, the time.
+
+The memory is decided by the real allocator on virtual addresses, as a run would decide it: what
+fits here fits there, fragmentation included. Times are those of the footprints' profiles, and what
+follows from them is simulated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from waterflow.allocator_ext import _C
+from waterflow.engine.round_planner import candidates
+from waterflow.executor.plan.piled_step import SLACKS, PiledStep, most_together, pile_step
+from waterflow.executor.plan.round_plan import StepMemory, rehearse_round
+from waterflow.executor.plan.simulate import (
+    SimulatedSpan,
+    serial_seconds,
+    simulate_flow,
+    simulate_round,
+)
+from waterflow.partitioner import PlanJob, Policy, get_policy
+from waterflow.partitioner.groups import NodeGroup
+from waterflow.partitioner.policies import WaterWave, WaterWaveS
+from waterflow.partitioner.profile import Profile, node_times
+from waterflow.partitioner.schedule import Schedule
+from waterflow.report.timeline import Timeline
+from waterflow.study.footprint import Footprint
+
+STUDIED: dict[str, Callable[[], Policy]] = {
+    "temporal": lambda: get_policy("temporal"),
+    "waterwave-s": lambda: WaterWaveS(published=True),
+    "waterwave": lambda: WaterWave(published=True),
+    "flow": lambda: get_policy("flow"),
+}
+"""Policies to compare. Those of the paper keep to its form: a run goes on one after another where
+they do not fit, which here counts as temporal sharing."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a policy makes of some jobs under a budget.
+
+    Attributes:
+        policy: its name.
+        peak_bytes: the most that the jobs hold while all of them train, in any order of events.
+        extent_bytes: the highest address that they need.
+        seconds: for one step of every job, in the mean. Simulated.
+        serial_seconds: the same one job after another. Simulated.
+        overlap: fraction of the busy time with more than one lane at work. Simulated.
+        syncs_per_step: how often lanes wait for each other, per step of every job.
+        spans: what runs when, job and group counted from 0. Simulated.
+        groups: the jobs' node groups.
+    """
+
+    policy: str
+    peak_bytes: int
+    extent_bytes: int
+    seconds: float
+    serial_seconds: float
+    overlap: float
+    syncs_per_step: float
+    spans: tuple[SimulatedSpan, ...] = dataclasses.field(repr=False, default=())
+    groups: tuple[tuple[NodeGroup, ...], ...] = dataclasses.field(repr=False, default=())
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as one job after another. Simulated."""
+        return self.serial_seconds / self.seconds if self.seconds else 1.0
+
+
+class Subject:
+    """A job's footprint, with what is worked out from it and used again."""
+
+    def __init__(self, footprint: Footprint, alignment: int) -> None:
+        self.footprint = footprint
+        self.steady = StepMemory(footprint.steady, alignment)
+        self._first = None if footprint.first is None else StepMemory(footprint.first, alignment)
+        self._piles: dict[tuple[float, int], PiledStep] = {}
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Bytes held between the steps, once there have been some."""
+        return self.footprint.persistent_bytes
+
+    @property
+    def extent(self) -> int:
+        """Bytes of arena that any of its steps needs above the final persistent ones."""
+        first = 0
+        if self._first is not None:
+            first = self._first.extent - self._first.profile.surviving_bytes
+        return max(self.steady.extent, first)
+
+    @property
+    def solo_bytes(self) -> int:
+        """The smallest budget under which it can run alone."""
+        return self.persistent_bytes + self.extent
+
+    @property
+    def profile(self) -> Profile:
+        """The profile of a steady step."""
+        return self.footprint.steady
+
+    def plan_job(self) -> PlanJob:
+        """The job as a policy sees it."""
+        profile = dataclasses.replace(self.profile, persistent_bytes=self.persistent_bytes)
+        return PlanJob(self.footprint.name, profile, self.footprint.boundary)
+
+    def pile(self, slack: float, room: int) -> PiledStep:
+        """Its steady step piled up."""
+        if (slack, room) not in self._piles:
+            self._piles[slack, room] = pile_step(self.steady, slack, room)
+        return self._piles[slack, room]
+
+
+def fits_in_turn(subjects: Sequence[Subject], memory: int) -> bool:
+    """Whether the jobs fit one after another: what every job needs before it may enter."""
+    persistent = sum(subject.persistent_bytes for subject in subjects)
+    return persistent + max(subject.extent for subject in subjects) <= memory
+
+
+def fits(
+    subjects: Sequence[Subject], memory: int, policy: str, alignment: int, lanes: int = 2
+) -> bool:
+    """Whether `outlook` would find something, for searches: without simulating what need not be."""
+    if policy == "flow":  # what fits in turn flows
+        return fits_in_turn(subjects, memory - memory % alignment)
+    return outlook(subjects, memory, policy, alignment, lanes) is not None
+
+
+def outlook(
+    subjects: Sequence[Subject], memory: int, policy: str, alignment: int, lanes: int = 2
+) -> Outlook | None:
+    """What the policy makes of these jobs; None where they do not fit.
+
+    Args:
+        subjects: the jobs.
+        memory: bytes that all may hold together.
+        policy: one of `STUDIED`.
+        alignment: bytes to which the arena rounds.
+        lanes: how many node groups may run at once.
+    """
+    memory -= memory % alignment
+    if not fits_in_turn(subjects, memory):
+        return None
+    if policy == "flow":
+        return _flow(subjects, memory, lanes)
+    return _in_rounds(subjects, memory, STUDIED[policy](), alignment, lanes)
+
+
+def _in_rounds(
+    subjects: Sequence[Subject], memory: int, policy: Policy, alignment: int, lanes: int
+) -> Outlook | None:
+    state = _C.Allocator(memory, alignment, lanes)
+    for job, subject in enumerate(subjects):
+        if subject.persistent_bytes:
+            state.allocate(subject.persistent_bytes, 0, job)
+    state.synchronize()
+    plan_jobs = [subject.plan_job() for subject in subjects]
+    for schedule in candidates(policy, plan_jobs, memory, lanes):
+        memories = [subject.steady for subject in subjects]
+        result = rehearse_round(state, schedule, range(len(subjects)), memories)
+        if result.fits:
+            return _of_round(schedule, result.peak, result.extent, subjects)
+    return None
+
+
+def _of_round(schedule: Schedule, peak: int, extent: int, subjects: Sequence[Subject]) -> Outlook:
+    profiles = [subject.profile for subject in subjects]
+    times = node_times(profiles)
+    persistent = sum(subject.persistent_bytes for subject in subjects)
+    spans = simulate_round(schedule, times)
+    return Outlook(
+        policy=schedule.policy,
+        peak_bytes=peak,
+        extent_bytes=max(extent, persistent),
+        seconds=max((span.stop for span in spans), default=0.0),
+        serial_seconds=serial_seconds(times),
+        overlap=schedule.overlap(profiles),
+        syncs_per_step=float(len(schedule.pairs)),
+        spans=spans,
+        groups=schedule.groups,
+    )
+
+
+def _flow(subjects: Sequence[Subject], memory: int, lanes: int) -> Outlook:
+    persistent = sum(subject.persistent_bytes for subject in subjects)
+    room = memory - persistent
+    times = node_times([subject.profile for subject in subjects])
+    fitting = [
+        s for s in SLACKS if all(subject.pile(s, room).extent <= room for subject in subjects)
+    ]
+    forecasts = {
+        slack: simulate_flow(
+            [subject.pile(slack, room) for subject in subjects], times, room, lanes
+        )
+        for slack in fitting
+    }
+    slack = min(fitting, key=lambda slack: forecasts[slack].seconds)
+    best = forecasts[slack]
+    # A run measures its times, and may find another slack the best.
+    reached = max(
+        most_together([subject.pile(slack, room) for subject in subjects], room, lanes)
+        for slack in fitting
+    )
+    return Outlook(
+        policy="flow",
+        peak_bytes=persistent + reached,
+        extent_bytes=memory,
+        seconds=best.seconds,
+        serial_seconds=serial_seconds(times),
+        overlap=best.overlap,
+        syncs_per_step=best.waits,
+        spans=best.spans,
+        groups=tuple(subject.pile(slack, room).groups for subject in subjects),
+    )
+
+
+def timeline_of(found: Outlook, subjects: Sequence[Subject]) -> Timeline:
+    """What each job holds when, the persistent bytes included, node by node. Simulated."""
+    times = node_times([subject.profile for subject in subjects])
+    rows = [(0.0, job, subject.persistent_bytes) for job, subject in enumerate(subjects)]
+    for span in found.spans:
+        profile, group = subjects[span.job].profile, found.groups[span.job][span.group]
+        nodes = slice(group.start, group.stop)
+        ends = span.start + np.cumsum(times[span.job][nodes])
+        starts = np.concatenate([[span.start], ends[:-1]])
+        persistent = subjects[span.job].persistent_bytes
+        high = profile.node_high()[nodes] + persistent
+        after = profile.node_live()[group.start + 1 : group.stop + 1] + persistent
+        for start, stop, most, left in zip(starts, ends, high, after, strict=True):
+            rows += [(start, span.job, most), (stop, span.job, left)]
+    rows.sort(key=lambda row: row[0])
+    seconds, job, held = zip(*rows, strict=True)
+    names = [subject.footprint.name for subject in subjects]
+    return Timeline(np.array(seconds), np.array(job), np.array(held), names)

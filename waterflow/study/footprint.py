@@ -1,0 +1,199 @@
+"""What a planner must know of a job at one batch size, found by capture alone: no kernel runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from waterflow.capture.fake_job import first_batch, flat_batch, random_kept
+from waterflow.capture.forward import trace_forward
+from waterflow.capture.join import join
+from waterflow.capture.optimizer import OptimizerTrace
+from waterflow.capture.optimizer_cache import OptimizerTraces
+from waterflow.capture.tracing import TRACE_LOCK
+from waterflow.common.errors import JobError
+from waterflow.executor.profile.fake import StepWalk, walk_step
+from waterflow.executor.run.residency import rounded, span_of, unique_storages
+from waterflow.job.batch import FlatBatch
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import NotCapturableError, trained_parameters
+from waterflow.models.task import Task
+from waterflow.partitioner.graph.step_graph import StepGraph
+from waterflow.partitioner.profile import IntArray, Profile
+
+
+class RunOnlyError(JobError):
+    """A job's memory is known only by running it: no part of its step can be captured."""
+
+
+_RUN_IT = (
+    "Run it for one step with waterflow.run and read solo_peak_bytes in the job's report, or leave "
+    "it out of the plan."
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Footprint:
+    """What a job needs at one batch size, rounded as an arena rounds.
+
+    Attributes:
+        name: the job's name.
+        first: what the step does to memory that creates the optimizer's state, which survives it;
+            None where no step does.
+        steady: what every later step does. Times of both are unknown (zeros), and their own
+            ``persistent_bytes`` are 0, as those of measured profiles are.
+        persistent_bytes: parameters, buffers, constants and optimizer state, held all the time once
+            the first step is done; on a GPU the inbox for batches, too.
+        boundary: node of the steady step where its backward pass begins, None without one.
+        flops: int64, arithmetic operations of each node of the steady step.
+        moved_bytes: int64, bytes that each node of the steady step reads and writes.
+        source: where the numbers come from; ``"fake"``.
+    """
+
+    name: str
+    first: Profile | None
+    steady: Profile
+    persistent_bytes: int
+    boundary: int | None
+    flops: IntArray
+    moved_bytes: IntArray
+    source: str = "fake"
+
+
+def job_of(task: Task, batch: int, name: str | None = None) -> Job:
+    """A job that trains a task of the zoo for one step, on one batch of that many units.
+
+    Args:
+        task: what to train.
+        batch: images, sequences, or what else the task counts.
+        name: the job's name; the task's if None.
+    """
+    model = task.model()
+    return Job(
+        name or task.name,
+        model=model,
+        optimizer=task.optimizer(model.parameters()),
+        loss=task.loss,
+        data=[task.batch(batch)],
+        steps=1,
+    )
+
+
+def footprint_of(
+    job: Job, *, batch: Any = None, alignment: int = 64, traces: OptimizerTraces | None = None
+) -> Footprint:
+    """The footprint of a job that is there already: captured, not run; nothing of it changes.
+
+    Args:
+        job: the job.
+        batch: a batch as its data yields it; None takes the first of `job.data`.
+        alignment: bytes that the arena rounds up to: 64 on the host, 512 on a GPU.
+        traces: shared by jobs that are captured together.
+
+    Raises:
+        CaptureError: its step cannot be captured exactly.
+        RunOnlyError: its memory is known only by running it.
+        JobError: its data can be read only once, or has no batch.
+    """
+    with TRACE_LOCK, random_kept():
+        if batch is None and iter(job.data) is job.data:
+            raise JobError(
+                f"job {job.name!r}: its data can be read only once, and its first batch belongs to "
+                "the training; pass a batch like it: footprint_of(job, batch=...)"
+            )
+        flat = first_batch(job) if batch is None else flat_batch(job, batch)
+        return capture_footprint(job, flat, traces).at(alignment, job.name)
+
+
+@dataclass(frozen=True, eq=False)
+class RawFootprint:
+    """A footprint in bytes that are not yet rounded.
+
+    Attributes:
+        first, steady: the walks through the steps.
+        persistent: int64, bytes of each persistent storage.
+    """
+
+    first: StepWalk | None
+    steady: StepWalk
+    persistent: IntArray
+
+    def at(self, alignment: int, name: str) -> Footprint:
+        """The footprint for an arena of this alignment."""
+        return Footprint(
+            name=name,
+            first=None if self.first is None else self.first.profile(alignment, name),
+            steady=self.steady.profile(alignment, name),
+            persistent_bytes=sum(rounded(int(size), alignment) for size in self.persistent),
+            boundary=self.steady.boundary,
+            flops=self.steady.flops,
+            moved_bytes=self.steady.moved_bytes,
+        )
+
+
+def capture_footprint(
+    job: Job, batch: FlatBatch, traces: OptimizerTraces | None = None
+) -> RawFootprint:
+    """Captures a job's steps on a batch of this layout and follows them; nothing of it changes.
+
+    Args:
+        job: a job, real or built without memory.
+        batch: one of its batches.
+        traces: where to look for its optimizer's traces, and to leave them.
+
+    Raises:
+        CaptureError: its step cannot be captured exactly.
+        RunOnlyError: its memory is known only by running it.
+        JobError: it is on a device that is not there.
+    """
+    if not job.capture:
+        raise RunOnlyError(
+            f"job {job.name!r}: with capture=False its whole step runs as eager Python, so its "
+            f"memory is known only by running it. {_RUN_IT}"
+        )
+    if job.device.type == "cuda" and not torch.cuda.is_available():
+        raise JobError(  # autograd would crash: it has no threads for such a device
+            f"job {job.name!r}: its model is on {job.device}, and torch finds no GPU here. "
+            "Make the model on the host: nearly all of its steps' storages are the same"
+        )
+    forward = trace_forward(job, batch)
+    try:
+        first, steady = (traces or OptimizerTraces()).of(job, forward)
+    except NotCapturableError as error:
+        raise RunOnlyError(
+            f"job {job.name!r}: {type(job.optimizer).__name__} cannot be captured exactly "
+            f"({error}), so it runs as eager Python and its memory is known only by running it. "
+            f"{_RUN_IT}"
+        ) from error
+    graphs = [join(job, forward, trace) for trace in (first, steady) if trace is not None]
+    return RawFootprint(
+        first=walk_step(graphs[0]) if first is not None else None,
+        steady=walk_step(graphs[-1]),
+        persistent=_persistent_sizes(job, batch, first, graphs),
+    )
+
+
+def _persistent_sizes(
+    job: Job, batch: FlatBatch, first: OptimizerTrace | None, graphs: list[StepGraph]
+) -> IntArray:
+    """Bytes of each storage that the job holds between steps once its state is there."""
+    held = [*job.model.parameters(), *job.model.buffers()]
+    for parameter in trained_parameters(job.optimizer):
+        held += _tensors(job.optimizer.state.get(parameter, {}).values())
+    held += [constant for graph in graphs for constant in graph.constants]
+    if first is not None:
+        held += [node.meta["val"] for node in first.outputs.values()]
+    here = {job.device, torch.device("meta")}
+    unique = [tensor for tensor in unique_storages(held).values() if tensor.device in here]
+    sizes = [tensor.untyped_storage().nbytes() for tensor in unique]
+    if job.device.type != "cpu":  # its batches come by way of an inbox
+        sizes += [span_of(t).numel() * t.element_size() for t in batch.tensors]
+    return np.array(sizes, dtype=np.int64)
+
+
+def _tensors(values: Iterable[object]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
