@@ -1,22 +1,18 @@
-"""Shared by all tests: profiles go to a folder of the session; case modules can be imported."""
+"""Shared by all tests: profiles go to a folder of the session; programs compile beside tests."""
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent / "cases"))
-
-import case_tasks
-from case_fakecuda import LIBRARY
+from tests.support import tasks
+from tests.support.fake_cuda import LIBRARY
 
 
 def tasks_of(item):
     """What a test waits for: the tasks among its parameters."""
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return [value for value in parameters if isinstance(value, case_tasks.Task)]
+    return [value for value in parameters if isinstance(value, tasks.Task)]
 
 
 def pytest_collection_modifyitems(config, items):
@@ -48,7 +44,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_sessionfinish():
-    case_tasks.stop()
+    tasks.stop()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from case_fakecuda import library as fake_driver
-from case_programs import COMPILER, CORE, EXTENSION, PLAIN, linked, objects
-from case_tasks import Task
 
+from tests.support.fake_cuda import library as fake_driver
+from tests.support.programs import COMPILER, CORE, EXTENSION, PLAIN, linked, objects
+from tests.support.tasks import Task
 from waterflow.allocator_ext import _C
 
 TORCH = Path(torch.__file__).parent

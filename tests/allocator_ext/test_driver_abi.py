@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from case_fakecuda import COMPILER, EXTENSION, ROOT
+
+from tests.support.fake_cuda import COMPILER, EXTENSION, ROOT
 
 pytestmark = pytest.mark.virtual
 

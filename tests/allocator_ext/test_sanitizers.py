@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import pytest
-from case_programs import ADDRESS, CORE, THREAD, Done, ended, linked, objects
-from case_tasks import Task
+
+from tests.support.programs import ADDRESS, CORE, THREAD, Done, ended, linked, objects
+from tests.support.tasks import Task
 
 pytestmark = pytest.mark.virtual
 

@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
-from case_coverage import Mixed, linear, raising
 
 import waterflow as wf
 from benchmarks.coverage.__main__ import chosen, main
 from benchmarks.coverage.pool import Task, run_all
 from benchmarks.coverage.trial import Kind, Trial, judge, outcome_of, same
+from tests.support.coverage_suite import Mixed, linear, raising
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
@@ -82,7 +82,7 @@ def test_tensors_are_compared_by_bits(one, other, equal):
 
 def test_cases_that_die_or_hang_are_counted_and_the_rest_goes_on():
     found = {}
-    tasks = [Task("case_coverage:Mixed", name) for name in Mixed().names()]
+    tasks = [Task("tests.support.coverage_suite:Mixed", name) for name in Mixed().names()]
     run_all(tasks, 1, 5.0, "log", lambda task, outcome: found.setdefault(task.name, outcome))
     assert [found[task.name].kind for task in tasks] == [
         Kind.CAPTURED,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from case_fakecuda import Cuda, FakeDriver, library
+
+from tests.support.fake_cuda import Cuda, FakeDriver, library
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from case_fakecuda import FakeDriver
 
+from tests.support.fake_cuda import FakeDriver
 from waterflow.allocator_ext import _C
 
 pytestmark = pytest.mark.fakecuda

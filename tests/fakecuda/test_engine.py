@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import case_fakedevice
 import numpy as np
 import pytest
 import torch
-from case_compare import assert_same_numbers
-from case_fakecuda import FakeDriver
-from case_fakedevice import FakeCudaDevice, train_hopping
-from case_jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
 
 import waterflow as wf
+from tests.support import fake_device
+from tests.support.differences import assert_same_numbers
+from tests.support.fake_cuda import FakeDriver
+from tests.support.fake_device import FakeCudaDevice, train_hopping
+from tests.support.jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
 from waterflow.allocator_ext import _C
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
@@ -131,16 +131,16 @@ def test_a_missing_wait_would_show(eager):
 
 def hopped_without_waits(seed):
     program = f"""
-        import case_fakecuda, torch
+        import torch; from tests.support import fake_cuda
         torch.set_num_threads(1)
-        driver = case_fakecuda.FakeDriver()
+        driver = fake_cuda.FakeDriver()
         driver.memory(2 << 30)
         driver.delay(3000, seed={seed})
         driver.ignore_waits()
-        from case_fakedevice import train_hopping
+        from tests.support.fake_device import train_hopping
         print(train_hopping({HOPPING}))
     """
-    environment = {**os.environ, "PYTHONPATH": str(Path(case_fakedevice.__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(fake_device.__file__).parents[2])}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
         env=environment,

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from case_fakecuda import Cuda, FakeDriver
+
+from tests.support.fake_cuda import Cuda, FakeDriver
 
 pytestmark = pytest.mark.virtual
 

@@ -4,7 +4,8 @@ import ctypes
 from pathlib import Path
 
 import pytest
-from case_fakecuda import Cuda, FakeDriver, allocation_on
+
+from tests.support.fake_cuda import Cuda, FakeDriver, allocation_on
 
 pytestmark = pytest.mark.virtual
 

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from case_fakecuda import SOURCES
-from case_programs import ADDRESS, THREAD, Done, ended, linked, objects
-from case_tasks import Task
+
+from tests.support.fake_cuda import SOURCES
+from tests.support.programs import ADDRESS, THREAD, Done, ended, linked, objects
+from tests.support.tasks import Task
 
 pytestmark = pytest.mark.virtual
 

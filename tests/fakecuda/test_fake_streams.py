@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from case_fakecuda import Cuda, FakeDriver
+
+from tests.support.fake_cuda import Cuda, FakeDriver
 
 pytestmark = pytest.mark.virtual
 

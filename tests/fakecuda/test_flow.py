@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from case_fakecuda import FakeDriver
-from case_fakedevice import FakeCudaDevice
-from case_jobs import MODELS
 
 import waterflow as wf
+from tests.support.fake_cuda import FakeDriver
+from tests.support.fake_device import FakeCudaDevice
+from tests.support.jobs import MODELS
 from waterflow.allocator_ext import _C
 from waterflow.executor.run.lanes import Lanes
 

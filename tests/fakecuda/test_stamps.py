@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-from case_fakecuda import LIBRARY, SOURCES
-from case_programs import CORE, PLAIN, THREAD, Done, ended, linked, objects
-from case_tasks import Task, call
+
+from tests.support.fake_cuda import LIBRARY, SOURCES
+from tests.support.programs import CORE, PLAIN, THREAD, Done, ended, linked, objects
+from tests.support.tasks import Task, call
 
 pytestmark = pytest.mark.fakecuda
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from case_vision import count, pair, traced
 from torch.nn.functional import cross_entropy
 
+from tests.support.vision import count, pair, traced
 from waterflow.models.inception import INCEPTION_V3, INCEPTION_V3_SMALL, Inception
 
 pytestmark = pytest.mark.cpu

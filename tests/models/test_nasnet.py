@@ -6,9 +6,9 @@ The cells are also run from a table of operations, with all padding spelt out.
 import pytest
 import torch
 import torch.nn.functional as F
-from case_vision import traced
 from torch import nn
 
+from tests.support.vision import traced
 from waterflow.models.nasnet import (
     NASNET_MOBILE,
     NasNet,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from case_vision import count, pair, traced
 
+from tests.support.vision import count, pair, traced
 from waterflow.models.resnet import RESNET50, RESNET152, resnet50
 
 pytestmark = pytest.mark.cpu

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from case_vision import count, traced
 
+from tests.support.vision import count, traced
 from waterflow.models.vgg import VGG16, Vgg16
 
 pytestmark = pytest.mark.cpu

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from case_compare import MEMORY, assert_same_numbers
 
 import waterflow as wf
+from tests.support.differences import MEMORY, assert_same_numbers
 from waterflow.models.zoo import FULL, SMALL, TASKS
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]

@@ -1,0 +1,1 @@
+"""Tests of waterflow: they mirror its packages."""

@@ -1,0 +1,1 @@
+"""Ways in which Python may change a step, each beside the plain loop."""

@@ -1,0 +1,243 @@
+"""Cases: what the batches are."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from tests.exactness.case import Net, batches, case, cross_entropy, job, made_by, mlp
+
+# -- kinds of batches
+
+
+@case("captured")
+def conjugated(live):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+
+        def forward(self, z):
+            return (z @ self.weight).imag
+
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(3, 4, dtype=torch.complex64, generator=generator) for _ in range(10)]
+    data = [z.conj() if live and n % 2 else z for n, z in enumerate(data)]
+    return job(Model(), lambda m, b: (m(b) - 1).square().mean(), data=data)
+
+
+@case("captured")
+def negated(live):
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(8, 16, dtype=torch.complex64, generator=generator) for _ in range(10)]
+    data = [(z.conj().imag if live and n % 2 else z.imag) for n, z in enumerate(made)]
+    labels = torch.arange(8) % 4
+    return job(mlp(), lambda m, b: F.cross_entropy(m(b), labels), data=data)
+
+
+@case("captured")
+def ragged_last_batch(live):
+    x, y = batches(1, 43)[0]
+    data = DataLoader(TensorDataset(x, y), 8, drop_last=not live)
+    return job(mlp(0.3), data=data, epochs=3)
+
+
+@case("captured", matters=False)
+def strides_of_many_kinds(live):
+    kinds = (
+        lambda x: x,
+        lambda x: x.t().contiguous().t(),
+        lambda x: torch.cat([x, x], 1)[:, ::2],
+        lambda x: x[:1].expand(8, 16),
+        lambda x: x.flip(0),
+    )
+    data = [(kinds[n % 5](x), y) for n, (x, y) in enumerate(batches())]
+    return job(mlp(), data=data)
+
+
+@case("captured", "opaque")
+def many_shapes(live):
+    """More shapes than anybody wants graphs of."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = range(2, 72) if live else [8] * 70
+    data = [(torch.randn(n, 16, generator=generator), torch.arange(n) % 4) for n in sizes]
+    return job(nn.Linear(16, 4), data=data)
+
+
+@case("captured")
+def numbers_in_a_batch(live):
+    data = [(*batch, 1 / (1 + (n if live else 0))) for n, batch in enumerate(batches())]
+    return job(mlp(), lambda m, b: cross_entropy(m, b) * b[2], data=data)
+
+
+@case("captured")
+def texts_in_a_batch(live):
+    data = [(*batch, ["hard", "easy"][n % 2 if live else 1]) for n, batch in enumerate(batches())]
+    weights = {"hard": 2.0, "easy": 1.0}
+    return job(mlp(), lambda m, b: cross_entropy(m, b) * weights[b[2]], data=data)
+
+
+@case("captured", "opaque", matters=False)
+def names_in_a_batch(live):
+    """Every batch has other texts, which the loss never looks at."""
+    data = [(*batch, [f"row {n}.{i}" for i in range(8)]) for n, batch in enumerate(batches(14))]
+    return job(mlp(), data=data)
+
+
+@case("captured", "opaque")
+def identifiers_in_a_batch(live):
+    """The loss looks up a weight by the number of each row."""
+    table = torch.linspace(0.1, 2.0, 80)
+    data = [(*batch, list(range(8 * n, 8 * n + 8))) for n, batch in enumerate(batches())]
+
+    def loss(model, batch):
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return (losses * table[batch[2] if live else list(range(8))]).mean()
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured")
+def structures_that_alternate(live):
+    data = [
+        {"x": x, "y": y} if n % 2 and live else {"x": x, "y": y, "weight": torch.tensor(2.0)}
+        for n, (x, y) in enumerate(batches())
+    ]
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch["x"]), batch["y"]) * batch.get("weight", 1.0)
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured")
+def order_of_keys(live):
+    turn = lambda x, y: {"x": x, "y": y}  # noqa: E731
+    back = lambda x, y: {"y": y, "x": x}  # noqa: E731
+    data = [(back if n % 2 and live else turn)(*batch) for n, batch in enumerate(batches())]
+
+    def loss(model, batch):
+        scale = 2.0 if next(iter(batch)) == "y" else 1.0
+        return F.cross_entropy(model(batch["x"]), batch["y"]) * scale
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured")
+def nothing_in_a_batch(live):
+    mask = torch.arange(8) % 2
+    data = [(*batch, mask if n % 3 and live else None) for n, batch in enumerate(batches())]
+
+    def loss(model, batch):
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return losses.mean() if batch[2] is None else (losses * batch[2]).mean()
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured")
+def types_that_alternate(live):
+    data = [(x.double() if n % 2 and live else x, y) for n, (x, y) in enumerate(batches())]
+
+    def loss(model, batch):
+        scale = 2.0 if batch[0].dtype == torch.float64 else 1.0
+        return F.cross_entropy(model(batch[0].float()), batch[1]) * scale
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured", "opaque", matters=False)
+def arrays_in_a_batch(live):
+    data = [(x.numpy(), y.numpy()) for x, y in batches()]
+
+    def loss(model, batch):
+        return F.cross_entropy(model(torch.from_numpy(batch[0])), torch.from_numpy(batch[1]))
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured", "opaque", matters=False)
+def batch_of_a_class(live):
+    class Batch:
+        def __init__(self, x, y):
+            self.x, self.y = x, y
+
+    data = [Batch(*batch) for batch in batches()]
+    return job(mlp(), lambda m, b: F.cross_entropy(m(b.x), b.y), data=data)
+
+
+@case("captured")
+def batch_of_a_dataclass(live):
+    @dataclasses.dataclass
+    class Batch:
+        x: torch.Tensor
+        y: torch.Tensor
+        weight: float
+
+    data = [Batch(*batch, 1.0 + (n if live else 0)) for n, batch in enumerate(batches())]
+    return job(mlp(), lambda m, b: F.cross_entropy(m(b.x), b.y) * b.weight / 5, data=data)
+
+
+@case("captured", "opaque", matters=False)
+def tensors_of_a_subclass(live):
+    class Image(torch.Tensor):
+        pass
+
+    data = [(x.as_subclass(Image), y) for x, y in batches()]
+    return job(mlp(), data=data)
+
+
+@case("captured", "opaque", matters=False)
+def sparse_batches(live):
+    data = [((x * (x > 0)).to_sparse(), y) for x, y in batches()]
+
+    class Model(Net):
+        def forward(self, x):
+            return self.two(torch.tanh(torch.sparse.mm(x, self.one.weight.t())))
+
+    return job(Model(), data=data)
+
+
+@case("captured", "opaque", matters=False)
+def sparse_rows_in_batches(live):
+    data = [((x * (x > 0)).to_sparse_csr(), y) for x, y in batches()]
+    return job(mlp(), lambda m, b: F.cross_entropy(m(b[0].to_dense()), b[1]), data=data)
+
+
+@case("captured", "opaque", matters=False)
+def nested_batches(live):
+    parts = [[x[:3], x[3:]] for x, _ in batches()]
+    data = [torch.nested.nested_tensor(part, layout=torch.jagged) for part in parts]
+    return job(mlp(), lambda m, b: m(b).values().square().mean(), data=data)
+
+
+@case("captured", "opaque", matters=False)
+def half_precision_batches(live):
+    return job(mlp().bfloat16(), data=[(x.bfloat16(), y) for x, y in batches()])
+
+
+@case("captured", matters=False)
+def streamed_batches(live):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            for x, y in batches():
+                yield from zip(x, y, strict=True)
+
+    return job(mlp(0.3), data=DataLoader(Stream(), 7))
+
+
+@case("captured", matters=False)
+def two_loaders_side_by_side(live):
+    labelled = DataLoader(TensorDataset(*batches(1, 80)[0]), 8, shuffle=True)
+    unlabelled = DataLoader(TensorDataset(batches(1, 96)[0][0]), 8, shuffle=True)
+    data = made_by(lambda: zip(labelled, unlabelled, strict=False))
+
+    def loss(model, batch):
+        spread = model(batch[1][0]).softmax(1).var(0).sum()
+        return cross_entropy(model, batch[0]) + 0.1 * spread
+
+    return job(mlp(0.3), loss, data=data)

@@ -1,0 +1,342 @@
+"""Cases: what the step reads lies behind names and calls that are hard to look through."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import ctypes
+import functools
+import itertools
+import operator
+import random
+import subprocess
+import sys
+import types
+import weakref
+
+import numpy as np
+import torch
+
+from tests.exactness.case import Net, at, case, cross_entropy, every, job, mlp
+
+ANY = ("captured", "recaptured", "opaque")
+
+#: Read by name only, or through other modules' eyes.
+HIDDEN = 1.0
+
+
+def read_between(name, make_reader, *expected):
+    """Enters a case whose weight is read in a roundabout way, and changed after step 4.
+
+    `make_reader` returns how to read it, and how to change it to three.
+    """
+
+    def make(live):
+        read, change = make_reader()
+        loss = lambda m, b: cross_entropy(m, b) * read()  # noqa: E731
+        return job(mlp(), loss, on_step=at(4, live, change))
+
+    make.__name__ = name
+    case(*(expected or ANY))(make)
+
+
+def moved_inside(name, make_reader, *expected):
+    """Enters a case whose weight is moved on by every read; frozen where it is not live."""
+
+    def make(live):
+        read = make_reader()
+        ask = read if live else functools.partial(float, read())
+        return job(mlp(), lambda m, b: cross_entropy(m, b) * ask())
+
+    make.__name__ = name
+    case(*(expected or ("opaque",)))(make)
+
+
+def _holder():
+    return types.SimpleNamespace(weight=1.0)
+
+
+def _global_by_name():
+    globals()["HIDDEN"] = 1.0
+    return lambda: globals()["HIDDEN"], lambda: globals().update(HIDDEN=3.0)
+
+
+def _module_by_name():
+    globals()["HIDDEN"] = 1.0
+    return lambda: sys.modules[__name__].HIDDEN, lambda: globals().update(HIDDEN=3.0)
+
+
+def _evaluated():
+    globals()["HIDDEN"] = 1.0
+    return lambda: eval("HIDDEN"), lambda: globals().update(HIDDEN=3.0)
+
+
+def _attribute_by_name():
+    holder, name = _holder(), "".join(["wei", "ght"])
+    return lambda: getattr(holder, name), lambda: setattr(holder, name, 3.0)
+
+
+def _attribute_getter():
+    holder = _holder()
+    return functools.partial(operator.attrgetter("weight"), holder), lambda: setattr(
+        holder, "weight", 3.0
+    )
+
+
+def _method_caller():
+    table = {"weight": 1.0}
+    call = operator.methodcaller("get", "weight")
+    return lambda: call(table), lambda: table.update(weight=3.0)
+
+
+def _delegated():
+    class Proxy:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+    proxy = Proxy(_holder())
+    return lambda: proxy.weight, lambda: setattr(proxy.inner, "weight", 3.0)
+
+
+def _weak_proxy():
+    class Holder:
+        weight = 1.0
+
+    holder = Holder()
+    proxy = weakref.proxy(holder)
+    return lambda: proxy.weight, lambda: setattr(holder, "weight", 3.0)
+
+
+def _mapping_proxy():
+    inner = {"weight": 1.0}
+    view = types.MappingProxyType(inner)
+    return lambda: view["weight"], lambda: inner.update(weight=3.0)
+
+
+def _array():
+    values = array.array("d", [1.0])
+    return lambda: values[0], lambda: values.__setitem__(0, 3.0)
+
+
+def _c_value():
+    value = ctypes.c_double(1.0)
+    return lambda: value.value, lambda: setattr(value, "value", 3.0)
+
+
+def _memory():
+    values = bytearray([1])
+    view = memoryview(values)
+    return lambda: float(view[0]), lambda: values.__setitem__(0, 3)
+
+
+def _deep_chain():
+    """A closure in a dictionary in an object in a list, three calls down."""
+    inner = _holder()
+
+    class Registry:
+        def __init__(self):
+            self.functions = {"weight": lambda: inner.weight}
+
+        def __call__(self, name):
+            return self.functions[name]()
+
+    chain = [Registry()]
+
+    def first(name):
+        return chain[0](name)
+
+    def second():
+        return first("weight")
+
+    return second, lambda: setattr(inner, "weight", 3.0)
+
+
+def _decorated():
+    holder = _holder()
+
+    def doubling(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            return holder.weight * function(*args)
+
+        return wrapper
+
+    return doubling(lambda: 1.0), lambda: setattr(holder, "weight", 3.0)
+
+
+def _single_dispatch():
+    @functools.singledispatch
+    def weight(value):
+        return 1.0
+
+    return lambda: weight(2), lambda: weight.register(int, lambda value: 3.0)
+
+
+def _partial_method():
+    class Loss:
+        weight = 1.0
+
+        def times(self, factor):
+            return self.weight * factor
+
+        double = functools.partialmethod(times, 2.0)
+
+    loss = Loss()
+    return loss.double, lambda: setattr(loss, "weight", 3.0)
+
+
+def _instance_of_a_replaced_class():
+    class One:
+        def weight(self):
+            return 1.0
+
+    class Three:
+        def weight(self):
+            return 3.0
+
+    thing = One()
+    return lambda: thing.weight(), lambda: setattr(thing, "__class__", Three)
+
+
+def _executed():
+    space = {"weight": 1.0}
+    exec("def read():\n    return weight\n", space)
+    return space["read"], lambda: space.update(weight=3.0)
+
+
+def _tensor_number():
+    """A tensor outside of everything, read with item()."""
+    value = torch.ones(())
+    return value.item, lambda: value.fill_(3.0)
+
+
+def _structured_array():
+    values = np.zeros(1, dtype=[("weight", "f8")])
+    values["weight"] = 1.0
+    return lambda: float(values["weight"][0]), lambda: values["weight"].fill(3.0)
+
+
+read_between("global_read_by_name", _global_by_name)
+read_between("global_read_from_the_module", _module_by_name)
+read_between("global_read_by_evaluation", _evaluated)
+read_between("attribute_read_by_name", _attribute_by_name)
+read_between("attribute_read_by_a_getter", _attribute_getter)
+read_between("value_read_by_a_method_caller", _method_caller)
+read_between("attribute_read_by_delegation", _delegated)
+read_between("attribute_read_by_a_weak_proxy", _weak_proxy)
+read_between("value_behind_a_mapping_proxy", _mapping_proxy)
+read_between("value_in_an_array", _array)
+read_between("value_of_c", _c_value)
+read_between("value_in_a_memory_view", _memory)
+read_between("value_down_a_chain", _deep_chain)
+read_between("value_in_a_decorator", _decorated)
+read_between("dispatch_by_type_changed", _single_dispatch)
+read_between("value_of_a_partial_method", _partial_method)
+read_between("class_of_an_object_replaced", _instance_of_a_replaced_class)
+read_between("value_of_an_executed_function", _executed)
+read_between("value_of_a_tensor_outside", _tensor_number)
+read_between("value_in_a_structured_array", _structured_array)
+
+
+def _coroutine():
+    calls = itertools.count(1)
+
+    async def weight():
+        await asyncio.sleep(0)
+        return 1 / next(calls)
+
+    return lambda: asyncio.run(weight())
+
+
+def _process():
+    calls = itertools.count(1)
+    words = ["/bin/sh", "-c", "echo $1", "sh"]
+
+    def read():
+        said = subprocess.run([*words, str(next(calls))], capture_output=True, check=True)
+        return 1 / int(said.stdout)
+
+    return read
+
+
+def _bound_random():
+    """The method of a generator, found by name and kept."""
+    return getattr(random.Random(3), "".join(["ran", "dom"]))
+
+
+def _nested_iterators():
+    return functools.partial(next, map(lambda n: 1 / n, filter(bool, itertools.count())))  # noqa: C417
+
+
+def _c_counter():
+    value = ctypes.c_int(0)
+
+    def read():
+        value.value += 1
+        return 1 / value.value
+
+    return read
+
+
+def _bytes_counter():
+    value = bytearray(1)
+
+    def read():
+        value[0] += 1
+        return 1 / value[0]
+
+    return read
+
+
+def _descending():
+    """A heap of numbers that each step takes the least of."""
+    values = [0.1 * n for n in range(1, 15)]
+    return functools.partial(values.pop, 0)
+
+
+moved_inside("coroutine_that_counts", _coroutine)
+moved_inside("process_that_is_asked", _process)
+moved_inside("random_method_kept", _bound_random)
+moved_inside("iterators_nested", _nested_iterators)
+moved_inside("counter_of_c", _c_counter)
+moved_inside("counter_in_bytes", _bytes_counter)
+moved_inside("list_popped_from_the_front", _descending)
+
+
+@case("opaque", "captured")
+def operator_written_in_python(live):
+    """An operator of the user's own, whose implementation counts its calls."""
+    calls = itertools.count(1)
+
+    class Count(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.from_numpy(x.detach().numpy() / (next(calls) if live else 1))
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    class Model(Net):
+        def forward(self, x):
+            return self.two(Count.apply(self.one(x)))
+
+    return job(Model())
+
+
+@case(*ANY)
+def attribute_that_is_computed(live):
+    """A module's __getattr__ answers for what the callback has put elsewhere."""
+    outside = {"scale": 1.0}
+
+    class Model(Net):
+        def __getattr__(self, name):
+            return outside["scale"] if name == "scale" else super().__getattr__(name)
+
+        def factor(self, x):
+            return self.scale
+
+    return job(Model(), on_step=every(live, lambda step: outside.update(scale=1 / step)))

@@ -1,0 +1,1 @@
+"""What several tests share: models, data, jobs, programs, the driver without a GPU."""

@@ -1,0 +1,207 @@
+"""What callbacks and data reach: whether batches may be fetched ahead, who looks at gradients."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import optim
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import waterflow as wf
+from tests.support.data import cross_entropy, rows
+from tests.support.models import Mlp
+from waterflow.capture.callbacks import looks_at_gradients, may_fetch_ahead
+
+pytestmark = pytest.mark.cpu
+
+
+def job_of(data=None, on_step=None, scheduler=None):
+    net = Mlp()
+    optimizer = optim.SGD(net.parameters(), lr=0.1)
+    made = wf.Job(
+        "a",
+        model=net,
+        optimizer=optimizer,
+        loss=cross_entropy,
+        data=[rows(8)] if data is None else data,
+        epochs=1,
+    )
+    if data is not None and callable(data):
+        made.data = data(made)
+    if on_step is not None:
+        made.on_step = on_step(made)
+    if scheduler is not None:
+        made.scheduler = scheduler(made)
+    return made
+
+
+class Own(Dataset):
+    """A data set that holds something."""
+
+    def __init__(self, held=None):
+        self.held = held
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.zeros(4), index
+
+
+def batches(of):
+    return [of(x) for x in rows(8)]
+
+
+def quiet(_):
+    return lambda result: None
+
+
+def collate(samples):
+    return torch.stack([x for x, _ in samples])
+
+
+#: Data, callback, and whether batches may be fetched ahead.
+AHEAD = {
+    "list": (None, None, True),
+    "list, callback": (None, quiet, True),
+    "tuple": (lambda job: (rows(8),), quiet, True),
+    "loader": (lambda job: DataLoader(TensorDataset(*rows(8)), 4), None, True),
+    "loader, shuffled": (lambda job: DataLoader(Own(), 4, shuffle=True), None, True),
+    "loader, callback": (lambda job: DataLoader(Own(), 4), quiet, False),
+    "loader of the model": (lambda job: DataLoader(Own(job.model), 4), None, False),
+    "loader of a weight": (lambda job: DataLoader(Own([job.model.one.weight]), 4), None, False),
+    "loader of the optimizer": (lambda job: DataLoader(Own(job.optimizer), 4), None, False),
+    "loader, own collate": (lambda job: DataLoader(Own(), 4, collate_fn=collate), None, False),
+    "loader without batches": (lambda job: DataLoader(Own(), batch_size=None), None, False),
+    "generator": (lambda job: iter([rows(8)]), None, False),
+    "list that the callback fills": (
+        lambda job: [rows(8)],
+        lambda job: lambda result: job.data.append(rows(8)),
+        False,
+    ),
+    "list of a weight": (lambda job: [(job.model.one.weight, 0)], None, False),
+    "list of a subclass": (lambda job: type("Mine", (list,), {})([rows(8)]), None, False),
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+def test_what_may_be_fetched_ahead(name):
+    data, on_step, expected = AHEAD[name]
+    job = job_of(on_step=on_step)
+    if data is not None:
+        job.data = data(job)
+    if name == "list that the callback fills":
+        job.on_step = on_step(job)
+    assert may_fetch_ahead(job, job.model.parameters()) is expected
+
+
+def norm_of(model):
+    return sum(parameter.grad.norm() for parameter in model.parameters())
+
+
+def clearing(job):
+    def on_step(result):
+        job.optimizer.zero_grad()
+        with torch.no_grad():
+            job.model.one.weight.requires_grad_(True)
+
+    return on_step
+
+
+def second(job):
+    other = optim.SGD(job.model.parameters(), lr=0.1)
+    return lambda result: other.step()
+
+
+class Trainer:
+    def __init__(self, job):
+        self.job = job
+
+    def __call__(self, result):
+        return self.helper(result)
+
+    def helper(self, result):
+        return self.job.model.one.weight.grad
+
+
+def asserting(job):
+    def on_step(result):
+        assert result.loss == result.loss, "pytest puts names of its own into this"
+
+    return on_step
+
+
+class Watcher(torch.nn.Linear):
+    def largest(self):
+        return self.weight.grad.abs().max()
+
+
+def by_a_method_of_the_model(job):
+    job.model.watcher = Watcher(1, 1)
+    return lambda result: job.model.watcher.largest()
+
+
+#: Callback, and whether it looks at gradients.
+LOOKS = {
+    "none": (None, False),
+    "quiet": (quiet, False),
+    "loss": (lambda job: lambda result: print(result.loss), False),
+    "grad": (lambda job: lambda result: job.model.one.weight.grad, True),
+    "by a function": (lambda job: lambda result: norm_of(job.model), True),
+    "by a method": (Trainer, True),
+    "getattr": (lambda job: lambda result: getattr(job.model.one.weight, "grad"), True),  # noqa: B009
+    "clip": (
+        lambda job: lambda result: torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1.0),
+        True,
+    ),
+    "clears them": (clearing, False),
+    "no_grad": (lambda job: torch.no_grad()(lambda result: None), False),
+    "own optimizer": (lambda job: lambda result: job.optimizer.state_dict(), False),
+    "second optimizer": (second, True),
+    "by a method of the model": (by_a_method_of_the_model, True),
+    "evaluates": (lambda job: lambda result: job.model.eval().train(), False),
+    "asserts": (asserting, False),
+    "copies": (lambda job: lambda result: copy.deepcopy(job.model), False),
+    "copies and looks": (lambda job: lambda result: norm_of(copy.deepcopy(job.model)), True),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_who_looks_at_gradients(name):
+    on_step, expected = LOOKS[name]
+    assert looks_at_gradients(job_of(on_step=on_step)) is expected
+
+
+def test_methods_that_others_give_all_modules_are_not_called_by_copies(monkeypatch):
+    monkeypatch.setattr(torch.nn.Module, "of_a_library", norm_of, raising=False)
+    assert not looks_at_gradients(job_of(on_step=LOOKS["copies"][0]))
+    called = job_of(on_step=lambda job: lambda result: job.model.of_a_library())
+    assert looks_at_gradients(called)
+
+
+def test_a_callback_that_reaches_too_much_may_look_at_gradients():
+    many = [Trainer(None) for _ in range(30_000)]
+    assert looks_at_gradients(job_of(on_step=lambda job: lambda result: len(many)))
+
+
+def test_torchs_schedulers_do_not_look_at_gradients():
+    for kind in (
+        lambda o: lr_scheduler.StepLR(o, 1),
+        lr_scheduler.ReduceLROnPlateau,
+        lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9),
+    ):
+        assert not looks_at_gradients(job_of(scheduler=lambda job, k=kind: k(job.optimizer)))
+
+
+def test_a_scheduler_of_the_users_may():
+    class Own:
+        def __init__(self, model):
+            self.model = model
+
+        def step(self):
+            return self.model.one.weight.grad
+
+    assert looks_at_gradients(job_of(scheduler=lambda job: Own(job.model)))

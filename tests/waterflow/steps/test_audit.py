@@ -1,0 +1,337 @@
+"""Spot checks: when they are made, and what becomes of a job whose graph is wrong."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn, optim
+
+import waterflow as wf
+from tests.support.data import cross_entropy, rows
+from tests.support.differences import MEMORY, assert_same_numbers
+from tests.support.models import Cnn, Mlp, Noisy
+from waterflow.common.errors import JobError, NumbersDifferError
+from waterflow.steps import audit, step_cache
+from waterflow.steps.audit import CheckSchedule, same_bits, same_number
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.timeout(60),
+]
+
+STEPS = 10
+POLICIES = ("flow", "temporal")
+
+
+def sgd(parameters):
+    return optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class Stubborn(optim.SGD):
+    """Looks at a number of its gradients, which no graph can follow."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter.grad.sum().item() > 0:
+                    parameter.grad.mul_(0.5)
+        return super().step(closure)
+
+
+def job_of(name="a", model=Mlp, optimizer=sgd, kind="rows", steps=STEPS, **options):
+    """A new job; equal weights every time."""
+    torch.manual_seed(11)
+    net = model()
+    return wf.Job(
+        name,
+        model=net,
+        optimizer=optimizer(net.parameters()),
+        loss=cross_entropy,
+        data=[rows(8, kind)] * steps,
+        seed=5,
+        **options,
+    )
+
+
+def run(*jobs, policy="flow", **options):
+    return wf.run(list(jobs), memory=MEMORY, policy=policy, threads=1, **options)
+
+
+def assert_equal_to_loop(job, report, **options):
+    """Whether the job has trained as the plain loop does."""
+    expected = job_of(job.name, **options)
+    assert_same_numbers(expected, wf.run_eager(expected, threads=1), job, report)
+
+
+# When checks are made
+
+
+def heavy():
+    """A model whose step takes much longer than the Python around it."""
+    return nn.Sequential(nn.Linear(4, 512), *(nn.Linear(512, 512) for _ in range(4)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
+    steps = []
+
+    def noted(preparer, *arguments, **options):
+        steps.append(done[0] + 1)
+        return check(preparer, *arguments, **options)
+
+    check, done = audit.check_step, [0]
+    monkeypatch.setattr(audit, "_CHECK_SHARE", 0.1)  # so that a busy machine does not delay them
+    monkeypatch.setattr("waterflow.engine.job_run.check_step", noted)
+    plain = functools.partial(optim.SGD, lr=0.01)
+    job = job_of(model=heavy, optimizer=plain)
+    x, y = rows(8)
+    job.data = [(x.repeat(32, 1), y.repeat(32))] * STEPS
+    job.on_step = lambda result: done.__setitem__(0, result.step)
+    report = run(job, policy=policy).jobs["a"]
+    assert steps == [1, 2, 4, 8]
+    assert report.checks == 4
+    assert report.captured == "captured"
+
+
+def profile_of(seconds):
+    class Profile:
+        pass
+
+    Profile.seconds = seconds
+    return Profile
+
+
+def test_checks_that_cost_much_wait_until_their_share_is_earned(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(audit.time, "perf_counter", lambda: now[0])
+    schedule, checked = CheckSchedule("log"), []
+    for step in range(1, 20_001):
+        if schedule.is_due(step, profile_of(0.001)):
+            checked.append(step)
+            with schedule.timed(step):
+                now[0] += 0.021  # twenty steps more than the captured step
+    assert len(checked) * 20 <= 0.01 * 20_000
+    assert checked == [1, 4000, 6000, 8192, 16384]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_steps_are_checked(policy):
+    job = job_of(audit="all")
+    report = run(job, policy=policy).jobs["a"]
+    assert report.checks == report.eager_steps == STEPS
+    assert_equal_to_loop(job, report)
+
+
+def test_a_job_goes_before_the_run():
+    report = run(job_of("a"), job_of("b", audit="off"), audit="all")
+    assert report.jobs["a"].checks == STEPS
+    assert report.jobs["b"].checks == 0
+
+
+def test_without_checks_a_first_use_is_observed_only():
+    job = job_of(audit="off")
+    report = run(job).jobs["a"]
+    assert report.checks == 0
+    assert 1 <= report.eager_steps <= 2
+    assert report.captured == "captured"
+    assert_equal_to_loop(job, report)
+
+
+def test_an_unknown_audit_is_refused():
+    with pytest.raises(JobError, match=r"job 'a'.*audit.*log, all, off|job 'a'.*'often'"):
+        job_of(audit="often")
+    with pytest.raises(JobError, match=r"audit must be one of .*'often'"):
+        wf.Engine(MEMORY, audit="often")
+
+
+@pytest.mark.parametrize(("model", "kind"), [(Cnn, "images"), (Noisy, "rows")])
+@pytest.mark.parametrize("optimizer", [sgd, functools.partial(optim.AdamW, lr=0.02)])
+def test_checks_leave_no_trace_in_the_numbers(model, kind, optimizer):
+    job = job_of(model=model, kind=kind, optimizer=optimizer, audit="all")
+    report = run(job).jobs["a"]
+    assert report.captured == "captured", report.notes
+    assert_equal_to_loop(job, report, model=model, kind=kind, optimizer=optimizer)
+
+
+@pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning")
+def test_the_users_python_runs_as_often_as_in_the_loop():
+    class Counting(Mlp):
+        def forward(self, x):
+            hidden.append(1)
+            return super().forward(x)
+
+    hidden = []
+    wf.run_eager(job_of(model=Counting), threads=1)
+    expected, hidden[:] = len(hidden), []
+    report = run(job_of(model=Counting, audit="all"))
+    assert report.jobs["a"].ok
+    assert len(hidden) == expected
+
+
+# Graphs that are wrong
+
+
+def tampered(monkeypatch, name="a"):
+    """Graphs of this job have sigmoid where its model has tanh."""
+    join = step_cache.join
+
+    def wrong(job, *parts):
+        graph = join(job, *parts)
+        for node in graph.nodes if job.name == name else ():
+            if node.target is torch.ops.aten.tanh.default:
+                node.target = torch.ops.aten.sigmoid.default
+        return graph
+
+    monkeypatch.setattr(step_cache, "join", wrong)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("optimizer", [sgd, functools.partial(optim.AdamW, lr=0.02)])
+def test_a_wrong_graph_never_trains(monkeypatch, policy, optimizer):
+    tampered(monkeypatch)
+    job, beside = job_of(optimizer=optimizer), job_of("b")
+    with pytest.warns(wf.OpaqueStepWarning, match="job 'a'.*other numbers than the eager one"):
+        report = run(job, beside, policy=policy)
+    assert report.jobs["a"].captured == "opaque step"
+    assert "the loss" in report.jobs["a"].notes[0]
+    assert report.jobs["a"].eager_steps == STEPS
+    assert_equal_to_loop(job, report.jobs["a"], optimizer=optimizer)
+    assert report.jobs["b"].captured == "captured"
+    assert_equal_to_loop(beside, report.jobs["b"])
+
+
+def test_a_wrong_graph_ends_a_job_that_insists(monkeypatch):
+    tampered(monkeypatch)
+    report = run(job_of(capture=True), job_of("b"))
+    assert report.jobs["a"].error_type == "CaptureError"
+    assert "other numbers" in report.jobs["a"].error
+    assert report.jobs["b"].ok
+
+
+def astray(monkeypatch, after):
+    """From a step on, captured steps of job "a" get twice its learning rate."""
+    registers, done = step_cache.Preparer.registers, [0]
+
+    def wrong(self, step):
+        found = registers(self, step)
+        factor = 2 if self.job.name == "a" and done[0] >= after else 1
+        return {register: value * factor for register, value in found.items()}
+
+    monkeypatch.setattr(step_cache.Preparer, "registers", wrong)
+    return lambda result: done.__setitem__(0, result.step)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_numbers_that_differ_later_end_the_job(monkeypatch, policy):
+    noted = astray(monkeypatch, after=5)
+    monkeypatch.setattr(CheckSchedule, "is_due", lambda self, step, profile: step in (4, 8))
+    plain = functools.partial(optim.SGD, lr=0.1)
+    job = job_of(steps=12, optimizer=plain, on_step=noted)
+    beside = job_of("b", steps=12)
+    report = run(job, beside, policy=policy)
+    failed = report.jobs["a"]
+    assert failed.state == "failed"
+    assert isinstance(failed.exception, NumbersDifferError)
+    assert failed.steps == 7
+    for word in ("job 'a'", "at step 8", "parameter 'one.weight'", "capture=False"):
+        assert word in failed.error
+    assert report.jobs["b"].captured == "captured"
+    assert_equal_to_loop(beside, report.jobs["b"], steps=12)
+
+
+@pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning")
+def test_a_wrong_graph_beside_an_optimizer_of_python(monkeypatch):
+    tampered(monkeypatch)
+    optimizer = functools.partial(Stubborn, lr=0.1)
+    job = job_of(optimizer=optimizer)
+    report = run(job).jobs["a"]
+    assert report.captured == "opaque step"
+    assert any("other numbers" in note for note in report.notes)
+    assert_equal_to_loop(job, report, optimizer=optimizer)
+
+
+def test_checks_beside_an_optimizer_of_python():
+    optimizer = functools.partial(Stubborn, lr=0.1)
+    job = job_of(optimizer=optimizer, audit="all", model=Cnn, kind="images")
+    report = run(job).jobs["a"]
+    assert report.captured == "opaque optimizer", report.notes
+    assert report.checks >= STEPS - 1  # before the first trace a step may have to show its calls
+    assert_equal_to_loop(job, report, optimizer=optimizer, model=Cnn, kind="images")
+
+
+# No memory for the eager step of a check
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("late", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("at", [1, 2, 5])
+@pytest.mark.parametrize(
+    "optimizer", [sgd, functools.partial(optim.AdamW, lr=0.02), functools.partial(Stubborn, lr=0.1)]
+)
+def test_without_memory_for_it_the_graphs_numbers_count(monkeypatch, policy, optimizer, at, late):
+    eager_step, made = audit.eager_step, []
+
+    def short_of_memory(job, batch, after_backward=lambda: None):
+        made.append(1)
+        if len(made) != at:
+            return eager_step(job, batch, after_backward)
+        if late:
+            return eager_step(job, batch, out_of_memory)
+        raise torch.OutOfMemoryError("none left")
+
+    def out_of_memory():
+        raise torch.OutOfMemoryError("none left")
+
+    for function in (short_of_memory, out_of_memory):  # else it would count as the user's code
+        function.__code__ = function.__code__.replace(co_filename=audit.__file__)
+    monkeypatch.setattr(audit, "eager_step", short_of_memory)
+    job = job_of(model=Cnn, kind="images", optimizer=optimizer, audit="all")
+    report = run(job, policy=policy).jobs["a"]
+    assert report.state == "finished", report.error
+    assert len(made) >= at
+    assert_equal_to_loop(job, report, model=Cnn, kind="images", optimizer=optimizer)
+
+
+# What counts as equal
+
+
+def test_bits_are_compared():
+    zero, nan = torch.tensor([0.0]), torch.tensor([float("nan")])
+    assert same_bits(zero, zero.clone())
+    assert not same_bits(zero, -zero)
+    assert same_bits(nan, (nan.view(torch.int32) ^ 1).view(torch.float32))
+    assert not same_bits(nan, zero)
+    assert not same_bits(zero, zero.double())
+    assert not same_bits(zero, torch.zeros(1, 1))
+    assert same_bits(torch.ones(2, 3).T, torch.ones(3, 2))
+    assert same_bits(torch.tensor([1j]).conj(), torch.tensor([complex(0, -1)]))
+    assert same_bits(torch.eye(2).to_sparse(), torch.eye(2).to_sparse())
+    for dtype in (torch.bool, torch.bfloat16, torch.float64, torch.int8, torch.complex64):
+        assert same_bits(torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype))
+        assert not same_bits(torch.ones(2, dtype=dtype), torch.zeros(2, dtype=dtype))
+
+
+def test_nan_is_the_same_number():
+    assert same_number(float("nan"), float("nan"))
+    assert not same_number(1.0, float("nan"))
+
+
+def test_what_torch_imports_in_its_first_step_is_no_call_of_the_step():
+    script = """
+import torch, waterflow as wf
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3))
+job = wf.Job(
+    "a", model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), capture=True,
+    loss=lambda m, b: m(b).square().mean(), data=[torch.randn(4, 1, 8, 8)] * 4,
+)
+report = wf.run([job], memory="64MiB")
+assert report.ok, report.jobs["a"].error
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
