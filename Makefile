@@ -17,9 +17,9 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 BUILT := $(VENV)/built.stamp
-SOURCES := $(wildcard allocator_ext/*.cpp allocator_ext/core/*.cpp allocator_ext/cuda/*.cpp)
-HEADERS := $(wildcard allocator_ext/*.h allocator_ext/core/*.h allocator_ext/cuda/*.h)
-TIDY := $(SOURCES) $(HEADERS) $(wildcard tests/allocator_ext/*.cpp tests/fakecuda/*.cpp tests/fakecuda/*.h)
+SOURCES := $(shell find allocator_ext -name "*.cpp")
+HEADERS := $(shell find allocator_ext -name "*.h")
+TIDY := $(SOURCES) $(HEADERS) $(shell find tests -name "*.cpp" -o -name "*.h")
 # Ninja would start more compilers than there are cores, and each of them takes a gigabyte.
 export MAX_JOBS ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -55,9 +55,11 @@ def cuda_headers() -> list[Path]:
 def extension() -> CppExtension:
     """The extension; the part that needs CUDA's headers only where torch has CUDA, too."""
     headers = cuda_headers()
-    folders = ["allocator_ext", "allocator_ext/core", *(["allocator_ext/cuda"] if headers else [])]
+    cuda = ROOT / "allocator_ext" / "cuda"
     sources = sorted(
-        str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).glob("*.cpp")
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "allocator_ext").rglob("*.cpp")
+        if headers or path.parent != cuda
     )
     # CUDA's runtime library needs no mention: libc10_cuda brings along the one torch runs with.
     return CppExtension(

@@ -105,7 +105,7 @@ def bound_of(case: Case) -> float:
     """What is left beside all persistent bytes, over what is left beside one job's: the least."""
     memory = parse_bytes(case.memory)
     held = [
-        candidate.subject(2).persistent_bytes
+        candidate.sized_job(2).persistent_bytes
         for candidate in candidates_of(case.models, get_hardware("v100"))
     ]
     return min((memory - sum(held)) / (memory - own) for own in held)

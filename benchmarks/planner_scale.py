@@ -46,7 +46,7 @@ def plan_one(path: Path) -> dict[str, Any]:
     """In a process of its own."""
     import torch
 
-    from waterflow.study.estimate import Subject, outlook
+    from waterflow.study.estimate import SizedJob, estimate
     from waterflow.study.hardware import get_hardware
 
     torch.set_num_threads(1)
@@ -55,21 +55,21 @@ def plan_one(path: Path) -> dict[str, Any]:
     times = device.seconds(footprint.flops, footprint.moved_bytes)
     footprint = replace(footprint, steady=replace(footprint.steady, node_seconds=times))
     started = time.perf_counter()
-    subject = Subject(footprint, device.alignment)
-    needed = subject.solo_bytes
+    sized_job = SizedJob(footprint, device.alignment)
+    needed = sized_job.solo_bytes
     result: dict[str, Any] = {
         "nodes": footprint.steady.num_nodes,
         "events": len(footprint.steady.events),
         "solo_seconds": time.perf_counter() - started,
-        "solo_extent_ratio": subject.steady.extent / subject.profile.transient_peak_bytes,
+        "solo_extent_ratio": sized_job.steady.extent / sized_job.profile.transient_peak_bytes,
     }
-    memory = 2 * subject.persistent_bytes + int(1.5 * (needed - subject.persistent_bytes))
+    memory = 2 * sized_job.persistent_bytes + int(1.5 * (needed - sized_job.persistent_bytes))
     for policy in ("temporal", "waterwave-s", "waterwave", "flow"):
         started = time.perf_counter()
-        found = outlook([subject, subject], memory, policy, device.alignment)
+        found = estimate([sized_job, sized_job], memory, policy, device.alignment)
         result[f"{policy}_seconds"] = time.perf_counter() - started
         if found is not None and policy != "flow":
-            held = 2 * subject.persistent_bytes
+            held = 2 * sized_job.persistent_bytes
             result[f"{policy}_extent_ratio"] = (found.extent_bytes - held) / (
                 found.peak_bytes - held
             )

@@ -2,9 +2,9 @@
 
 Needs hypothesis, which waterflow itself does not install. Use it on a policy of your own::
 
-    @given(jobs=plan_jobs(), lanes=st.integers(1, 4), slack=st.floats(0, 4))
-    def test_contract(jobs, lanes, slack):
-        check_contract(MyPolicy(), jobs, lanes, slack)
+    @given(jobs=plan_jobs(), lanes=st.integers(1, 4), headroom=st.floats(0, 4))
+    def test_contract(jobs, lanes, headroom):
+        check_contract(MyPolicy(), jobs, lanes, headroom)
 """
 
 from __future__ import annotations
@@ -112,15 +112,17 @@ def plan_jobs(draw: st.DrawFn, max_jobs: int = 6) -> list[PlanJob]:
     return jobs
 
 
-def check_contract(policy: Policy, jobs: Sequence[PlanJob], lanes: int, slack: float) -> Schedule:
+def check_contract(
+    policy: Policy, jobs: Sequence[PlanJob], lanes: int, headroom: float
+) -> Schedule:
     """Hold a policy to ``Policy``'s contract and return its schedule.
 
-    The budget is what the jobs need one after another, enlarged by ``slack`` times their largest
+    The budget is what the jobs need one after another, enlarged by ``headroom`` times their largest
     peak. Raises PlanError or AssertionError.
     """
     own = [job.profile for job in jobs]
     need = temporal_need(own)
-    budget = need + int(slack * max(profile.transient_peak_bytes for profile in own))
+    budget = need + int(headroom * max(profile.transient_peak_bytes for profile in own))
     schedule = policy.schedule(jobs, budget, lanes)
     verify(schedule, own, budget)
     assert schedule.lanes == lanes

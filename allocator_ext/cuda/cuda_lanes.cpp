@@ -15,7 +15,7 @@
 #include "cuda/forwarding.h"
 #include "cuda/open_pools.h"
 #include "cuda/recorded_streams.h"
-#include "lane.h"
+#include "runtime/lane.h"
 
 namespace py = pybind11;
 

@@ -4,7 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "core/driver.h"
+#include "core/device/driver.h"
 
 namespace waterflow {
 

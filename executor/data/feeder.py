@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 @dataclass
-class Fed(Generic[Item]):
+class FeedItem(Generic[Item]):
     """What a feeder hands out: an item, the end of the data, or an error."""
 
     item: Item | None = None
@@ -65,7 +65,7 @@ class Feeder(Generic[Item]):
         self._adopt_thread = adopt_thread
         self._on_ready = on_ready
         self._ahead = ahead
-        self._queue: deque[Fed[Item]] = deque()
+        self._queue: deque[FeedItem[Item]] = deque()
         self._changed = threading.Condition()
         self._done = 0
         self._fetched = 0
@@ -82,11 +82,11 @@ class Feeder(Generic[Item]):
         """Starts fetching."""
         self._thread.start()
 
-    def peek(self) -> Fed[Item] | None:
+    def peek(self) -> FeedItem[Item] | None:
         """The next thing to take, None while there is none."""
         return self._queue[0] if self._queue else None
 
-    def take(self) -> Fed[Item]:
+    def take(self) -> FeedItem[Item]:
         """Takes the next thing; there must be one."""
         with self._changed:
             fed = self._queue.popleft()
@@ -114,13 +114,13 @@ class Feeder(Generic[Item]):
         try:
             self._adopt_thread()
             for epoch, batch in self._batches():
-                self._put(Fed(self._prepare(batch, self._wait_for_former_steps), epoch))
-            fed: Fed[Item] = Fed(end=True)
+                self._put(FeedItem(self._prepare(batch, self._wait_for_former_steps), epoch))
+            fed: FeedItem[Item] = FeedItem(end=True)
         except BaseException as error:
-            fed = Fed(error=error)
+            fed = FeedItem(error=error)
         self._put(fed)
 
-    def _put(self, fed: Fed[Item]) -> None:
+    def _put(self, fed: FeedItem[Item]) -> None:
         with self._changed:
             self._queue.append(fed)
         self._on_ready()

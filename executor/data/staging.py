@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from waterflow.executor.device.device import Device
-from waterflow.executor.run.residency import Residence, span_of
+from waterflow.executor.run.residency import Residency, span_of
 
 
 @dataclass(eq=False)
-class Parcel:
+class PinnedBatch:
     """A batch in page-locked memory.
 
     Attributes:
@@ -36,7 +36,7 @@ class Parcel:
     sent: bool = False
 
 
-class Mailbox:
+class BatchPrefetcher:
     """One job's batches on their way to its device."""
 
     def __init__(self, device: Device) -> None:
@@ -47,15 +47,15 @@ class Mailbox:
         self._lock = threading.Lock()
         self._idle: list[Any] = []
 
-    def pack(self, tensors: Sequence[torch.Tensor]) -> Parcel:
+    def pack(self, tensors: Sequence[torch.Tensor]) -> PinnedBatch:
         """Copies host tensors into page-locked memory. On the feeder's thread: it may wait."""
         size = sum(_room(tensor, self._device.alignment) for tensor in tensors)
         self.size = max(self.size, size)
         buffer = self._take_buffer(size)
-        parcel = Parcel(tensors, buffer, size)
+        pinned = PinnedBatch(tensors, buffer, size)
         for view, tensor in zip(self._views(buffer.tensor(), tensors), tensors, strict=True):
             view.copy_(span_of(tensor))
-        return parcel
+        return pinned
 
     def _take_buffer(self, size: int) -> Any:
         with self._lock:
@@ -66,7 +66,7 @@ class Mailbox:
         return buffer
 
     def open(
-        self, job: int, scope: Callable[[int], AbstractContextManager[Any]], residence: Residence
+        self, job: int, scope: Callable[[int], AbstractContextManager[Any]], residency: Residency
     ) -> None:
         """Takes the inbox's memory in the arena, or more of it. Only between steps.
 
@@ -76,37 +76,37 @@ class Mailbox:
         if self.block is not None:
             if self.block.numel() >= self.size:
                 return
-            self.close(residence)
+            self.close(residency)
         with scope(job):
             self.block = torch.empty(self.size, dtype=torch.uint8, device=self._device.tensors)
-        residence.enter(job, [self.block])
+        residency.move_in(job, [self.block])
 
-    def close(self, residence: Residence) -> None:
+    def close(self, residency: Residency) -> None:
         """Gives the inbox's memory back."""
         if self.block is not None:
-            residence.drop(self.block)
+            residency.drop(self.block)
             self.block = None
 
-    def fits(self, parcel: Parcel) -> bool:
+    def fits(self, pinned: PinnedBatch) -> bool:
         """Whether the inbox is large enough as it is."""
-        return self.block is not None and parcel.size <= self.block.numel()
+        return self.block is not None and pinned.size <= self.block.numel()
 
-    def send(self, parcel: Parcel) -> None:
+    def send(self, pinned: PinnedBatch) -> None:
         """Queues the copy, behind the step that reads the former batch; the host goes on."""
-        if parcel.sent or parcel.size == 0:
+        if pinned.sent or pinned.size == 0:
             return
-        self.inbox.send(parcel.buffer, self.block, parcel.size)
-        parcel.sent = True
+        self.inbox.send(pinned.buffer, self.block, pinned.size)
+        pinned.sent = True
 
-    def receive(self, parcel: Parcel) -> list[torch.Tensor]:
+    def receive(self, pinned: PinnedBatch) -> list[torch.Tensor]:
         """The batch as tensors in the inbox, of the layout that the data gave them."""
         assert self.block is not None, "the inbox is opened when the job enters the arena"
         with self._lock:
-            self._idle.append(parcel.buffer)  # to be had again when its copy is done
-        views = self._views(self.block, parcel.tensors)
+            self._idle.append(pinned.buffer)  # to be had again when its copy is done
+        views = self._views(self.block, pinned.tensors)
         return [
             view.as_strided(tensor.shape, tensor.stride())
-            for view, tensor in zip(views, parcel.tensors, strict=True)
+            for view, tensor in zip(views, pinned.tensors, strict=True)
         ]
 
     def _views(self, block: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -1,8 +1,8 @@
 """Steps prepared to flow: each piled up from one end of a range that two lanes share.
 
-See `allocator_ext/core/gate.h` for how lanes share a range and `pile.h` for how a step is piled up.
-Everything that a lane may meet is settled here beforehand, so that no order of events can make a
-step run out of memory.
+How lanes share a range is in `allocator_ext/core/plan/gate.h`, how a step is piled up in `pile.h`
+beside it. Everything that a lane may meet is settled here beforehand, so that no order of events
+can make a step run out of memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from waterflow.executor.plan.round_plan import StepMemory, live_end
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.groups import NodeGroup, partition_for_flow
 
-SLACKS = (0.10, 0.03, 0.01, 0.0)
+HEADROOMS = (0.10, 0.03, 0.01, 0.0)
 """How much higher than the step's live peak its pile may get: the higher, the sooner it falls."""
 
 
@@ -47,11 +47,11 @@ class PiledStep:
         return stop - self.offsets - self.sizes if from_top else start + self.offsets
 
 
-def pile_step(memory: StepMemory, slack: float, room: int) -> PiledStep:
-    """Piles a step up, at most `slack` of its peak higher than that if such a pile is found.
+def pile_step(memory: StepMemory, headroom: float, room: int) -> PiledStep:
+    """Piles a step up, at most `headroom` of its peak higher than that if such a pile is found.
 
-    It is lower where there is only `room` bytes. With a slack of 0.0 the result is the lowest that
-    is known, so it fits wherever the step does.
+    It is lower where there is only `room` bytes. With a headroom of 0.0 the result is the lowest
+    that is known, so it fits wherever the step does.
 
     Raises ValueError where blocks outlive the step.
     """
@@ -60,9 +60,9 @@ def pile_step(memory: StepMemory, slack: float, room: int) -> PiledStep:
         raise ValueError(f"step {profile.name!r}: blocks that outlive it cannot be piled up")
     sizes, ids = memory.events
     peak = profile.transient_peak_bytes
-    pile = _C.pile_up(sizes, ids, min(int(peak * (1 + slack)), room))
+    pile = _C.pile_up(sizes, ids, min(int(peak * (1 + headroom)), room))
     offsets, reach = pile.offsets, pile.reach
-    if slack == 0.0 and memory.extent < pile.extent:
+    if headroom == 0.0 and memory.extent < pile.extent:
         offsets = memory.solo_offsets
         reach = _C.reach_of(sizes, ids, offsets.tolist())
     groups = partition_for_flow(profile)

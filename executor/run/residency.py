@@ -64,7 +64,7 @@ class _Resident:
     users: set[int] = field(default_factory=set)
 
 
-class Residence:
+class Residency:
     """The persistent storages of all jobs in one arena. Tensors keep their identity throughout.
 
     Tensors that are not on the arena's device (numbers that an optimizer keeps on the host) are
@@ -81,7 +81,7 @@ class Residence:
         resident = self._residents.get(storage_key(tensor))
         return set() if resident is None else resident.users
 
-    def enter(self, job: int, tensors: Iterable[torch.Tensor]) -> None:
+    def move_in(self, job: int, tensors: Iterable[torch.Tensor]) -> None:
         """Gives storages their place in the arena, on the job's account; shared ones only once.
 
         What a step has made in the arena is brought out, where tensors are kept in place, and its
@@ -108,7 +108,7 @@ class Residence:
         remaining = by_storage(tensors)
         new = [t for sharing in remaining.values() for t in sharing if job not in self.users(t)]
         if new:
-            self.enter(job, new)
+            self.move_in(job, new)
         for key, resident in list(self._residents.items()):
             if key not in remaining:
                 self._discard(key, resident, job)
@@ -130,7 +130,7 @@ class Residence:
             _C.move_into_arena(tensor, self._arena, job)
         return _Resident(tensor.detach(), room)
 
-    def leave(
+    def move_out(
         self, job: int, own: Iterable[torch.Tensor] = (), known: Iterable[torch.Tensor] = ()
     ) -> None:
         """Gives up the job's places; what of its tensors is in the arena moves to ordinary memory.

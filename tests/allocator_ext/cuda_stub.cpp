@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "core/cuda_device.h"
+#include "core/device/cuda_device.h"
 #include "cuda/cuda_lanes.h"
 #include "cuda/forwarding.h"
-#include "lane.h"
+#include "runtime/lane.h"
 
 namespace {
 

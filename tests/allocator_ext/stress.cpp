@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/arena.h"
-#include "core/checker.h"
-#include "core/drive.h"
-#include "core/gate.h"
-#include "core/rehearsal.h"
+#include "core/arena/arena.h"
+#include "core/check/checker.h"
+#include "core/check/drive.h"
+#include "core/plan/gate.h"
+#include "core/plan/rehearsal.h"
 
 namespace {
 

@@ -96,7 +96,7 @@ def test_what_goes_where_on_a_stub(core: Task[Path], tmp_path: Path) -> None:
     stub = tmp_path / "stub.so"
     sources = [
         Path(__file__).with_name("cuda_stub.cpp"),
-        EXTENSION / "lane.cpp",
+        EXTENSION / "runtime" / "lane.cpp",
         *(EXTENSION / "cuda").glob("*.cpp"),
         core.result(),
     ]

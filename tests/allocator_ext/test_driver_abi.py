@@ -1,4 +1,4 @@
-"""core/driver.h against the real cuda.h, where a toolkit or its pip package is installed."""
+"""core/device/driver.h against the real cuda.h, where a toolkit or its pip package is installed."""
 
 import importlib.util
 import os
@@ -12,7 +12,7 @@ from tests.support.fake_cuda import COMPILER, EXTENSION, ROOT
 
 pytestmark = pytest.mark.virtual
 
-SOURCES = [ROOT / "tests" / "fakecuda" / "abi.cpp", EXTENSION / "core" / "driver.cpp"]
+SOURCES = [ROOT / "tests" / "fakecuda" / "abi.cpp", EXTENSION / "core" / "device" / "driver.cpp"]
 
 
 def header_folders() -> list[Path]:

@@ -91,10 +91,10 @@ def last_to_die_lowest(events: Arrays) -> int:
 @given(profiles(), st.sampled_from([0.0, 0.01, 0.1, 1.0]))
 @settings(max_examples=150, deadline=None)
 def test_blocks_never_overlap_and_the_limit_is_kept_where_it_can_be(
-    profile: Profile, slack: float
+    profile: Profile, headroom: float
 ) -> None:
     events = events_of(profile)
-    limit = int(live_peak(events) * (1 + slack))
+    limit = int(live_peak(events) * (1 + headroom))
     extent = check(events, limit)
     simple = last_to_die_lowest(events)
     assert extent <= simple
@@ -189,10 +189,10 @@ def unrolled_cells(cells: int, kept: int = 4, passing: int = 3) -> Arrays:
 def test_long_steps_are_piled_as_tightly() -> None:
     events = unrolled_cells(1200)
     assert int((events[0] > 0).sum()) > BUNDLED_ABOVE
-    for slack in (0.1, 0.0):
-        pile = _C.pile_up(*events, int(live_peak(events) * (1 + slack)))
+    for headroom in (0.1, 0.0):
+        pile = _C.pile_up(*events, int(live_peak(events) * (1 + headroom)))
         assert pile.reach.tolist() == replay(events, pile.offsets)
-        assert pile.extent <= (1.01 + slack) * live_peak(events)
+        assert pile.extent <= (1.01 + headroom) * live_peak(events)
 
 
 def test_long_steps_whose_blocks_have_nothing_in_common() -> None:

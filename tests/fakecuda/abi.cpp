@@ -1,9 +1,9 @@
-// core/driver.h writes out types, constants and signatures of cuda.h. Here the two are compared, at
-// compile time; the main function compares the list of errors that end a context. Only declarations
-// of cuda.h are used, so nothing of CUDA is linked.
+// core/device/driver.h writes out types, constants and signatures of cuda.h. Here the two are
+// compared, at compile time; the main function compares the list of errors that end a context. Only
+// declarations of cuda.h are used, so nothing of CUDA is linked.
 
 // Before cuda.h, whose macros rename some functions.
-#include "core/driver.h"
+#include "core/device/driver.h"
 //
 #include <cuda.h>
 

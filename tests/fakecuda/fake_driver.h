@@ -30,7 +30,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/driver.h"
+#include "core/device/driver.h"
 
 namespace cu = waterflow::cu;
 

@@ -29,12 +29,12 @@
 #include <utility>
 #include <vector>
 
-#include "core/arena.h"
-#include "core/checker.h"
-#include "core/cuda_backend.h"
-#include "core/cuda_device.h"
-#include "core/rehearsal.h"
-#include "core/script.h"
+#include "core/arena/arena.h"
+#include "core/check/checker.h"
+#include "core/device/cuda_backend.h"
+#include "core/device/cuda_device.h"
+#include "core/plan/rehearsal.h"
+#include "core/plan/script.h"
 
 namespace {
 

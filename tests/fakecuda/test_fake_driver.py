@@ -239,7 +239,7 @@ def test_work_at_exit_is_dropped(fake: FakeDriver) -> None:
 
 
 def test_every_symbol_is_counted(fake: FakeDriver) -> None:
-    header = Path(__file__).parents[2] / "allocator_ext" / "core" / "driver.h"
+    header = Path(__file__).parents[2] / "allocator_ext" / "core" / "device" / "driver.h"
     listed = [line for line in header.read_text().splitlines() if line.startswith("  CALL(")]
     symbols = [line.split("(")[1].split(",")[0].split(")")[0] for line in listed]
     assert len(symbols) == len(set(symbols)) >= 30

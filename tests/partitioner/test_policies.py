@@ -52,19 +52,21 @@ def places(table, index):
 @given(
     jobs=plan_jobs(),
     lanes=st.integers(1, 4),
-    slack=st.one_of(st.just(0.0), st.floats(0, 1), st.floats(1, 7)),
+    headroom=st.one_of(st.just(0.0), st.floats(0, 1), st.floats(1, 7)),
 )
-def test_contract(name, jobs, lanes, slack):
-    schedule = check_contract(get_policy(name), jobs, lanes, slack)
+def test_contract(name, jobs, lanes, headroom):
+    schedule = check_contract(get_policy(name), jobs, lanes, headroom)
     own = [job.profile for job in jobs]
     serial = sum(times.sum() for times in node_times(own))
     assert schedule.predicted_seconds(own) <= serial * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=60)
-@given(jobs=plan_jobs(), lanes=st.integers(1, 4), split=st.integers(1, 500), slack=st.floats(0, 3))
-def test_contract_at_any_split_size(jobs, lanes, split, slack):
-    check_contract(WaterWave(split_size=split), jobs, lanes, slack)
+@given(
+    jobs=plan_jobs(), lanes=st.integers(1, 4), split=st.integers(1, 500), headroom=st.floats(0, 3)
+)
+def test_contract_at_any_split_size(jobs, lanes, split, headroom):
+    check_contract(WaterWave(split_size=split), jobs, lanes, headroom)
 
 
 # Arrangements: every offset gives an order that barriers can honour.

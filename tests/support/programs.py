@@ -17,7 +17,7 @@ from tests.support.tasks import Task, call, folder
 
 ROOT = Path(__file__).parents[2]
 EXTENSION = ROOT / "allocator_ext"
-CORE = sorted((EXTENSION / "core").glob("*.cpp"))
+CORE = sorted((EXTENSION / "core").rglob("*.cpp"))
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 

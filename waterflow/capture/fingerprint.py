@@ -3,7 +3,7 @@
 A cache of captures is only sound if whatever shapes a graph is part of its key. From the objects
 given the walk follows attributes, containers, closures, defaults and the globals that functions
 name, as far as code of the user's goes; installed packages stand for themselves by name (their
-versions are in `surroundings`). Of tensors the layout counts: values do not enter a graph. What the
+versions are in `environment`). Of tensors the layout counts: values do not enter a graph. What the
 walk cannot see through (iterators, open files, objects of C extensions, code that reads files or
 the environment) is a doubt, and with a doubt nothing should be cached.
 """
@@ -61,7 +61,7 @@ _TYPE_HINTS = (types.GenericAlias, types.UnionType, typing.TypeVar)
 _MAX_ARRAY_BYTES = 1 << 24
 
 
-class Identity:
+class Fingerprint:
     """Takes in values; `digest` is equal for equal ones, in every process."""
 
     def __init__(self) -> None:
@@ -342,27 +342,27 @@ _BUILTINS = (
 )
 
 #: How to describe what; the first kind that fits counts.
-_DESCRIBERS: list[tuple[Any, Callable[[Identity, Any], None]]] = [
-    (torch.Tensor, Identity._tensor),
-    (type, Identity._class),
-    (types.FunctionType, Identity._function),
-    (types.MethodType, Identity._method),
-    (types.ModuleType, Identity._module),
-    (_BUILTINS, Identity._builtin),
-    (functools.partial, Identity._partial),
-    ((staticmethod, classmethod), Identity._wrapper),
-    (property, Identity._property),
-    (enum.Enum, Identity._member),
-    (weakref.ref, Identity._weak),
-    (np.ndarray, Identity._array),
-    (np.generic, Identity._number),
-    (np.dtype, Identity._text),
-    (pathlib.PurePath, Identity._text),
-    (re.Pattern, Identity._pattern),
-    ((logging.Logger, torch.Generator), Identity._name_only),
-    (defaultdict, Identity._default_dictionary),
-    (types.SimpleNamespace, Identity._namespace),
-    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Identity._text),
+_DESCRIBERS: list[tuple[Any, Callable[[Fingerprint, Any], None]]] = [
+    (torch.Tensor, Fingerprint._tensor),
+    (type, Fingerprint._class),
+    (types.FunctionType, Fingerprint._function),
+    (types.MethodType, Fingerprint._method),
+    (types.ModuleType, Fingerprint._module),
+    (_BUILTINS, Fingerprint._builtin),
+    (functools.partial, Fingerprint._partial),
+    ((staticmethod, classmethod), Fingerprint._wrapper),
+    (property, Fingerprint._property),
+    (enum.Enum, Fingerprint._member),
+    (weakref.ref, Fingerprint._weak),
+    (np.ndarray, Fingerprint._array),
+    (np.generic, Fingerprint._number),
+    (np.dtype, Fingerprint._text),
+    (pathlib.PurePath, Fingerprint._text),
+    (re.Pattern, Fingerprint._pattern),
+    ((logging.Logger, torch.Generator), Fingerprint._name_only),
+    (defaultdict, Fingerprint._default_dictionary),
+    (types.SimpleNamespace, Fingerprint._namespace),
+    ((torch._ops.OpOverload, torch._ops.OpOverloadPacket), Fingerprint._text),
 ]
 
 

@@ -23,8 +23,8 @@ from waterflow.capture.trace_diff import Place, live_constants
 from waterflow.capture.traced_floats import (
     Expression,
     Guard,
-    MarkedFloat,
     Marks,
+    TracedFloat,
     holds,
     leaves,
     mark,
@@ -238,7 +238,7 @@ class _Attempt:
             return value
         return self.marks.number(mark(value, self.random), ("hyper", key))
 
-    def _read(self, tensor: torch.Tensor) -> MarkedFloat:
+    def _read(self, tensor: torch.Tensor) -> TracedFloat:
         """A read of a traced tensor becomes a read in the graph, and a marked number here."""
         mode = get_proxy_mode()
         if mode is None or not isinstance(tensor, FakeTensor):
@@ -283,7 +283,7 @@ class _Attempt:
         """A plain value that changes with the steps would be frozen by the trace."""
         before = self.state[index].get(key, _ABSENT)
         first = not self.state[index]
-        if isinstance(value, MarkedFloat) or not (first or same_value(before, value)):
+        if isinstance(value, TracedFloat) or not (first or same_value(before, value)):
             raise NotCapturableError(f"its state {key!r} is a Python value that changes")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from waterflow.capture.fingerprint import Identity
+from waterflow.capture.fingerprint import Fingerprint
 from waterflow.capture.forward import ForwardTrace
 from waterflow.capture.join import gradient_layouts, only_copied
 from waterflow.capture.optimizer import OptimizerTrace, trace_optimizer
@@ -90,7 +90,7 @@ def _key(job: Job, gradients: list[Layout | None], state: StateLayout) -> str | 
     step: Any = attributes.get("step")
     if getattr(step, "_wrapped_by_lr_sched", False) and step.__wrapped__ is type(own).step:
         del attributes["step"]
-    identity = Identity()
+    identity = Fingerprint()
     try:
         identity.add("optimizer", (type(own), attributes, job.clip_grad_norm, gradients))
     except Exception:  # objects may refuse to be looked at in any way

@@ -61,19 +61,19 @@ class Marks:
     meanings: dict[bytes, list[Expression]] = field(default_factory=dict)
     guards: list[Guard] = field(default_factory=list)
 
-    def number(self, value: float, expression: Expression) -> MarkedFloat:
+    def number(self, value: float, expression: Expression) -> TracedFloat:
         """A float of that value that remembers the expression."""
         self.meanings.setdefault(bits(value), []).append(expression)
-        return MarkedFloat(value, expression, self)
+        return TracedFloat(value, expression, self)
 
 
-class MarkedFloat(float):
+class TracedFloat(float):
     """A float that remembers how it was computed."""
 
     expression: Expression
     marks: Marks
 
-    def __new__(cls, value: float, expression: Expression, marks: Marks) -> MarkedFloat:
+    def __new__(cls, value: float, expression: Expression, marks: Marks) -> TracedFloat:
         """A number of `value`; see `Marks.number`."""
         self = super().__new__(cls, value)
         self.expression = expression
@@ -100,7 +100,7 @@ def bits(value: float) -> bytes:
 
 def expression_of(value: float) -> Expression:
     """The expression of a marked number; a plain one stands for itself."""
-    if isinstance(value, MarkedFloat):
+    if isinstance(value, TracedFloat):
         return value.expression
     return ("number", float(value))
 
@@ -146,11 +146,11 @@ def _compute(symbol: str, *operands: float) -> Any:
     value = ARITHMETIC[symbol](*(float(operand) for operand in operands))
     if isinstance(value, complex):
         return value
-    marks = next(operand.marks for operand in operands if isinstance(operand, MarkedFloat))
+    marks = next(operand.marks for operand in operands if isinstance(operand, TracedFloat))
     return marks.number(value, (symbol, *map(expression_of, operands)))
 
 
-def _compare(symbol: str, left: MarkedFloat, right: Any) -> Any:
+def _compare(symbol: str, left: TracedFloat, right: Any) -> Any:
     if not isinstance(right, (int, float)):
         return NotImplemented
     outcome = COMPARISON[symbol](float(left), float(right))
@@ -162,22 +162,22 @@ def _install_arithmetic() -> None:
     names = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "^": "pow"}
     for symbol, name in names.items():
 
-        def forward(self: MarkedFloat, other: Any, *_: Any, symbol: str = symbol) -> Any:
+        def forward(self: TracedFloat, other: Any, *_: Any, symbol: str = symbol) -> Any:
             return _compute(symbol, self, other)
 
-        def reflected(self: MarkedFloat, other: Any, *_: Any, symbol: str = symbol) -> Any:
+        def reflected(self: TracedFloat, other: Any, *_: Any, symbol: str = symbol) -> Any:
             return _compute(symbol, other, self)
 
-        setattr(MarkedFloat, f"__{name}__", forward)
-        setattr(MarkedFloat, f"__r{name}__", reflected)
+        setattr(TracedFloat, f"__{name}__", forward)
+        setattr(TracedFloat, f"__r{name}__", reflected)
     comparisons = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
     for symbol, name in comparisons.items():
 
-        def compare(self: MarkedFloat, other: Any, symbol: str = symbol) -> Any:
+        def compare(self: TracedFloat, other: Any, symbol: str = symbol) -> Any:
             return _compare(symbol, self, other)
 
-        setattr(MarkedFloat, f"__{name}__", compare)
-    setattr(MarkedFloat, "__neg__", lambda self: _compute("n", self))  # noqa: B010
+        setattr(TracedFloat, f"__{name}__", compare)
+    setattr(TracedFloat, "__neg__", lambda self: _compute("n", self))  # noqa: B010
 
 
 _install_arithmetic()

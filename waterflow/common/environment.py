@@ -59,7 +59,7 @@ def is_library(module_name: str) -> bool:
     return is_library_file(filename)
 
 
-def surroundings(gpu: bool = False) -> str:
+def environment(gpu: bool = False) -> str:
     """A text that changes with everything around the job that may change its step graph.
 
     Args:

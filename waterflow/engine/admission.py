@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
-from waterflow.engine.job_run import Member
-from waterflow.executor.run.residency import Residence, storage_key
+from waterflow.engine.job_run import JobRun
+from waterflow.executor.run.residency import Residency, storage_key
 
 
 class Admission:
     """Decides on jobs by their exact needs: measured steps, rehearsed addresses."""
 
-    def __init__(self, budget: int, capacity: int, residence: Residence) -> None:
+    def __init__(self, budget: int, capacity: int, residency: Residency) -> None:
         """Takes the budget as given, the arena's bytes (whole chunks), and who is in it."""
         self._budget = budget
         self._capacity = capacity
-        self._residence = residence
+        self._residency = residency
 
-    def check(self, member: Member, admitted: Sequence[Member]) -> None:
+    def check(self, member: JobRun, admitted: Sequence[JobRun]) -> None:
         """Whether the job may ever enter.
 
         Raises:
@@ -30,17 +30,17 @@ class Admission:
             raise BudgetError(self._does_not_fit(member))
         self._check_sharing(member, admitted)
 
-    def fits_alone(self, member: Member) -> bool:
+    def fits_alone(self, member: JobRun) -> bool:
         """Whether the job can run by itself."""
         return member.needed_bytes <= self._capacity
 
-    def fits_beside(self, member: Member, admitted: Sequence[Member]) -> bool:
+    def fits_beside(self, member: JobRun, admitted: Sequence[JobRun]) -> bool:
         """Whether all fit at least one step after another, everybody's persistent tensors held."""
         together = [*admitted, member]
         persistent = sum(m.preparer.final_persistent_bytes for m in together)
         return persistent + max(m.solo_extent for m in together) <= self._capacity
 
-    def _does_not_fit(self, member: Member) -> str:
+    def _does_not_fit(self, member: JobRun) -> str:
         need = member.needed_bytes
         return (
             f"job {member.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
@@ -48,13 +48,13 @@ class Admission:
             "use a smaller batch."
         )
 
-    def _check_sharing(self, member: Member, admitted: Sequence[Member]) -> None:
+    def _check_sharing(self, member: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
         numbers = {m.number: m for m in admitted}
         trained = {storage_key(t) for m in admitted for t in m.preparer.mutated()}
         own = {storage_key(t) for t in member.preparer.mutated()}
         for tensor in member.preparer.all_persistent():
-            others = self._residence.users(tensor) - {member.number}
+            others = self._residency.users(tensor) - {member.number}
             if others and storage_key(tensor) in trained | own:
                 raise JobError(
                     f"jobs {numbers[min(others)].name!r} and {member.name!r} share a tensor of "
@@ -62,7 +62,7 @@ class Admission:
                     "of the model (copy.deepcopy) and an optimizer of that copy's parameters"
                 )
 
-    def too_small(self, members: Sequence[Member]) -> str:
+    def too_small(self, members: Sequence[JobRun]) -> str:
         """What to say where some of these jobs do not fit even one after another."""
         needs = "; ".join(
             f"{m.name!r} needs {m.needed_bytes} bytes ({format_bytes(m.needed_bytes)})"

@@ -14,23 +14,23 @@ from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import BudgetError, DeviceLostError, JobError
 from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
-from waterflow.engine.flow import Flowing
-from waterflow.engine.job_run import Member
+from waterflow.engine.flow import FlowExecutor
+from waterflow.engine.job_run import JobRun
 from waterflow.engine.recorder import Recorder, versions
 from waterflow.engine.round_planner import RoundPlanner
-from waterflow.engine.rounds import Rounds
-from waterflow.executor.data.feeder import Fed
+from waterflow.engine.rounds import RoundExecutor
+from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.device.device import Device, get_device
 from waterflow.executor.run import rng
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import Residence
+from waterflow.executor.run.residency import Residency
 from waterflow.job.job import Job, check_audit
 from waterflow.job.training_step import draw_seed
 from waterflow.partitioner import Policy, get_policy
 from waterflow.report.job_report import JobReport
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
-from waterflow.steps.step_cache import Ready
+from waterflow.steps.step_cache import PreparedBatch
 
 #: A round waits this share of the last round for jobs whose next batch is about to be ready.
 _GRACE = 0.25
@@ -40,7 +40,7 @@ _LEAST_GRACE_SECONDS = 0.002
 class JobHandle:
     """A submitted job, seen from outside."""
 
-    def __init__(self, engine: Engine, member: Member) -> None:
+    def __init__(self, engine: Engine, member: JobRun) -> None:
         self._engine = engine
         self._member = member
 
@@ -124,10 +124,10 @@ class Engine:
             raise JobError(f"threads must be a positive whole number, got {threads!r}")
         self._lanes = Lanes(where, self.budget, lanes, threads, default)
         self._arena = self._lanes.arena
-        self._residence = Residence(self._arena, where)
+        self._residency = Residency(self._arena, where)
         capacity = int(self._arena.statistics().capacity)
-        self._admission = Admission(self.budget, capacity, self._residence)
-        self._members: list[Member] = []
+        self._admission = Admission(self.budget, capacity, self._residency)
+        self._members: list[JobRun] = []
         self._traces = OptimizerTraces()
         self._state = threading.Condition()
         self._hold_admission = False
@@ -135,20 +135,20 @@ class Engine:
         self._over = threading.Event()
         self._interrupted = False
         self._broken: BaseException | None = None
-        self._planner = RoundPlanner(self.policy, self._lanes, self._residence)
+        self._planner = RoundPlanner(self.policy, self._lanes, self._residency)
         self._recorder = Recorder()
-        self._rounds = Rounds(
+        self._rounds = RoundExecutor(
             self._lanes,
-            self._residence,
+            self._residency,
             self._planner,
             self._recorder,
             check=check,
             guard=self._guard,
             show=self._show,
         )
-        self._flowing = Flowing(
+        self._flowing = FlowExecutor(
             self._lanes,
-            self._residence,
+            self._residency,
             self._recorder,
             self._state,
             check=check,
@@ -181,7 +181,7 @@ class Engine:
             _check_place(job, self._lanes.device)
             seed = draw_seed() if job.seed is None else job.seed
             number = len(self._members)
-            member = Member(number, job, seed, self._lanes, self._traces, self._wake, self._audit)
+            member = JobRun(number, job, seed, self._lanes, self._traces, self._wake, self._audit)
             _C.set_job_name(self._arena, member.number, member.name)
             self._members.append(member)
             self._progress.join(member.name, job.total_steps)
@@ -265,15 +265,15 @@ class Engine:
             self._hold_admission = False
             self._state.notify_all()
 
-    def _is_prepared(self, member: Member) -> bool:
+    def _is_prepared(self, member: JobRun) -> bool:
         return member.ended or self._broken is not None or member.next_turn() is not None
 
-    def _request_stop(self, member: Member) -> None:
+    def _request_stop(self, member: JobRun) -> None:
         with self._state:
             member.stop_requested = True
             self._state.notify_all()
 
-    def _wait_for(self, member: Member, timeout: float | None) -> bool:
+    def _wait_for(self, member: JobRun, timeout: float | None) -> bool:
         with self._state:
             return self._state.wait_for(
                 lambda: (member.ended and not member.admitted) or self._over.is_set(), timeout
@@ -336,7 +336,7 @@ class Engine:
             self._needs_attention(member) for member in self._members
         )
 
-    def _needs_attention(self, member: Member) -> bool:
+    def _needs_attention(self, member: JobRun) -> bool:
         if member.ended:
             return member.admitted
         if member.stop_requested or not member.feeder.started:
@@ -390,10 +390,10 @@ class Engine:
                 return
             self._let_in(member)
 
-    def _admitted(self) -> list[Member]:
+    def _admitted(self) -> list[JobRun]:
         return [member for member in self._members if member.admitted]
 
-    def _let_in(self, member: Member) -> None:
+    def _let_in(self, member: JobRun) -> None:
         member.waiting = False
         member.note_solo_peak()
         member.admitted = True
@@ -402,8 +402,8 @@ class Engine:
         self._planner.moved()
         try:
             self._lanes.commit()
-            member.enter(self._residence)
-            member.make_room(None, self._lanes, self._residence)
+            member.move_in(self._residency)
+            member.make_room(None, self._lanes, self._residency)
         except (RuntimeError, JobError) as error:
             member.fail(error)
             self._rounds.check_device()
@@ -415,8 +415,8 @@ class Engine:
             if member.ended and member.admitted:
                 self._dismiss(member)
 
-    def _dismiss(self, member: Member) -> None:
-        member.leave(self._residence)
+    def _dismiss(self, member: JobRun) -> None:
+        member.move_out(self._residency)
         member.admitted = False
         self._planner.moved()
         for other in self._members:
@@ -424,7 +424,7 @@ class Engine:
         self._show(member)
         self._wake()
 
-    def _end_of_data(self, member: Member, fed: Fed[Ready]) -> None:
+    def _end_of_data(self, member: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         self._rounds.conclude()
         if fed.error is not None:
             member.fail(fed.error)
@@ -433,7 +433,7 @@ class Engine:
             member.end("finished")
         self._show(member)
 
-    # Flowing
+    # FlowExecutor
 
     def _flow(self) -> None:
         """Whoever needs more than a lane takes a turn in a round; then the others flow."""
@@ -461,29 +461,29 @@ class Engine:
             self._flowing.close_rooms(self._members)
             self._run_round(members)
 
-    def _is_interrupted(self, flowing: Sequence[Member]) -> bool:
+    def _is_interrupted(self, flowing: Sequence[JobRun]) -> bool:
         """Whether somebody wants something that cannot be done while jobs flow."""
         return any(
             member.stop_requested if member in flowing else self._needs_attention(member)
             for member in self._members
         )
 
-    # Rounds
+    # RoundExecutor
 
-    def _run_round(self, members: Sequence[Member]) -> None:
+    def _run_round(self, members: Sequence[JobRun]) -> None:
         turns = self._collect_turns(members)
         if turns:
             self._rounds.run(turns)
         else:
             self._rounds.conclude()
 
-    def _collect_turns(self, members: Sequence[Member]) -> list[tuple[Member, Ready]]:
+    def _collect_turns(self, members: Sequence[JobRun]) -> list[tuple[JobRun, PreparedBatch]]:
         """Their next batches. Jobs that are nearly ready are waited for, a little."""
         patience = max(_LEAST_GRACE_SECONDS, _GRACE * self._rounds.seconds)
         with self._state:
             if any(map(self._may_step, members)):
                 self._state.wait_for(lambda: self._all_ready(members), patience)
-        turns: list[tuple[Member, Ready]] = []
+        turns: list[tuple[JobRun, PreparedBatch]] = []
         for member in members:
             if not self._may_step(member):
                 continue
@@ -494,13 +494,13 @@ class Engine:
                 turns.append((member, fed.item))
         return turns
 
-    def _may_step(self, member: Member) -> bool:
+    def _may_step(self, member: JobRun) -> bool:
         return member.admitted and not member.ended and member.next_turn() is not None
 
-    def _all_ready(self, members: Sequence[Member]) -> bool:
+    def _all_ready(self, members: Sequence[JobRun]) -> bool:
         return all(m.next_turn() is not None for m in members if m.admitted and not m.ended)
 
-    def _guard(self, member: Member, action: Callable[[], Any]) -> bool:
+    def _guard(self, member: JobRun, action: Callable[[], Any]) -> bool:
         """Runs something of the user's; an error ends this job alone."""
         try:
             action()
@@ -510,7 +510,7 @@ class Engine:
             return False
         return True
 
-    def _show(self, member: Member) -> None:
+    def _show(self, member: JobRun) -> None:
         report = member.report
         loss = report.losses[-1] if report.losses else None
         self._progress.update(member.name, report.steps, loss, report.state)

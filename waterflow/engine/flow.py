@@ -1,8 +1,8 @@
 """Lets jobs flow: every lane takes one step after another, beside the other lanes and their steps.
 
-Rounds and flowing take turns. While jobs flow, no persistent tensor comes, goes or moves: whatever
-needs that (a job that joins or ends, a step that is new) ends the stretch, and the engine sees to
-it while no step is under way.
+Rounds and flowing take turns. While jobs flow, no persistent tensor comes, goes or moves:
+whatever needs that (a job that joins or ends, a step that is new) ends the stretch, and the engine
+sees to it while no step is under way.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from waterflow.capture.side_effects import PYTHON_TURNS
-from waterflow.engine.job_run import Member
+from waterflow.engine.job_run import JobRun
 from waterflow.engine.recorder import Recorder
 from waterflow.engine.rounds import Guard
-from waterflow.executor.data.feeder import Fed
-from waterflow.executor.plan.piled_step import SLACKS, FlowPlan, PiledStep, pile_step
+from waterflow.executor.data.feeder import FeedItem
+from waterflow.executor.plan.piled_step import HEADROOMS, FlowPlan, PiledStep, pile_step
 from waterflow.executor.plan.round_plan import layout_key, live_end
 from waterflow.executor.plan.simulate import simulate_flow
 from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import Residence
+from waterflow.executor.run.residency import Residency
 from waterflow.partitioner.profile import node_times
-from waterflow.steps.step_cache import PreparedStep, Ready
+from waterflow.steps.step_cache import PreparedBatch, PreparedStep
 
 #: So many jobs are simulated to choose how steep their piles are; more would say little new.
 _MOST_SIMULATED = 6
@@ -39,26 +39,26 @@ class _Queued:
 
     result: Any
     rates: tuple[float, ...]
-    batch: Ready  # kept, as the device may still read it
+    batch: PreparedBatch  # kept, as the device may still read it
 
 
 _Begun = tuple[PreparedStep, Any, tuple[float, ...]]
 """A step, its form for its lane, and the learning rates that it runs with."""
 
 
-class Flowing:
+class FlowExecutor:
     """Runs stretches of flowing steps for one engine."""
 
     def __init__(
         self,
         lanes: Lanes,
-        residence: Residence,
+        residency: Residency,
         recorder: Recorder,
         state: threading.Condition,
         *,
         check: bool,
         guard: Guard,
-        show: Callable[[Member], None],
+        show: Callable[[JobRun], None],
         check_device: Callable[[], None],
     ) -> None:
         """Args beyond the obvious.
@@ -70,7 +70,7 @@ class Flowing:
         check_device: raises DeviceLostError where the device is lost.
         """
         self._lanes = lanes
-        self._residence = residence
+        self._residency = residency
         self._recorder = recorder
         self._state = state
         self._check = check
@@ -82,16 +82,16 @@ class Flowing:
         self._plan: FlowPlan | None = None
         self._plan_key: Hashable = None
         self._past = (0, 0)  # waits and deviations of former plans
-        self._members: Sequence[Member] = ()
+        self._members: Sequence[JobRun] = ()
         self._interrupted: Callable[[], bool] = lambda: False
         self._over = False  # something else is to be done
         self._ending = False
-        self._busy: set[Member] = set()
+        self._busy: set[JobRun] = set()
         self._captured = 0  # captured steps under way
-        self._stepped: set[Member] = set()  # in this stretch
-        self._left: list[tuple[Member, Ready]] = []
-        self._used: dict[Member, float] = {}  # seconds of lanes, by the job's weight
-        self._queued: dict[Member, _Queued] = {}
+        self._stepped: set[JobRun] = set()  # in this stretch
+        self._left: list[tuple[JobRun, PreparedBatch]] = []
+        self._used: dict[JobRun, float] = {}  # seconds of lanes, by the job's weight
+        self._queued: dict[JobRun, _Queued] = {}
 
     @property
     def waits(self) -> int:
@@ -103,7 +103,7 @@ class Flowing:
         """Requests for memory that were not as profiled."""
         return self._past[1] + (self._plan.deviations if self._plan else 0)
 
-    def can_flow(self, member: Member) -> bool:
+    def can_flow(self, member: JobRun) -> bool:
         """Whether the job's next turn needs nothing but its lane, as far as is known by now."""
         if not member.admitted or member.ended:
             return False
@@ -115,7 +115,7 @@ class Flowing:
             return False
         return member.ready_step(fed.item) is not None or member.runs_on_its_lane(fed.item)
 
-    def open_rooms(self, members: Sequence[Member]) -> None:
+    def open_rooms(self, members: Sequence[JobRun]) -> None:
         """Sets memory aside for the eager steps of jobs, as far as it leaves enough for the others,
         so that they can flow. Between stretches only."""
         steps = [step for member in members for step in member.bound]
@@ -129,14 +129,14 @@ class Flowing:
             if not member.room.is_open:
                 member.room.open(need, left)
 
-    def close_rooms(self, members: Sequence[Member]) -> bool:
+    def close_rooms(self, members: Sequence[JobRun]) -> bool:
         """Gives that memory back; returns whether there was any. Between stretches only."""
         rooms = [m.room for m in members if m.room is not None and m.room.is_open]
         for room in rooms:
             room.close()
         return bool(rooms)
 
-    def run(self, members: Sequence[Member], interrupted: Callable[[], bool]) -> bool:
+    def run(self, members: Sequence[JobRun], interrupted: Callable[[], bool]) -> bool:
         """Lets these jobs flow until something else has to be done; then whoever can and has not
         had a step yet gets one.
 
@@ -171,14 +171,14 @@ class Flowing:
         self._lanes.arena.synchronize()
         return True
 
-    def take_left(self) -> list[tuple[Member, Ready]]:
+    def take_left(self) -> list[tuple[JobRun, PreparedBatch]]:
         """Turns that were taken, but could not flow after all."""
         left, self._left = self._left, []
         return left
 
     # The plan
 
-    def _plan_for(self, members: Sequence[Member]) -> FlowPlan | None:
+    def _plan_for(self, members: Sequence[JobRun]) -> FlowPlan | None:
         steps = [(m, step) for m in members for step in m.bound if not step.creates_state]
         key = (layout_key(self._lanes.arena), tuple(step for _, step in steps))
         if key != self._plan_key:
@@ -188,17 +188,17 @@ class Flowing:
             self._plan_key = layout_key(self._lanes.arena), key[1]
         return self._plan
 
-    def _make_plan(self, steps: Sequence[tuple[Member, PreparedStep]]) -> FlowPlan | None:
+    def _make_plan(self, steps: Sequence[tuple[JobRun, PreparedStep]]) -> FlowPlan | None:
         arena = self._lanes.arena
         lowest = max(step.memory.extent for _, step in steps)
         if lowest > self._room():
-            self._residence.repack()  # gaps between persistent tensors may be what is in the way
+            self._residency.repack()  # gaps between persistent tensors may be what is in the way
         room = self._room()
         if lowest > room:
             return None
-        slack = self._choose_slack(steps, room)
+        headroom = self._choose_headroom(steps, room)
         flowing = [
-            ((member.number, step.compiled, step.memory), pile_of(step, slack, room))
+            ((member.number, step.compiled, step.memory), pile_of(step, headroom, room))
             for member, step in steps
         ]
         return FlowPlan(arena, self._lanes.lanes, flowing)
@@ -207,14 +207,14 @@ class Flowing:
         arena = self._lanes.arena
         return int(arena.statistics().capacity) - live_end(arena)
 
-    def _choose_slack(self, steps: Sequence[tuple[Member, PreparedStep]], room: int) -> float:
+    def _choose_headroom(self, steps: Sequence[tuple[JobRun, PreparedStep]], room: int) -> float:
         """How steep the piles are to be: by simulation, where memory does not suffice for all."""
         last = dict(steps)
         simulated = sorted(last.items(), key=lambda item: -item[1].memory.extent)[:_MOST_SIMULATED]
         fitting = [
-            slack
-            for slack in SLACKS
-            if all(pile_of(step, slack, room).extent <= room for _, step in steps)
+            headroom
+            for headroom in HEADROOMS
+            if all(pile_of(step, headroom, room).extent <= room for _, step in steps)
         ]
         tallest = max(pile_of(step, fitting[0], room).extent for _, step in steps)
         if len(simulated) == 1 or tallest * 2 <= room:
@@ -222,8 +222,8 @@ class Flowing:
         times = node_times([step.memory.profile for _, step in simulated])
         weights = [member.job.weight for member, _ in simulated]
 
-        def seconds(slack: float) -> float:
-            piles = [pile_of(step, slack, room) for _, step in simulated]
+        def seconds(headroom: float) -> float:
+            piles = [pile_of(step, headroom, room) for _, step in simulated]
             return simulate_flow(piles, times, room, self._lanes.lanes, weights).seconds
 
         return min(fitting, key=seconds)
@@ -244,12 +244,12 @@ class Flowing:
             self._end_stretch()
             raise
 
-    def _is_captured(self, member: Member, fed: Fed[Ready]) -> bool:
+    def _is_captured(self, member: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
         return fed.item is not None and not member.runs_on_its_lane(fed.item)
 
     def _next(
         self, lane: int, plan: FlowPlan | None, captured: bool
-    ) -> tuple[Member, Fed[Ready]] | None:
+    ) -> tuple[JobRun, FeedItem[PreparedBatch]] | None:
         """Waits for a job's turn and takes it; None when the stretch is over.
 
         Args:
@@ -289,7 +289,7 @@ class Flowing:
         self._over = self._over or deviated or ended or self._interrupted()
         return self._over
 
-    def _may_have_last_step(self, member: Member) -> bool:
+    def _may_have_last_step(self, member: JobRun) -> bool:
         """Whoever has not had a turn yet gets one: else others could starve him."""
         return member not in self._stepped and not member.stop_requested and self.can_flow(member)
 
@@ -298,7 +298,9 @@ class Flowing:
             self._ending = True
             self._state.notify_all()
 
-    def _run_step(self, lane: int, plan: FlowPlan, member: Member, fed: Fed[Ready]) -> None:
+    def _run_step(
+        self, lane: int, plan: FlowPlan, member: JobRun, fed: FeedItem[PreparedBatch]
+    ) -> None:
         assert fed.item is not None
         begun: list[_Begun | None] = []
         with self._python:
@@ -316,7 +318,7 @@ class Flowing:
             self._captured -= 1
             self._state.notify_all()
 
-    def _run_eager_step(self, lane: int, member: Member, fed: Fed[Ready]) -> None:
+    def _run_eager_step(self, lane: int, member: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """A step in the user's Python, which no other lane waits for."""
         ready = fed.item
         assert ready is not None
@@ -340,7 +342,7 @@ class Flowing:
             self._used[member] += (span[4] - span[3]) / member.job.weight
             if done:
                 self._guard(member, finish)
-            member.drop_gradients(self._residence)
+            member.drop_gradients(self._residency)
             self._show(member)
         member.feeder.step_done()  # callbacks come before the next batch is fetched
         with self._state:
@@ -348,7 +350,7 @@ class Flowing:
             self._busy.discard(member)
             self._state.notify_all()
 
-    def _make_room(self, member: Member, size: int) -> bool:
+    def _make_room(self, member: JobRun, size: int) -> bool:
         """Enlarges the room of an eager step that needs more than any before it.
 
         Captured steps keep their places by plan, so the memory between them is nobody's to take
@@ -361,7 +363,9 @@ class Flowing:
             self._state.wait_for(lambda: self._captured == 0)
             return member.room.grow(size)
 
-    def _begin(self, lane: int, plan: FlowPlan, member: Member, fed: Fed[Ready]) -> _Begun | None:
+    def _begin(
+        self, lane: int, plan: FlowPlan, member: JobRun, fed: FeedItem[PreparedBatch]
+    ) -> _Begun | None:
         assert fed.item is not None
         member.enter_epoch(fed.epoch)
         step = member.ready_step(fed.item)
@@ -370,7 +374,7 @@ class Flowing:
         member.load(step, fed.item)
         return step, plan.begin(step.compiled, lane, own_blocks=not self._check), member.rates()
 
-    def _settle(self, member: Member, step: PreparedStep, queued: _Queued) -> None:
+    def _settle(self, member: JobRun, step: PreparedStep, queued: _Queued) -> None:
         (error,) = queued.result.errors
         self._conclude(member)
         with self._python:
@@ -389,7 +393,7 @@ class Flowing:
             self._conclude(member)
         member.feeder.step_done()  # callbacks come before the next batch is fetched
 
-    def _conclude(self, member: Member) -> None:
+    def _conclude(self, member: JobRun) -> None:
         """Waits for the job's step that is still under way, if there is one, and finishes it."""
         queued = self._queued.pop(member, None)
         if queued is None:
@@ -404,11 +408,11 @@ class Flowing:
             self._show(member)
 
 
-def pile_of(step: PreparedStep, slack: float, room: int) -> PiledStep:
+def pile_of(step: PreparedStep, headroom: float, room: int) -> PiledStep:
     """The step piled up, remembered: most rooms are ample and change nothing."""
-    room = min(room, int(step.memory.profile.transient_peak_bytes * (1 + slack)))
-    if (slack, room) not in step.piles:
+    room = min(room, int(step.memory.profile.transient_peak_bytes * (1 + headroom)))
+    if (headroom, room) not in step.piles:
         if len(step.piles) >= _MOST_PILES:
             step.piles.clear()
-        step.piles[slack, room] = pile_step(step.memory, slack, room)
-    return step.piles[slack, room]
+        step.piles[headroom, room] = pile_step(step.memory, headroom, room)
+    return step.piles[headroom, room]

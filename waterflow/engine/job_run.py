@@ -19,11 +19,11 @@ from waterflow.capture.opaque import has_own_zero_grad
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.side_effects import PYTHON_TURNS
 from waterflow.common.errors import NumbersDifferError
-from waterflow.executor.data.feeder import Fed, Feeder
+from waterflow.executor.data.feeder import Feeder, FeedItem
 from waterflow.executor.plan.round_plan import solo_round
 from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import Residence
+from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.batch import moved
 from waterflow.job.job import STOP, Job, StepResult
@@ -37,12 +37,12 @@ from waterflow.job.training_step import (
 )
 from waterflow.report.job_report import JobReport
 from waterflow.steps.audit import CheckSchedule, check_step
-from waterflow.steps.step_cache import PreparedStep, Preparer, Ready, Shape
+from waterflow.steps.step_cache import PreparedBatch, PreparedStep, Preparer, Specialization
 
 Result = TypeVar("Result")
 
 
-class Member:
+class JobRun:
     """A job in an engine. The engine's thread drives it; its feeder prepares its batches."""
 
     def __init__(
@@ -69,12 +69,16 @@ class Member:
         self.checks = CheckSchedule(job.audit or audit)
         self._begun = 0  # steps, those under way included
         self._unchecked = 0  # replays since the last check
-        self._looked: tuple[Ready | None, int, bool] = (None, 0, False)  # see `_is_as_known`
+        self._looked: tuple[PreparedBatch | None, int, bool] = (
+            None,
+            0,
+            False,
+        )  # see `_is_as_known`
         self.ran_in_arena = False  # whether an eager step has, since it was last measured
         self.room: EagerRoom | None = None  # where its eager steps run beside others
         self._bound: set[PreparedStep] = set()
         self._version = self.preparer.version  # of the persistent tensors that are entered
-        self.feeder: Feeder[Ready] = Feeder(
+        self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
             self.preparer,
             self._fetch,
@@ -110,19 +114,19 @@ class Member:
         opaque = self.preparer.opaque_step or self.preparer.opaque_optimizer
         return opaque is not None
 
-    def runs_apart(self, ready: Ready) -> bool:
+    def runs_apart(self, ready: PreparedBatch) -> bool:
         """Whether this step runs while no other job's does: part of it is eager Python."""
         if ready.shape is None or self.exclusive:
             return True
         return self._is_to_check(ready.shape, self.preparer.step_for(ready.shape))
 
-    def _is_to_check(self, shape: Shape, step: PreparedStep | None) -> bool:
+    def _is_to_check(self, shape: Specialization, step: PreparedStep | None) -> bool:
         """Whether this captured step is to be compared with the eager one."""
         if step is None or step not in shape.checked:
             return True
         return self.checks.is_due(self._begun + 1, step.memory.profile)
 
-    def _is_as_known(self, ready: Ready) -> bool:
+    def _is_as_known(self, ready: PreparedBatch) -> bool:
         """Whether all that the step reads is what it was, and the tensors are those entered. Looked
         at once a turn, however often it is asked: no Python of the job's runs between."""
         latest, begun, found = self._looked
@@ -192,11 +196,11 @@ class Member:
 
     # Turns
 
-    def next_turn(self) -> Fed[Ready] | None:
+    def next_turn(self) -> FeedItem[PreparedBatch] | None:
         """What the feeder has, None while it is still at work."""
         return self.feeder.peek()
 
-    def refresh(self, ready: Ready, residence: Residence) -> Ready:
+    def refresh(self, ready: PreparedBatch, residency: Residency) -> PreparedBatch:
         """The batch ready for a step as the user's Python is now; captured anew where it must be.
 
         Raises:
@@ -204,10 +208,10 @@ class Member:
         """
         ready = self.preparer.refresh(ready)
         if self._version != self.preparer.version:
-            self.settle(residence)
+            self.settle(residency)
         return ready
 
-    def choose_step(self, ready: Ready, residence: Residence) -> PreparedStep:
+    def choose_step(self, ready: PreparedBatch, residency: Residency) -> PreparedStep:
         """The step to run on this batch, made anew where hyperparameters have outgrown it."""
         assert ready.shape is not None
         step = self.preparer.step_for(ready.shape)
@@ -217,24 +221,28 @@ class Member:
             step = self.preparer.step_for(ready.shape)
             assert step is not None, "a graph made for these hyperparameters is valid for them"
         if step not in self._bound:
-            residence.enter(self.number, step.graph.constants)
+            residency.move_in(self.number, step.graph.constants)
             self.preparer.bind(step)
             self._bound.add(step)
         return step
 
-    def ready_step(self, ready: Ready) -> PreparedStep | None:
+    def ready_step(self, ready: PreparedBatch) -> PreparedStep | None:
         """The step to run on this batch, where a lane is all that it needs: None where it is new,
         a first step, to be checked or eager, or where its batch needs a larger inbox."""
         if ready.shape is None or self.exclusive or not self._is_as_known(ready):
             return None
-        mailbox, step = self.preparer.mailbox, self.preparer.step_for(ready.shape)
+        prefetcher, step = self.preparer.prefetcher, self.preparer.step_for(ready.shape)
         if step is None or step.creates_state or step not in self._bound:
             return None
-        if ready.parcel is not None and mailbox is not None and not mailbox.fits(ready.parcel):
+        if (
+            ready.pinned is not None
+            and prefetcher is not None
+            and not prefetcher.fits(ready.pinned)
+        ):
             return None
         return None if self._is_to_check(ready.shape, step) else step
 
-    def runs_on_its_lane(self, ready: Ready) -> bool:
+    def runs_on_its_lane(self, ready: PreparedBatch) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
         if not self._is_as_known(ready):
             return False
@@ -277,7 +285,7 @@ class Member:
         """How many steps have their tensors."""
         return len(self._bound)
 
-    def load(self, step: PreparedStep, ready: Ready) -> None:
+    def load(self, step: PreparedStep, ready: PreparedBatch) -> None:
         """Gives the tape its batch and the hyperparameters of this step."""
         assert ready.flat is not None
         assert ready.shape is not None
@@ -285,36 +293,40 @@ class Member:
         self._unchecked += 1
         ready.shape.turns += 1
         batch = ready.flat.tensors
-        if ready.parcel is not None:
-            assert self.preparer.mailbox is not None
-            self.preparer.mailbox.send(ready.parcel)
-            batch = self.preparer.mailbox.receive(ready.parcel)
+        if ready.pinned is not None:
+            assert self.preparer.prefetcher is not None
+            self.preparer.prefetcher.send(ready.pinned)
+            batch = self.preparer.prefetcher.receive(ready.pinned)
         step.compiled.tape.set_batch(batch)
         for register, value in self.preparer.registers(step).items():
             step.compiled.tape.set_register(register, value)
 
-    def make_room(self, ready: Ready | None, lanes: Lanes, residence: Residence) -> bool:
+    def make_room(self, ready: PreparedBatch | None, lanes: Lanes, residency: Residency) -> bool:
         """Opens the job's inbox, or a larger one for this batch; returns whether it has moved.
 
         Raises:
             torch.OutOfMemoryError: there is no room for it.
         """
-        mailbox = self.preparer.mailbox
-        parcel = None if ready is None else ready.parcel
-        if mailbox is None or not mailbox.size or (parcel is not None and mailbox.fits(parcel)):
+        prefetcher = self.preparer.prefetcher
+        pinned = None if ready is None else ready.pinned
+        if (
+            prefetcher is None
+            or not prefetcher.size
+            or (pinned is not None and prefetcher.fits(pinned))
+        ):
             return False
-        mailbox.open(self.number, lanes.scope, residence)
+        prefetcher.open(self.number, lanes.scope, residency)
         return True
 
     def send_ahead(self) -> None:
         """Queues the copy of the next batch to the device, if there is one and it has room."""
-        fed, mailbox = self.next_turn(), self.preparer.mailbox
-        if fed is None or fed.item is None or fed.item.parcel is None or mailbox is None:
+        fed, prefetcher = self.next_turn(), self.preparer.prefetcher
+        if fed is None or fed.item is None or fed.item.pinned is None or prefetcher is None:
             return
-        if mailbox.fits(fed.item.parcel):
-            mailbox.send(fed.item.parcel)
+        if prefetcher.fits(fed.item.pinned):
+            prefetcher.send(fed.item.pinned)
 
-    def run_exclusively(self, lanes: Lanes, residence: Residence, ready: Ready) -> float:
+    def run_exclusively(self, lanes: Lanes, residency: Residency, ready: PreparedBatch) -> float:
         """Runs a step that is partly or wholly eager; returns its loss.
 
         Gradients stay until `drop_gradients`.
@@ -324,10 +336,10 @@ class Member:
         """
         if ready.shape is None:
             return self._run_eagerly(lanes, ready)
-        step = self.choose_step(ready, residence)
+        step = self.choose_step(ready, residency)
         if self._is_to_check(ready.shape, step):
             return self._run_checked(ready)
-        self.make_room(ready, lanes, residence)
+        self.make_room(ready, lanes, residency)
         self.load(step, ready)
         result = lanes.run(solo_round(self.number, step.compiled))
         (error,) = result.errors
@@ -338,12 +350,12 @@ class Member:
         result.wait()
         return float(result.losses()[0])
 
-    def _run_eagerly(self, lanes: Lanes, ready: Ready) -> float:
+    def _run_eagerly(self, lanes: Lanes, ready: PreparedBatch) -> float:
         loss = self._step_eagerly(ready, lanes.scope(self.number))
         self.ran_in_arena = True
         return loss
 
-    def run_on_lane(self, ready: Ready, more: Callable[[int], bool]) -> float:
+    def run_on_lane(self, ready: PreparedBatch, more: Callable[[int], bool]) -> float:
         """Runs a step that needs only its lane (`runs_on_its_lane`), beside others'.
 
         Args:
@@ -362,7 +374,7 @@ class Member:
             self.room.move_out([*self.preparer.persistent.values(), *grads])
         return loss
 
-    def _step_eagerly(self, ready: Ready, memory: AbstractContextManager[Any]) -> float:
+    def _step_eagerly(self, ready: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
         self._begun += 1
         self.report.eager_steps += 1
 
@@ -379,7 +391,7 @@ class Member:
             self.preparer.end_trial(ready, before, seen)
         return loss
 
-    def _run_checked(self, ready: Ready) -> float:
+    def _run_checked(self, ready: PreparedBatch) -> float:
         """Makes the step eagerly, and compares its captured form, which is bound, with it.
 
         Raises:
@@ -435,13 +447,13 @@ class Member:
         self.python(update)
         self.ran_in_arena = True
 
-    def drop_gradients(self, residence: Residence) -> None:
+    def drop_gradients(self, residency: Residency) -> None:
         """Lets go of the gradients that the next step would drop at its beginning."""
         if has_own_zero_grad(self.job.optimizer) or self.job.keep_grads:
             return
         for parameter in trained_parameters(self.job.optimizer):
             if parameter.grad is not None and parameter.grad.layout == torch.strided:
-                residence.drop(parameter.grad)  # else their place would stay taken between steps
+                residency.drop(parameter.grad)  # else their place would stay taken between steps
         self.job.optimizer.zero_grad(set_to_none=True)
 
     def take_state(self, step: PreparedStep) -> None:
@@ -537,11 +549,11 @@ class Member:
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         self.end("out_of_memory" if out_of_memory else "failed", error)
 
-    def enter(self, residence: Residence) -> None:
+    def move_in(self, residency: Residency) -> None:
         """Gives the persistent tensors their places in the arena."""
-        residence.enter(self.number, self.preparer.all_persistent())
+        residency.move_in(self.number, self.preparer.all_persistent())
 
-    def settle(self, residence: Residence) -> None:
+    def settle(self, residency: Residency) -> None:
         """After a step of eager Python: what it has made and kept, or replaced, is accounted for.
 
         Before user code looks: afterwards tensors that are kept in place have another address.
@@ -552,17 +564,17 @@ class Member:
         self.preparer.note_persistent()
         if self._version != self.preparer.version:
             self.state_changed()
-        made = [tensor for tensor in self._made_by_step() if residence.counts(tensor)]
-        residence.settle(self.number, [*self.preparer.all_persistent(), *made])
+        made = [tensor for tensor in self._made_by_step() if residency.counts(tensor)]
+        residency.settle(self.number, [*self.preparer.all_persistent(), *made])
 
     def _made_by_step(self) -> Iterator[torch.Tensor]:
         """What else than parameters, buffers and plain state outlives a step."""
         yield from _tensors_in(dict(self.job.optimizer.state))
         yield from _tensors_in([parameter.grad for parameter in self.job.model.parameters()])
-        if self.preparer.mailbox is not None and self.preparer.mailbox.block is not None:
-            yield self.preparer.mailbox.block
+        if self.preparer.prefetcher is not None and self.preparer.prefetcher.block is not None:
+            yield self.preparer.prefetcher.block
 
-    def leave(self, residence: Residence) -> None:
+    def move_out(self, residency: Residency) -> None:
         """Gives up the job's places in the arena; its tensors are in ordinary memory again."""
         for step in self.preparer.steps():
             step.compiled.unbind()
@@ -573,9 +585,9 @@ class Member:
         if self.room is not None:
             self.room.retire()
             self.room = None
-        if self.preparer.mailbox is not None:
-            self.preparer.mailbox.close(residence)
-        residence.leave(self.number, self._own_tensors(), self._known_tensors())
+        if self.preparer.prefetcher is not None:
+            self.preparer.prefetcher.close(residency)
+        residency.move_out(self.number, self._own_tensors(), self._known_tensors())
 
     def _own_tensors(self) -> Iterator[torch.Tensor]:
         self.preparer.note_persistent()  # an eager step may have replaced some

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waterflow.engine.job_run import Member
+from waterflow.engine.job_run import JobRun
 from waterflow.report.report import Spans, Timeline
 
 #: Spans of the first and the last groups are kept, this many of each.
@@ -43,7 +43,7 @@ class Recorder:
         end = self._stopped or time.perf_counter()
         return end - (self._started or end)
 
-    def keep(self, spans: Iterable[tuple[Any, ...]], members: Sequence[Member]) -> None:
+    def keep(self, spans: Iterable[tuple[Any, ...]], members: Sequence[JobRun]) -> None:
         """Keeps spans (lane, place in `members`, group, start, stop) of the present steps."""
         for lane, place, group, start, stop in spans:
             member = members[place]

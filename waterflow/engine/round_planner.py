@@ -7,10 +7,10 @@ import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 
 from waterflow.common.errors import BudgetError
-from waterflow.engine.job_run import Member
+from waterflow.engine.job_run import JobRun
 from waterflow.executor.plan.round_plan import RoundPlan, layout_key, plan_round
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import Residence
+from waterflow.executor.run.residency import Residency
 from waterflow.partitioner import PlanJob, Policy, get_policy
 from waterflow.partitioner.schedule import Schedule
 from waterflow.steps.step_cache import PreparedStep
@@ -20,7 +20,7 @@ _TIGHTER = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65)
 #: Plans kept; more layouts than this mean that something moves in every round.
 _KEPT_PLANS = 64
 
-Turn = tuple[Member, PreparedStep]
+Turn = tuple[JobRun, PreparedStep]
 
 
 def candidates(
@@ -38,11 +38,11 @@ def candidates(
 class RoundPlanner:
     """Makes the plan of a round, and keeps it while the arena's persistent part stays as it is."""
 
-    def __init__(self, policy: Policy, lanes: Lanes, residence: Residence) -> None:
+    def __init__(self, policy: Policy, lanes: Lanes, residency: Residency) -> None:
         self._policy = policy
         self._lanes = lanes
         self._arena = lanes.arena
-        self._residence = residence
+        self._residency = residency
         self._layout: int | None = None
         self._plans: dict[Hashable, RoundPlan] = {}
         self._schedules: dict[Hashable, Schedule] = {}
@@ -85,7 +85,7 @@ class RoundPlanner:
                     self.texts.setdefault(schedule.describe([m.name for m, _ in turns]))
                     return plan
             if may_repack:  # gaps between persistent tensors may be what is in the way
-                self._residence.repack()
+                self._residency.repack()
                 self._layout = layout_key(self._arena)
         names = ", ".join(repr(m.name) for m, _ in turns)
         raise BudgetError(
@@ -93,7 +93,7 @@ class RoundPlanner:
             "arena may be in the way"
         )
 
-    def _budget_for(self, members: Sequence[Member]) -> int:
+    def _budget_for(self, members: Sequence[JobRun]) -> int:
         """The arena's bytes less what others than these jobs hold."""
         statistics = self._arena.statistics()
         held = sum(int(self._arena.held(member.number)) for member in members)
@@ -106,7 +106,7 @@ class RoundPlanner:
         jobs = [self._plan_job(member, step) for member, step in turns]
         yield from candidates(self._policy, jobs, budget, self._lanes.lanes)
 
-    def _plan_job(self, member: Member, step: PreparedStep) -> PlanJob:
+    def _plan_job(self, member: JobRun, step: PreparedStep) -> PlanJob:
         held = int(self._arena.held(member.number))
         profile = dataclasses.replace(step.memory.profile, persistent_bytes=held)
         return PlanJob(member.name, profile, step.compiled.boundary or None)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from waterflow.common.errors import BudgetError, DeviceLostError
-from waterflow.engine.job_run import Member
+from waterflow.engine.job_run import JobRun
 from waterflow.engine.recorder import Recorder
 from waterflow.engine.round_planner import RoundPlanner, Turn
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import Residence
-from waterflow.steps.step_cache import PreparedStep, Ready
+from waterflow.executor.run.residency import Residency
+from waterflow.steps.step_cache import PreparedBatch, PreparedStep
 
-Guard = Callable[[Member, Callable[[], Any]], bool]
+Guard = Callable[[JobRun, Callable[[], Any]], bool]
 
 
 @dataclass
@@ -30,22 +30,22 @@ class _Queued:
     turns: Sequence[Turn]
     rates: Sequence[tuple[float, ...]]
     finishing: list[bool]  # per turn: whether its step was queued as a whole
-    batches: Sequence[Ready]  # kept, as the device may still read them
+    batches: Sequence[PreparedBatch]  # kept, as the device may still read them
 
 
-class Rounds:
+class RoundExecutor:
     """Runs the rounds of one engine, on the engine's thread."""
 
     def __init__(
         self,
         lanes: Lanes,
-        residence: Residence,
+        residency: Residency,
         planner: RoundPlanner,
         recorder: Recorder,
         *,
         check: bool,
         guard: Guard,
-        show: Callable[[Member], None],
+        show: Callable[[JobRun], None],
     ) -> None:
         """Args beyond the obvious.
 
@@ -55,14 +55,14 @@ class Rounds:
         """
         self._lanes = lanes
         self._arena = lanes.arena
-        self._residence = residence
+        self._residency = residency
         self._planner = planner
         self._recorder = recorder
         self._check = check
         self._guard = guard
         self._show = show
         self._queued: _Queued | None = None
-        self._batches: list[Ready] = []
+        self._batches: list[PreparedBatch] = []
         self.seconds = 0.0  # that the last round took
 
     @property
@@ -70,7 +70,7 @@ class Rounds:
         """Whether a round waits to be concluded."""
         return self._queued is not None
 
-    def run(self, turns: Sequence[tuple[Member, Ready]]) -> None:
+    def run(self, turns: Sequence[tuple[JobRun, PreparedBatch]]) -> None:
         """Runs one step of each job.
 
         Raises:
@@ -79,7 +79,7 @@ class Rounds:
         started = time.perf_counter()
         self._batches = [ready for _, ready in turns]
         flowing: list[Turn] = []
-        apart: list[tuple[Member, Ready]] = []
+        apart: list[tuple[JobRun, PreparedBatch]] = []
         for member, given in turns:
             ready = self._refreshed(member, given)
             if ready is None:
@@ -115,19 +115,19 @@ class Rounds:
                 self._guard(member, lambda m=member, n=loss, r=rates: m.finish_step(n, r))  # type: ignore[misc]
             self._show(member)
 
-    def _refreshed(self, member: Member, ready: Ready) -> Ready | None:
+    def _refreshed(self, member: JobRun, ready: PreparedBatch) -> PreparedBatch | None:
         """The batch, ready for the user's Python as it is now; None where that ends the job."""
-        found: list[Ready] = []
-        self._guard(member, lambda: found.append(member.refresh(ready, self._residence)))
+        found: list[PreparedBatch] = []
+        self._guard(member, lambda: found.append(member.refresh(ready, self._residency)))
         return found[0] if found else None
 
-    def _chosen(self, member: Member, ready: Ready) -> PreparedStep | None:
+    def _chosen(self, member: JobRun, ready: PreparedBatch) -> PreparedStep | None:
         chosen: list[PreparedStep] = []
 
         def choose() -> None:
             known = member.bound_steps
-            chosen.append(member.choose_step(ready, self._residence))
-            if member.make_room(ready, self._lanes, self._residence):
+            chosen.append(member.choose_step(ready, self._residency))
+            if member.make_room(ready, self._lanes, self._residency):
                 self._planner.moved()
             if member.bound_steps != known:
                 self._planner.moved()
@@ -135,7 +135,7 @@ class Rounds:
 
         return chosen[0] if self._guard(member, choose) else None
 
-    def _run_first(self, member: Member, step: PreparedStep) -> None:
+    def _run_first(self, member: JobRun, step: PreparedStep) -> None:
         """The step that creates the optimizer's state runs alone; then the state is put away."""
         rates = [member.rates()]
         try:
@@ -145,10 +145,10 @@ class Rounds:
             return
         if result.errors[0] is None:
             member.take_state(step)
-            self._guard(member, lambda: member.enter(self._residence))
+            self._guard(member, lambda: member.move_in(self._residency))
         self._settle(result, [(member, step)], rates)
         self.conclude()
-        self._residence.repack()
+        self._residency.repack()
         self._planner.moved()
 
     def _run_flowing(self, turns: Sequence[Turn]) -> None:
@@ -198,7 +198,7 @@ class Rounds:
             if fine:  # callbacks come before the next batch is fetched
                 member.feeder.step_done()
 
-    def _fail(self, member: Member, step: PreparedStep, error: BaseException) -> None:
+    def _fail(self, member: JobRun, step: PreparedStep, error: BaseException) -> None:
         step.compiled.tape.clear(step.compiled.transient)
         self._arena.synchronize()
         self._planner.moved()
@@ -206,20 +206,20 @@ class Rounds:
         member.feeder.step_done()
         self._show(member)
 
-    def _run_apart(self, member: Member, ready: Ready) -> None:
+    def _run_apart(self, member: JobRun, ready: PreparedBatch) -> None:
         self.conclude()
         rates = member.rates()
         self._planner.moved()
         started = time.perf_counter()
 
         def step() -> None:
-            loss = member.run_exclusively(self._lanes, self._residence, ready)
-            member.settle(self._residence)
+            loss = member.run_exclusively(self._lanes, self._residency, ready)
+            member.settle(self._residency)
             member.step_queued()
             member.finish_step(loss, rates)
 
         fine = self._guard(member, step)
-        member.drop_gradients(self._residence)
+        member.drop_gradients(self._residency)
         self._recorder.keep([(0, 0, 0, started, time.perf_counter())], [member])
         if not fine:
             self.check_device()
@@ -229,14 +229,14 @@ class Rounds:
         member.feeder.step_done()
         self._show(member)
 
-    def _after_exclusive(self, member: Member) -> None:
+    def _after_exclusive(self, member: JobRun) -> None:
         """Notes what an eager step took, and closes the gaps that it left."""
         if member.ran_in_arena:
             held = int(self._arena.held(member.number))
             taken = int(self._arena.peak(member.number)) - held
             member.measured_extent = max(member.measured_extent, taken)
             member.ran_in_arena = False
-        self._residence.repack()
+        self._residency.repack()
         self._planner.moved()
         member.note_solo_peak()
 

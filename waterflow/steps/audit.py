@@ -23,7 +23,7 @@ from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.profile import Profile
-from waterflow.steps.step_cache import PreparedStep, Preparer, Shape
+from waterflow.steps.step_cache import PreparedStep, Preparer, Specialization
 
 #: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
 _CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
@@ -67,7 +67,7 @@ class CheckedStep:
 
 def check_step(
     preparer: Preparer,
-    shape: Shape,
+    shape: Specialization,
     step: PreparedStep,
     flat: FlatBatch,
     batch: Any,

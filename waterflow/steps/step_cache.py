@@ -26,7 +26,7 @@ from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.tracing import StateMovedError, capture_error, reason_of, users_line
 from waterflow.common.errors import CaptureError, OpaqueStepWarning
-from waterflow.executor.data.staging import Mailbox, Parcel
+from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.device import Device
 from waterflow.executor.plan.piled_step import PiledStep
 from waterflow.executor.plan.round_plan import StepMemory
@@ -67,7 +67,7 @@ _Traces = tuple[OptimizerTrace | None, OptimizerTrace | None]
 """Of the optimizer: the first step (None where its state exists), and later ones (None: eager)."""
 
 
-_Find = Callable[[Hashable], "Shape | None"]
+_Find = Callable[[Hashable], "Specialization | None"]
 
 
 class _TrialNeeded(Exception):
@@ -103,7 +103,7 @@ class PreparedStep:
 
 
 @dataclass(eq=False)
-class Shape:
+class Specialization:
     """All that is prepared for batches of one signature, while what it assumes holds.
 
     Attributes:
@@ -126,17 +126,17 @@ class Shape:
 
 
 @dataclass(eq=False)
-class Ready:
+class PreparedBatch:
     """A batch with what can run it; `shape` is None where the whole step runs eagerly.
 
-    `parcel` is there for a batch that has yet to be brought to the device. `trial` says that this
+    `pinned` is there for a batch that has yet to be brought to the device. `trial` says that this
     eager step has to show whether later ones may be traced.
     """
 
     batch: Any
     flat: FlatBatch | None = None
-    shape: Shape | None = None
-    parcel: Parcel | None = None
+    shape: Specialization | None = None
+    pinned: PinnedBatch | None = None
     trial: bool = False
 
 
@@ -148,7 +148,7 @@ class Preparer:
         job: the job.
         device: where it trains.
         rng: its random streams; never advanced here.
-        mailbox: brings its batches to the device, None where they are there already.
+        prefetcher: brings its batches to the device, None where they are there already.
         threads: intra-op threads of the lanes, part of a profile's identity.
         traces: of optimizers' steps, shared with the jobs beside it.
         caller: the context of the thread that submitted the job.
@@ -165,7 +165,7 @@ class Preparer:
     device: Device
     rng: JobRng
     threads: int
-    mailbox: Mailbox | None = None
+    prefetcher: BatchPrefetcher | None = None
     traces: OptimizerTraces = field(default_factory=OptimizerTraces)
     caller: CallerContext = field(default_factory=CallerContext)
     may_try: bool = True
@@ -179,11 +179,11 @@ class Preparer:
     recaptures: int = 0
     version: int = 0
     replaces_tensors: bool = False
-    _shapes: dict[Hashable, list[Shape]] = field(default_factory=dict)
+    _shapes: dict[Hashable, list[Specialization]] = field(default_factory=dict)
     _noted: set[tuple[Input, int, int]] = field(default_factory=set)
     _state: StateEntries = field(init=False)  # of the optimizer, as last collected
     _with_state: set[PreparedStep] = field(default_factory=set)  # first steps that are over
-    _latest: Shape | None = None  # of the batch made ready last
+    _latest: Specialization | None = None  # of the batch made ready last
     _moves: int = 0
     _hasty: int = 0
     _dropped: int = 0  # captures that went with the optimizer's state
@@ -194,7 +194,7 @@ class Preparer:
 
     def __post_init__(self) -> None:
         if self.job.capture is not False and self.device.inbox() is not None:
-            self.mailbox = Mailbox(self.device)
+            self.prefetcher = BatchPrefetcher(self.device)
         self.note_persistent()
         self._refusal = why_opaque(self.job, self.caller)
         if self.job.capture is False:
@@ -234,7 +234,7 @@ class Preparer:
 
     @property
     def _inbox_bytes(self) -> int:
-        return 0 if self.mailbox is None else self.mailbox.size
+        return 0 if self.prefetcher is None else self.prefetcher.size
 
     def all_persistent(self) -> list[torch.Tensor]:
         """Every tensor that should live in the arena while the job is in it."""
@@ -259,7 +259,9 @@ class Preparer:
     def _constants(self) -> list[torch.Tensor]:
         return [tensor for step in self.steps() for tensor in step.graph.constants]
 
-    def __call__(self, batch: Any, before_capture: Callable[[], None] = lambda: None) -> Ready:
+    def __call__(
+        self, batch: Any, before_capture: Callable[[], None] = lambda: None
+    ) -> PreparedBatch:
         """Makes a batch ready to run.
 
         Args:
@@ -284,10 +286,12 @@ class Preparer:
         shape = self._latest
         return not self.draws and shape is not None and shape.steady in shape.checked
 
-    def _made_ready(self, batch: Any, before_capture: Callable[[], None], find: _Find) -> Ready:
+    def _made_ready(
+        self, batch: Any, before_capture: Callable[[], None], find: _Find
+    ) -> PreparedBatch:
         """The batch with what `find` has for its signature, captured where that is nothing."""
         if self.opaque_step is not None or (not self._shapes and _is_lazy(self.job.model)):
-            return Ready(batch)
+            return PreparedBatch(batch)
         if self._refusal is not None:
             self.become_opaque(self._refusal)
         try:
@@ -305,11 +309,11 @@ class Preparer:
                 for_good=False,
             )
         except _TrialNeeded:
-            return Ready(batch, flat, trial=True)
+            return PreparedBatch(batch, flat, trial=True)
         except StateMovedError as error:  # what settles with the first step settles by trial
             if flat.signature in self._tried:
                 return self._refused(batch, error)
-            return Ready(batch, flat, trial=True)
+            return PreparedBatch(batch, flat, trial=True)
         except CaptureError as error:
             return self._refused(batch, error, for_good=not isinstance(error, _ManyShapesError))
         except Exception as error:
@@ -317,7 +321,7 @@ class Preparer:
                 raise
             return self._refused(batch, error)
 
-    def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> Ready:
+    def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> PreparedBatch:
         """The batch for an eager step, where the job allows that."""
         if self.job.capture is True:
             own = isinstance(error, CaptureError)
@@ -329,7 +333,7 @@ class Preparer:
             self.become_opaque(reason)
         else:
             self._note(f"some steps run as eager Python, because {reason}")
-        return Ready(batch)
+        return PreparedBatch(batch)
 
     def become_opaque(self, reason: str) -> None:
         """From now on the job's steps run eagerly.
@@ -352,41 +356,41 @@ class Preparer:
 
     def _ready(
         self, batch: Any, flat: FlatBatch, before_capture: Callable[[], None], find: _Find
-    ) -> Ready:
-        flat, parcel = self._on_its_way(flat)
+    ) -> PreparedBatch:
+        flat, pinned = self._on_its_way(flat)
         shape = find(flat.signature)
         if shape is None:
             before_capture()  # not under the lock: the step under way may need it
             if self.opaque_step is not None:  # that step has shown it
-                return Ready(batch)
+                return PreparedBatch(batch)
             with self._lock:  # a callback may have run meanwhile
                 shape = self.valid_shape(flat.signature) or self._capture(flat)
-        return Ready(batch, flat, shape, parcel)
+        return PreparedBatch(batch, flat, shape, pinned)
 
-    def _known_shape(self, signature: Hashable) -> Shape | None:
+    def _known_shape(self, signature: Hashable) -> Specialization | None:
         """What was prepared for such batches last, right or not; None where there is nothing."""
         shapes = self._shapes.get(signature, ())
         return self._latest if self._latest in shapes else next(reversed(shapes), None)
 
-    def valid_shape(self, signature: Hashable) -> Shape | None:
+    def valid_shape(self, signature: Hashable) -> Specialization | None:
         """What is prepared for such batches and still right; None where there is nothing."""
         shapes = self._shapes.get(signature, ())
         return next((shape for shape in list(shapes) if shape.assumptions.hold()), None)
 
-    def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, Parcel | None]:
+    def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, PinnedBatch | None]:
         """The batch packed for the device; one that the data has put there is brought as a whole.
 
         Lanes do not wait for the streams of the user's threads, so this one does.
         """
-        if self.mailbox is None:
+        if self.prefetcher is None:
             return flat, None
         if all(tensor.device.type == "cpu" for tensor in flat.tensors):
-            return flat, self.mailbox.pack(flat.tensors)
+            return flat, self.prefetcher.pack(flat.tensors)
         there = [tensor.to(self.device.tensors) for tensor in flat.tensors]
         self.device.wait_for_thread()
         return dataclasses.replace(flat, tensors=there), None
 
-    def refresh(self, ready: Ready) -> Ready:
+    def refresh(self, ready: PreparedBatch) -> PreparedBatch:
         """The same batch, captured again where what the step reads has changed since."""
         if not self.state_holds():
             self.note_persistent()
@@ -396,7 +400,7 @@ class Preparer:
         self._latest = ready.shape
         return ready
 
-    def is_fresh(self, ready: Ready) -> bool:
+    def is_fresh(self, ready: PreparedBatch) -> bool:
         """Whether the batch can run as it was made ready."""
         if ready.shape is None:
             return True
@@ -406,7 +410,7 @@ class Preparer:
         )
         return known and ready.shape.assumptions.hold()
 
-    def _capture(self, flat: FlatBatch) -> Shape:
+    def _capture(self, flat: FlatBatch) -> Specialization:
         """Captures the step for such batches, as the user's Python is now."""
         former = self._shapes.setdefault(flat.signature, [])
         self.recaptures, self._dropped = self.recaptures + self._dropped, 0
@@ -434,7 +438,7 @@ class Preparer:
         del shapes[:-_KEPT_CAPTURES]
         return shape
 
-    def _count_recapture(self, former: Shape) -> None:
+    def _count_recapture(self, former: Specialization) -> None:
         if former.outgrown:  # trials have come between
             return
         former.outgrown = True
@@ -449,7 +453,7 @@ class Preparer:
                 f"{changed} changes too often for captures",
             )
 
-    def judge(self, shape: Shape, step: PreparedStep, checked: CheckedStep) -> None:
+    def judge(self, shape: Specialization, step: PreparedStep, checked: CheckedStep) -> None:
         """Whether a step that was checked may be replayed from now on.
 
         Raises:
@@ -485,7 +489,7 @@ class Preparer:
             return None
         return Assumptions(self.job, self.caller, seen=self._seen)
 
-    def end_trial(self, ready: Ready, before: Assumptions | None, observer: Any) -> None:
+    def end_trial(self, ready: PreparedBatch, before: Assumptions | None, observer: Any) -> None:
         """After it: whether steps on such batches may be traced.
 
         Raises:
@@ -504,7 +508,7 @@ class Preparer:
             assert ready.flat is not None
             self._tried.add(ready.flat.signature)
 
-    def put_back_buffers(self, shape: Shape) -> None:
+    def put_back_buffers(self, shape: Specialization) -> None:
         """After an eager step: buffers that it gave new tensors have their own again, as graphs
         know them, with the new values."""
         for name in shape.forward.reassigned:
@@ -520,13 +524,13 @@ class Preparer:
         where = "" if ".py:" in what else f" ({users_line(None, self.job.loss)})"
         return f"the step changes {what}{where}"
 
-    def forget(self, shape: Shape) -> None:
+    def forget(self, shape: Specialization) -> None:
         """Drops a capture."""
         for shapes in self._shapes.values():
             if shape in shapes:
                 shapes.remove(shape)
 
-    def step_for(self, shape: Shape) -> PreparedStep | None:
+    def step_for(self, shape: Specialization) -> PreparedStep | None:
         """The step to run now; None where the hyperparameters have outgrown the graph."""
         step = shape.steady
         if shape.first is not None and not self._has_state(shape.first):
@@ -547,14 +551,14 @@ class Preparer:
             self._with_state.add(first)
         return True
 
-    def renew(self, shape: Shape, flat: FlatBatch) -> None:
+    def renew(self, shape: Specialization, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
         with self._lock:
             with TraceWatch(self.job, self.rng, self.caller, self._seen) as watch:
                 traces = self._optimizer_traces(shape.forward, watch)
             self._add_steps(shape, flat, traces)
 
-    def _prepare(self, flat: FlatBatch) -> Shape:
+    def _prepare(self, flat: FlatBatch) -> Specialization:
         tried = flat.signature in self._tried
         if self._seen is not None and not tried:
             raise _TrialNeeded
@@ -569,17 +573,17 @@ class Preparer:
                 assumptions = Assumptions(
                     self.job, self.caller, with_optimizer=False, seen=self._seen
                 )
-        shape = Shape(forward, assumptions)
+        shape = Specialization(forward, assumptions)
         self._add_steps(shape, flat, traces)
         return shape
 
-    def _add_steps(self, shape: Shape, flat: FlatBatch, traces: _Traces) -> None:
+    def _add_steps(self, shape: Specialization, flat: FlatBatch, traces: _Traces) -> None:
         first, steady = traces
         steps: list[PreparedStep] = []
         for trace in (first, steady) if first is not None else (steady,):
             graph = join(self.job, shape.forward, trace)
             steps.append(PreparedStep(graph, compile_step(graph), trace))
-            steps[-1].compiled.inbox = None if self.mailbox is None else self.mailbox.inbox
+            steps[-1].compiled.inbox = None if self.prefetcher is None else self.prefetcher.inbox
             self.draws = self.draws or any(map(draws_on_host, graph.nodes))
         self._profile(steps, flat)
         shape.first = steps[0] if len(steps) == 2 else None

@@ -43,8 +43,8 @@ class ConstantShapesError(JobError):
     """A factory makes the same job whatever the batch size that it is given."""
 
 
-class Family:
-    """A job's footprints by batch size; see `family`.
+class FootprintModel:
+    """A job's footprints by batch size; see `footprint_model`.
 
     Attributes:
         name: the jobs' name in the footprints.
@@ -110,7 +110,9 @@ class Family:
             return found
 
 
-def family(make: JobFactory, *, name: str, key: str | None = None, alignment: int = 64) -> Family:
+def footprint_model(
+    make: JobFactory, *, name: str, key: str | None = None, alignment: int = 64
+) -> FootprintModel:
     """A job's footprints as a function of its batch size.
 
     Three captures the first time. They are kept on disk under a digest of all that they depend on:
@@ -137,7 +139,7 @@ def family(make: JobFactory, *, name: str, key: str | None = None, alignment: in
         try:
             with TRACE_LOCK:
                 line = _line(make, name, key, sizes)
-            return Family(make, name, alignment, key, line)
+            return FootprintModel(make, name, alignment, key, line)
         except (ConstantShapesError, RunOnlyError):
             raise
         except (JobError, CaptureError) as error:  # it may take batches of certain sizes only

@@ -15,7 +15,7 @@ import numpy as np
 
 from waterflow.allocator_ext import _C
 from waterflow.engine.round_planner import candidates
-from waterflow.executor.plan.piled_step import SLACKS, PiledStep, most_together, pile_step
+from waterflow.executor.plan.piled_step import HEADROOMS, PiledStep, most_together, pile_step
 from waterflow.executor.plan.round_plan import StepMemory, rehearse_round
 from waterflow.executor.plan.simulate import (
     SimulatedSpan,
@@ -42,7 +42,7 @@ they do not fit, which here counts as temporal sharing."""
 
 
 @dataclass(frozen=True)
-class Outlook:
+class PolicyEstimate:
     """What a policy makes of some jobs under a budget.
 
     Attributes:
@@ -73,7 +73,7 @@ class Outlook:
         return self.serial_seconds / self.seconds if self.seconds else 1.0
 
 
-class Subject:
+class SizedJob:
     """A job's footprint, with what is worked out from it and used again."""
 
     def __init__(self, footprint: Footprint, alignment: int) -> None:
@@ -110,71 +110,73 @@ class Subject:
         profile = dataclasses.replace(self.profile, persistent_bytes=self.persistent_bytes)
         return PlanJob(self.footprint.name, profile, self.footprint.boundary)
 
-    def pile(self, slack: float, room: int) -> PiledStep:
+    def pile(self, headroom: float, room: int) -> PiledStep:
         """Its steady step piled up."""
-        if (slack, room) not in self._piles:
-            self._piles[slack, room] = pile_step(self.steady, slack, room)
-        return self._piles[slack, room]
+        if (headroom, room) not in self._piles:
+            self._piles[headroom, room] = pile_step(self.steady, headroom, room)
+        return self._piles[headroom, room]
 
 
-def fits_in_turn(subjects: Sequence[Subject], memory: int) -> bool:
+def fits_in_turn(sized: Sequence[SizedJob], memory: int) -> bool:
     """Whether the jobs fit one after another: what every job needs before it may enter."""
-    persistent = sum(subject.persistent_bytes for subject in subjects)
-    return persistent + max(subject.extent for subject in subjects) <= memory
+    persistent = sum(sized_job.persistent_bytes for sized_job in sized)
+    return persistent + max(sized_job.extent for sized_job in sized) <= memory
 
 
 def fits(
-    subjects: Sequence[Subject], memory: int, policy: str, alignment: int, lanes: int = 2
+    sized: Sequence[SizedJob], memory: int, policy: str, alignment: int, lanes: int = 2
 ) -> bool:
-    """Whether `outlook` would find something, for searches: without simulating what need not be."""
+    """Whether `estimate` would find something; for searches, it simulates no more than need be."""
     if policy == "flow":  # what fits in turn flows
-        return fits_in_turn(subjects, memory - memory % alignment)
-    return outlook(subjects, memory, policy, alignment, lanes) is not None
+        return fits_in_turn(sized, memory - memory % alignment)
+    return estimate(sized, memory, policy, alignment, lanes) is not None
 
 
-def outlook(
-    subjects: Sequence[Subject], memory: int, policy: str, alignment: int, lanes: int = 2
-) -> Outlook | None:
+def estimate(
+    sized: Sequence[SizedJob], memory: int, policy: str, alignment: int, lanes: int = 2
+) -> PolicyEstimate | None:
     """What the policy makes of these jobs; None where they do not fit.
 
     Args:
-        subjects: the jobs.
+        sized: the jobs.
         memory: bytes that all may hold together.
         policy: one of `STUDIED`.
         alignment: bytes to which the arena rounds.
         lanes: how many node groups may run at once.
     """
     memory -= memory % alignment
-    if not fits_in_turn(subjects, memory):
+    if not fits_in_turn(sized, memory):
         return None
     if policy == "flow":
-        return _flow(subjects, memory, lanes)
-    return _in_rounds(subjects, memory, STUDIED[policy](), alignment, lanes)
+        return _flow(sized, memory, lanes)
+    return _in_rounds(sized, memory, STUDIED[policy](), alignment, lanes)
 
 
 def _in_rounds(
-    subjects: Sequence[Subject], memory: int, policy: Policy, alignment: int, lanes: int
-) -> Outlook | None:
+    sized: Sequence[SizedJob], memory: int, policy: Policy, alignment: int, lanes: int
+) -> PolicyEstimate | None:
     state = _C.Allocator(memory, alignment, lanes)
-    for job, subject in enumerate(subjects):
-        if subject.persistent_bytes:
-            state.allocate(subject.persistent_bytes, 0, job)
+    for job, sized_job in enumerate(sized):
+        if sized_job.persistent_bytes:
+            state.allocate(sized_job.persistent_bytes, 0, job)
     state.synchronize()
-    plan_jobs = [subject.plan_job() for subject in subjects]
+    plan_jobs = [sized_job.plan_job() for sized_job in sized]
     for schedule in candidates(policy, plan_jobs, memory, lanes):
-        memories = [subject.steady for subject in subjects]
-        result = rehearse_round(state, schedule, range(len(subjects)), memories)
+        memories = [sized_job.steady for sized_job in sized]
+        result = rehearse_round(state, schedule, range(len(sized)), memories)
         if result.fits:
-            return _of_round(schedule, result.peak, result.extent, subjects)
+            return _of_round(schedule, result.peak, result.extent, sized)
     return None
 
 
-def _of_round(schedule: Schedule, peak: int, extent: int, subjects: Sequence[Subject]) -> Outlook:
-    profiles = [subject.profile for subject in subjects]
+def _of_round(
+    schedule: Schedule, peak: int, extent: int, sized: Sequence[SizedJob]
+) -> PolicyEstimate:
+    profiles = [sized_job.profile for sized_job in sized]
     times = node_times(profiles)
-    persistent = sum(subject.persistent_bytes for subject in subjects)
+    persistent = sum(sized_job.persistent_bytes for sized_job in sized)
     spans = simulate_round(schedule, times)
-    return Outlook(
+    return PolicyEstimate(
         policy=schedule.policy,
         peak_bytes=peak,
         extent_bytes=max(extent, persistent),
@@ -187,27 +189,27 @@ def _of_round(schedule: Schedule, peak: int, extent: int, subjects: Sequence[Sub
     )
 
 
-def _flow(subjects: Sequence[Subject], memory: int, lanes: int) -> Outlook:
-    persistent = sum(subject.persistent_bytes for subject in subjects)
+def _flow(sized: Sequence[SizedJob], memory: int, lanes: int) -> PolicyEstimate:
+    persistent = sum(sized_job.persistent_bytes for sized_job in sized)
     room = memory - persistent
-    times = node_times([subject.profile for subject in subjects])
+    times = node_times([sized_job.profile for sized_job in sized])
     fitting = [
-        s for s in SLACKS if all(subject.pile(s, room).extent <= room for subject in subjects)
+        s for s in HEADROOMS if all(sized_job.pile(s, room).extent <= room for sized_job in sized)
     ]
     forecasts = {
-        slack: simulate_flow(
-            [subject.pile(slack, room) for subject in subjects], times, room, lanes
+        headroom: simulate_flow(
+            [sized_job.pile(headroom, room) for sized_job in sized], times, room, lanes
         )
-        for slack in fitting
+        for headroom in fitting
     }
-    slack = min(fitting, key=lambda slack: forecasts[slack].seconds)
-    best = forecasts[slack]
-    # A run measures its times, and may find another slack the best.
+    headroom = min(fitting, key=lambda headroom: forecasts[headroom].seconds)
+    best = forecasts[headroom]
+    # A run measures its times, and may find another headroom the best.
     reached = max(
-        most_together([subject.pile(slack, room) for subject in subjects], room, lanes)
-        for slack in fitting
+        most_together([sized_job.pile(headroom, room) for sized_job in sized], room, lanes)
+        for headroom in fitting
     )
-    return Outlook(
+    return PolicyEstimate(
         policy="flow",
         peak_bytes=persistent + reached,
         extent_bytes=memory,
@@ -216,25 +218,25 @@ def _flow(subjects: Sequence[Subject], memory: int, lanes: int) -> Outlook:
         overlap=best.overlap,
         syncs_per_step=best.waits,
         spans=best.spans,
-        groups=tuple(subject.pile(slack, room).groups for subject in subjects),
+        groups=tuple(sized_job.pile(headroom, room).groups for sized_job in sized),
     )
 
 
-def timeline_of(found: Outlook, subjects: Sequence[Subject]) -> Timeline:
+def timeline_of(found: PolicyEstimate, sized: Sequence[SizedJob]) -> Timeline:
     """What each job holds when, the persistent bytes included, node by node. Simulated."""
-    times = node_times([subject.profile for subject in subjects])
-    rows = [(0.0, job, subject.persistent_bytes) for job, subject in enumerate(subjects)]
+    times = node_times([sized_job.profile for sized_job in sized])
+    rows = [(0.0, job, sized_job.persistent_bytes) for job, sized_job in enumerate(sized)]
     for span in found.spans:
-        profile, group = subjects[span.job].profile, found.groups[span.job][span.group]
+        profile, group = sized[span.job].profile, found.groups[span.job][span.group]
         nodes = slice(group.start, group.stop)
         ends = span.start + np.cumsum(times[span.job][nodes])
         starts = np.concatenate([[span.start], ends[:-1]])
-        persistent = subjects[span.job].persistent_bytes
+        persistent = sized[span.job].persistent_bytes
         high = profile.node_high()[nodes] + persistent
         after = profile.node_live()[group.start + 1 : group.stop + 1] + persistent
         for start, stop, most, left in zip(starts, ends, high, after, strict=True):
             rows += [(start, span.job, most), (stop, span.job, left)]
     rows.sort(key=lambda row: row[0])
     seconds, job, held = zip(*rows, strict=True)
-    names = [subject.footprint.name for subject in subjects]
+    names = [sized_job.footprint.name for sized_job in sized]
     return Timeline(np.array(seconds), np.array(job), np.array(held), names)

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from waterflow.capture.fake_job import BuiltJob
-from waterflow.capture.fingerprint import Identity
-from waterflow.common.environment import surroundings
+from waterflow.capture.fingerprint import Fingerprint
+from waterflow.common.environment import environment
 from waterflow.common.files import write_atomically
 from waterflow.executor.profile.fake import StepWalk
 from waterflow.steps.step_cache import cache_directory
@@ -39,7 +39,7 @@ def key_of(make: Callable[..., Any], built: BuiltJob, kind: str, key: str | None
         key: stands for what cannot be seen, if the caller knows it.
     """
     job = built.job
-    identity = Identity()
+    identity = Fingerprint()
     try:
         identity.add("kind", (kind, _VERSION, key))
         identity.add("factory", make)
@@ -48,7 +48,7 @@ def key_of(make: Callable[..., Any], built: BuiltJob, kind: str, key: str | None
         identity.add_patches()
         if identity.doubts and key is None:
             return None
-        identity.add("surroundings", surroundings(gpu=job.device.type == "cuda"))
+        identity.add("environment", environment(gpu=job.device.type == "cuda"))
     except Exception:  # objects may refuse to be looked at in any way, files to be read
         return None
     return identity.digest()

@@ -18,8 +18,8 @@ from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function
 from waterflow.models.zoo import TASKS
 from waterflow.steps.step_cache import Preparer
-from waterflow.study.batch_scaling import Family, family
-from waterflow.study.estimate import Subject
+from waterflow.study.batch_scaling import FootprintModel, footprint_model
+from waterflow.study.estimate import SizedJob
 from waterflow.study.footprint import Footprint, footprint_of, job_of
 from waterflow.study.hardware import Hardware
 
@@ -29,11 +29,15 @@ JobFactory = Callable[[int], Job]
 _SPEC = re.compile(r"(?P<what>.*?)(?::batch=(?P<batch>.*))?")
 
 
-class Candidate:
+class StudyJob:
     """A job of any batch size, or of one."""
 
     def __init__(
-        self, name: str, source: Family | Footprint, hardware: Hardware, batch: int | None = None
+        self,
+        name: str,
+        source: FootprintModel | Footprint,
+        hardware: Hardware,
+        batch: int | None = None,
     ) -> None:
         """Args beyond the obvious.
 
@@ -44,19 +48,19 @@ class Candidate:
         self.batch = batch
         self._source = source
         self._hardware = hardware
-        self._subjects: dict[int | None, Subject] = {}
+        self._subjects: dict[int | None, SizedJob] = {}
 
     @property
     def is_fixed(self) -> bool:
         """Whether it is a job as it is, whose batch cannot be chosen."""
         return isinstance(self._source, Footprint)
 
-    def subject(self, batch: int | None = None) -> Subject:
+    def sized_job(self, batch: int | None = None) -> SizedJob:
         """The job at a batch size, with estimated times where none were measured."""
         if batch not in self._subjects:
             source = self._source
             footprint = source if isinstance(source, Footprint) else source.at(batch or 1)
-            self._subjects[batch] = Subject(self._timed(footprint), self._hardware.alignment)
+            self._subjects[batch] = SizedJob(self._timed(footprint), self._hardware.alignment)
         return self._subjects[batch]
 
     def _timed(self, footprint: Footprint) -> Footprint:
@@ -69,7 +73,7 @@ class Candidate:
 
 def candidates_of(
     jobs: Sequence[str | Job | JobFactory], hardware: Hardware, measure: bool = False
-) -> list[Candidate]:
+) -> list[StudyJob]:
     """What users name, ready to plan; jobs of one name get numbers.
 
     Args:
@@ -85,8 +89,8 @@ def candidates_of(
     """
     if not jobs:
         raise JobError("there is nothing to plan: name at least one job")
-    found: list[Candidate] = []
-    families: dict[object, Family] = {}
+    found: list[StudyJob] = []
+    families: dict[object, FootprintModel] = {}
     traces = OptimizerTraces()
     for what in jobs:
         if isinstance(what, str):
@@ -95,7 +99,7 @@ def candidates_of(
             found.append(_fixed(what, hardware, measure, traces))
         elif callable(what):
             name = getattr(what, "__name__", type(what).__name__)
-            found.append(Candidate(name, _family(what, name, hardware, families), hardware))
+            found.append(StudyJob(name, _footprint_model(what, name, hardware, families), hardware))
         else:
             raise JobError(f"cannot plan {what!r}: give a model's name, a factory or a wf.Job")
     _number(found)
@@ -105,10 +109,10 @@ def candidates_of(
 def _named(
     text: str,
     hardware: Hardware,
-    families: dict[object, Family],
+    families: dict[object, FootprintModel],
     measure: bool,
     traces: OptimizerTraces,
-) -> list[Candidate]:
+) -> list[StudyJob]:
     match = _SPEC.fullmatch(text)
     assert match is not None
     what, asked = match["what"], match["batch"]
@@ -118,11 +122,13 @@ def _named(
     if what in TASKS:
         task = TASKS[what]
         make: JobFactory = lambda size: job_of(task, size)  # noqa: E731
-        return [Candidate(what, _family(make, what, hardware, families), hardware, batch)]
+        return [StudyJob(what, _footprint_model(make, what, hardware, families), hardware, batch)]
     path, _, function = what.partition(".py:")
     if function:
         make = load_job_function(Path(path + ".py"), function)
-        return [Candidate(function, _family(make, what, hardware, families), hardware, batch)]
+        return [
+            StudyJob(function, _footprint_model(make, what, hardware, families), hardware, batch)
+        ]
     if what.endswith(".py"):
         if batch is not None:
             raise JobError(f"{text!r}: name a factory, like {what}:make_job:batch={batch}")
@@ -133,21 +139,21 @@ def _named(
     raise JobError(f"there is no model {what!r}; {hint} A factory of yours is models.py:make_job")
 
 
-def _family(
-    make: JobFactory, name: str, hardware: Hardware, families: dict[object, Family]
-) -> Family:
+def _footprint_model(
+    make: JobFactory, name: str, hardware: Hardware, families: dict[object, FootprintModel]
+) -> FootprintModel:
     """One family for equal names: they are captured once."""
     key = (name, id(make) if name not in TASKS else None)
     if key not in families:
-        families[key] = family(make, name=name, alignment=hardware.alignment)
+        families[key] = footprint_model(make, name=name, alignment=hardware.alignment)
     return families[key]
 
 
-def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces) -> Candidate:
+def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces) -> StudyJob:
     footprint = footprint_of(job, alignment=hardware.alignment, traces=traces)
     if measure:
         footprint = _measured(job, footprint, traces)
-    return Candidate(job.name, footprint, hardware)
+    return StudyJob(job.name, footprint, hardware)
 
 
 def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footprint:
@@ -171,7 +177,7 @@ def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footpr
     )
 
 
-def _number(candidates: Sequence[Candidate]) -> None:
+def _number(candidates: Sequence[StudyJob]) -> None:
     """Gives candidates of one name a number each: "resnet50-1", "resnet50-2"."""
     names = [candidate.name for candidate in candidates]
     for place, candidate in enumerate(candidates):

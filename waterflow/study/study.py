@@ -1,7 +1,7 @@
 """Will it fit, and how fast: `plan`, `max_batch` and `pair`. Nothing is trained for an answer.
 
 Steps are captured with tensors that have shapes but no memory; the real allocator decides on
-virtual addresses. See `outlook` for what is exact and what is simulated.
+virtual addresses. See `estimate` for what is exact and what is simulated.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes, parse_bytes
 from waterflow.job.job import Job
-from waterflow.study.estimate import STUDIED, Outlook, Subject, fits, fits_in_turn, outlook
+from waterflow.study.estimate import STUDIED, PolicyEstimate, SizedJob, estimate, fits, fits_in_turn
 from waterflow.study.hardware import Hardware, get_hardware
-from waterflow.study.job_specs import Candidate, JobFactory, candidates_of
+from waterflow.study.job_specs import JobFactory, StudyJob, candidates_of
 
 #: No search goes beyond this batch: sizes stay within what 64 bits count.
 _LARGEST_BATCH = 1 << 30
@@ -26,7 +26,7 @@ _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 #: Batches of a frontier, evenly up to the largest alone.
 _POINTS = 12
 
-Subjects = Sequence[str | Job | JobFactory]
+JobSpecs = Sequence[str | Job | JobFactory]
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Plan:
     memory_bytes: int
     hardware: str
     jobs: tuple[PlannedJob, ...]
-    policies: dict[str, Outlook | None]
-    subjects: tuple[Subject, ...] = field(repr=False, compare=False, default=())
+    policies: dict[str, PolicyEstimate | None]
+    subjects: tuple[SizedJob, ...] = field(repr=False, compare=False, default=())
 
     @property
     def fits(self) -> bool:
@@ -93,7 +93,7 @@ class CoTrained:
 
     batch: tuple[int, ...]
     ratio: float
-    outlook: Outlook = field(repr=False)
+    outlook: PolicyEstimate = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Pair:
     places: tuple[int, int]
     batch: tuple[int | None, int | None]
     speed: float
-    outlook: Outlook = field(repr=False)
+    outlook: PolicyEstimate = field(repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """The pair as plain values."""
@@ -172,7 +172,7 @@ class Pair:
 
 
 def plan(
-    jobs: Subjects,
+    jobs: JobSpecs,
     memory: int | str,
     *,
     hardware: str = "v100",
@@ -201,20 +201,20 @@ def plan(
         if candidate.batch is None and not candidate.is_fixed:
             name = candidate.name
             raise JobError(f"{name}: which batch? Write {name}:batch=32, or ask max_batch")
-    subjects = [candidate.subject(candidate.batch) for candidate in found]
+    sized = [candidate.sized_job(candidate.batch) for candidate in found]
     return Plan(
         memory_bytes=budget,
         hardware=device.name,
-        jobs=tuple(_planned(c, s) for c, s in zip(found, subjects, strict=True)),
+        jobs=tuple(_planned(c, s) for c, s in zip(found, sized, strict=True)),
         policies={
-            policy: outlook(subjects, budget, policy, device.alignment, lanes) for policy in STUDIED
+            policy: estimate(sized, budget, policy, device.alignment, lanes) for policy in STUDIED
         },
-        subjects=tuple(subjects),
+        subjects=tuple(sized),
     )
 
 
 def max_batch(
-    jobs: Subjects,
+    jobs: JobSpecs,
     memory: int | str,
     *,
     hardware: str = "v100",
@@ -253,7 +253,7 @@ def max_batch(
 
 
 def pair(
-    jobs: Subjects, memory: int | str, *, hardware: str = "v100", lanes: int = 2
+    jobs: JobSpecs, memory: int | str, *, hardware: str = "v100", lanes: int = 2
 ) -> list[Pair]:
     """Which two of these candidates to co-train, and the batch for each; the best pair first.
 
@@ -282,7 +282,7 @@ def pair(
 
 
 def _best_shares(
-    chosen: Sequence[Candidate],
+    chosen: Sequence[StudyJob],
     largest: tuple[int | None, int | None],
     places: tuple[int, int],
     budget: int,
@@ -290,11 +290,11 @@ def _best_shares(
     lanes: int,
 ) -> Pair | None:
     best: Pair | None = None
-    alone = [_samples_per_second(c.subject(n), n) for c, n in zip(chosen, largest, strict=True)]
+    alone = [_samples_per_second(c.sized_job(n), n) for c, n in zip(chosen, largest, strict=True)]
     for share in _SHARES:
         batch = tuple(None if n is None else max(1, int(n * share)) for n in largest)
-        subjects = [c.subject(n) for c, n in zip(chosen, batch, strict=True)]
-        found = outlook(subjects, budget, "flow", device.alignment, lanes)
+        sized = [c.sized_job(n) for c, n in zip(chosen, batch, strict=True)]
+        found = estimate(sized, budget, "flow", device.alignment, lanes)
         if found is None:
             continue
         speed = sum(
@@ -307,15 +307,15 @@ def _best_shares(
     return best
 
 
-def _samples_per_second(subject: Subject, batch: int | None) -> float:
-    return (1 if batch is None else batch) / subject.profile.seconds
+def _samples_per_second(sized_job: SizedJob, batch: int | None) -> float:
+    return (1 if batch is None else batch) / sized_job.profile.seconds
 
 
 class _Search:
     """The largest batches of some candidates under one budget."""
 
     def __init__(
-        self, candidates: Sequence[Candidate], budget: int, device: Hardware, lanes: int
+        self, candidates: Sequence[StudyJob], budget: int, device: Hardware, lanes: int
     ) -> None:
         self.candidates = candidates
         self._budget = budget
@@ -357,18 +357,18 @@ class _Search:
         rows = [(size / largest, self._outlook(size, policy)) for size in sizes]
         return [(ratio, found.overlap) for ratio, found in rows if found is not None]
 
-    def _outlook(self, size: int, policy: str) -> Outlook | None:
-        return outlook(self._subjects(size), *self._under(policy))
+    def _outlook(self, size: int, policy: str) -> PolicyEstimate | None:
+        return estimate(self._subjects(size), *self._under(policy))
 
-    def _subjects(self, size: int) -> list[Subject]:
+    def _subjects(self, size: int) -> list[SizedJob]:
         batches = self.batches(size)
-        return [c.subject(n) for c, n in zip(self.candidates, batches, strict=True)]
+        return [c.sized_job(n) for c, n in zip(self.candidates, batches, strict=True)]
 
     def _under(self, policy: str) -> tuple[int, str, int, int]:
         return self._budget, policy, self._device.alignment, self._lanes
 
 
-def _largest_alone(candidate: Candidate, budget: int) -> int | None:
+def _largest_alone(candidate: StudyJob, budget: int) -> int | None:
     """The largest batch with which it fits alone; None where its batch is fixed.
 
     Raises BudgetError where not even one sample fits, or not what was asked for.
@@ -376,14 +376,14 @@ def _largest_alone(candidate: Candidate, budget: int) -> int | None:
     if candidate.is_fixed or candidate.batch is not None:
         _check_alone(candidate, candidate.batch, budget)
         return candidate.batch
-    found = _largest(lambda size: fits_in_turn([candidate.subject(size)], budget), None)
+    found = _largest(lambda size: fits_in_turn([candidate.sized_job(size)], budget), None)
     if not found:
         _check_alone(candidate, 1, budget)
     return found
 
 
-def _check_alone(candidate: Candidate, batch: int | None, budget: int) -> None:
-    first = candidate.subject(batch)
+def _check_alone(candidate: StudyJob, batch: int | None, budget: int) -> None:
+    first = candidate.sized_job(batch)
     if first.solo_bytes > budget:
         what = "it" if batch is None else f"a batch of {batch}"
         raise BudgetError(
@@ -426,17 +426,17 @@ def _doubling(bound: int | None) -> Iterator[int]:
     raise JobError(f"a batch of {_LARGEST_BATCH} fits still: does the model depend on the batch?")
 
 
-def _planned(candidate: Candidate, subject: Subject) -> PlannedJob:
+def _planned(candidate: StudyJob, sized_job: SizedJob) -> PlannedJob:
     return PlannedJob(
         name=candidate.name,
         batch=candidate.batch,
-        persistent_bytes=subject.persistent_bytes,
-        solo_bytes=subject.solo_bytes,
-        source=subject.profile.source,
+        persistent_bytes=sized_job.persistent_bytes,
+        solo_bytes=sized_job.solo_bytes,
+        source=sized_job.profile.source,
     )
 
 
-def _summary(found: Outlook) -> dict[str, Any]:
+def _summary(found: PolicyEstimate) -> dict[str, Any]:
     return {
         "peak_bytes": found.peak_bytes,
         "syncs_per_step": found.syncs_per_step,

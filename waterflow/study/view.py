@@ -16,7 +16,7 @@ from rich.text import Text
 
 from waterflow.common.units import format_bytes
 from waterflow.report.memory_plot import memory_png
-from waterflow.study.estimate import Outlook, timeline_of
+from waterflow.study.estimate import PolicyEstimate, timeline_of
 from waterflow.study.study import MaxBatch, Pair, Plan
 
 _SIMULATED = "overlap and speed are simulated, from times estimated for {}; nothing was run"
@@ -111,7 +111,7 @@ def _bytes(figure: Figure, picture_format: str) -> bytes:
     return buffer.getvalue()
 
 
-def _cells(found: Outlook) -> list[str]:
+def _cells(found: PolicyEstimate) -> list[str]:
     return [
         format_bytes(found.peak_bytes),
         f"{found.overlap:.0%}",

@@ -77,9 +77,9 @@ def levels_of(memory: StepMemory, offsets: np.ndarray) -> list[tuple[int, int]]:
 
 @given(flowing_profiles(), st.sampled_from([0.0, 0.1]))
 @settings(max_examples=60, deadline=None)
-def test_a_piled_step_tells_how_far_it_reaches(profile: Profile, slack: float) -> None:
+def test_a_piled_step_tells_how_far_it_reaches(profile: Profile, headroom: float) -> None:
     memory = StepMemory(profile, UNIT)
-    piled = pile_step(memory, slack, AMPLE)
+    piled = pile_step(memory, headroom, AMPLE)
     assert [group.start for group in piled.groups[1:]] == [g.stop for g in piled.groups[:-1]]
     assert (piled.groups[0].start, piled.groups[-1].stop) == (0, profile.num_nodes)
     levels = levels_of(memory, piled.offsets)
@@ -93,7 +93,7 @@ def test_a_piled_step_tells_how_far_it_reaches(profile: Profile, slack: float) -
         assert after == before
     assert piled.extent == max(level for _, level in levels)
     assert piled.sizes.tolist() == [size for size in profile.events["bytes"].tolist() if size > 0]
-    if slack == 0.0:
+    if headroom == 0.0:
         assert profile.transient_peak_bytes <= piled.extent <= memory.extent
 
 
@@ -117,8 +117,8 @@ def test_a_pile_keeps_to_the_room_there_is() -> None:
     """5 dies last and 2 next: at the bottom they leave no place for 6, which is there before 5."""
     memory = StepMemory(in_units(step_profile([[6], [2], [-6], [5], [-2], [-5]])), UNIT)
     assert pile_step(memory, 1.0, AMPLE).extent == 13 * UNIT
-    for slack, room in ((1.0, 8 * UNIT), (0.0, AMPLE)):
-        assert pile_step(memory, slack, room).extent == 8 * UNIT
+    for headroom, room in ((1.0, 8 * UNIT), (0.0, AMPLE)):
+        assert pile_step(memory, headroom, room).extent == 8 * UNIT
 
 
 def test_blocks_that_outlive_a_step_are_refused() -> None:
@@ -164,13 +164,13 @@ class Jobs:
     own: list[Profile]
     lanes: int
     spare: float  # of the tallest pile
-    slack: float
+    headroom: float
     rng: random.Random
     own_blocks: bool
 
     def __post_init__(self) -> None:
         self.memories = [RecordedMemory(profile) for profile in self.own]
-        self.piled = [pile_step(memory, self.slack, AMPLE) for memory in self.memories]
+        self.piled = [pile_step(memory, self.headroom, AMPLE) for memory in self.memories]
         tallest = max(piled.extent for piled in self.piled)
         capacity = 10 * UNIT + int(tallest * (1 + self.spare)) // UNIT * UNIT
         self.arena = _C.Arena.virtual(capacity, self.lanes)
@@ -280,9 +280,9 @@ def test_steps_on_lanes_never_take_each_others_places(data: st.DataObject) -> No
     own = data.draw(st.lists(flowing_profiles(), min_size=1, max_size=4))
     lanes = data.draw(st.integers(1, 4))
     spare = data.draw(st.sampled_from([0.0, 0.3, 1.0, 3.0]))
-    slack = data.draw(st.sampled_from([0.0, 0.1]))
+    headroom = data.draw(st.sampled_from([0.0, 0.1]))
     rng = random.Random(data.draw(st.integers(0, 1 << 32)))
-    jobs = Jobs(own, lanes, spare, slack, rng, own_blocks=data.draw(st.booleans()))
+    jobs = Jobs(own, lanes, spare, headroom, rng, own_blocks=data.draw(st.booleans()))
     jobs.run(count=6)
     assert jobs.plan.deviations == 0
     assert not jobs.plan.deviated

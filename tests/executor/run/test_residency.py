@@ -17,7 +17,7 @@ from torch import nn
 import waterflow as wf
 from waterflow.allocator_ext import _C
 from waterflow.executor.device.device import HostDevice
-from waterflow.executor.run.residency import Residence
+from waterflow.executor.run.residency import Residency
 
 pytestmark = pytest.mark.cpu
 
@@ -61,7 +61,7 @@ def assert_same_weights(job: wf.Job, other: wf.Job) -> None:
         assert torch.equal(job.model.state_dict()[name], value), name
 
 
-# The residence itself
+# The residency itself
 
 
 @pytest.fixture
@@ -74,52 +74,52 @@ def arena() -> Iterator[Any]:
 
 
 def test_a_storage_keeps_its_address_and_its_place_is_counted(arena: Any) -> None:
-    residence = Residence(arena, HostDevice())
+    residency = Residency(arena, HostDevice())
     tensor = torch.arange(100.0)
     pointer = tensor.data_ptr()
-    residence.enter(3, [tensor, tensor[10:]])
+    residency.move_in(3, [tensor, tensor[10:]])
     assert tensor.data_ptr() == pointer
-    assert residence.users(tensor) == {3}
+    assert residency.users(tensor) == {3}
     assert arena.held(3) == arena.statistics().live == 448
-    residence.leave(3)
+    residency.move_out(3)
     assert tensor.data_ptr() == pointer
     assert arena.statistics().live == 0
 
 
 def test_a_shared_storage_has_one_place_until_the_last_job_leaves(arena: Any) -> None:
-    residence = Residence(arena, HostDevice())
+    residency = Residency(arena, HostDevice())
     tensor = torch.zeros(16)
-    residence.enter(0, [tensor])
-    residence.enter(1, [tensor])
-    assert residence.users(tensor) == {0, 1}
-    residence.leave(0)
+    residency.move_in(0, [tensor])
+    residency.move_in(1, [tensor])
+    assert residency.users(tensor) == {0, 1}
+    residency.move_out(0)
     assert arena.statistics().live == 64
-    residence.leave(1)
+    residency.move_out(1)
     assert arena.statistics().live == 0
 
 
 def test_what_was_made_in_the_arena_moves_out_and_its_place_stays(arena: Any) -> None:
-    residence = Residence(arena, HostDevice())
+    residency = Residency(arena, HostDevice())
     with _C.LaneScope(arena, 0, 2):
         made = torch.arange(32.0)
     offset = arena.offset_of(made.data_ptr())
-    residence.enter(2, [made])
+    residency.move_in(2, [made])
     assert not is_inside(made)
     assert torch.equal(made, torch.arange(32.0))
     assert arena.find(arena.pointer_to(offset)).job == 2
     assert arena.held(2) == 128
-    residence.leave(2)
+    residency.move_out(2)
     assert arena.statistics().live == 0
 
 
 def test_places_move_together_and_nobody_touches_them(arena: Any) -> None:
-    residence = Residence(arena, HostDevice())
+    residency = Residency(arena, HostDevice())
     tensors = [torch.full((16 * size,), float(size)) for size in (1, 2, 3, 40)]
-    residence.enter(0, tensors)
-    residence.drop(tensors[0])
-    residence.drop(tensors[2])
+    residency.move_in(0, tensors)
+    residency.drop(tensors[0])
+    residency.drop(tensors[2])
     assert arena.statistics().live == 64 * 42
-    residence.repack()
+    residency.repack()
     statistics = arena.statistics()
     assert statistics.live == 64 * 42
     assert statistics.largest_free == statistics.free  # the gap above is smaller than the block
@@ -128,35 +128,35 @@ def test_places_move_together_and_nobody_touches_them(arena: Any) -> None:
 
 
 def test_settling_forgets_what_was_replaced(arena: Any) -> None:
-    residence = Residence(arena, HostDevice())
+    residency = Residency(arena, HostDevice())
     parameter = nn.Parameter(torch.zeros(16))
-    residence.settle(0, [parameter])
+    residency.settle(0, [parameter])
     for _ in range(3):
         parameter.data = torch.ones(16)
-        residence.settle(0, [parameter])
+        residency.settle(0, [parameter])
         assert arena.statistics().live == 64
-        assert residence.users(parameter) == {0}
+        assert residency.users(parameter) == {0}
 
 
 def test_no_room_says_who_holds_what(arena: Any) -> None:
     _C.set_job_name(arena, 0, "big")
-    residence = Residence(arena, HostDevice())
+    residency = Residency(arena, HostDevice())
     tensors = [torch.zeros(1 << 17), torch.zeros(1 << 18)]
     with pytest.raises(torch.OutOfMemoryError, match="job 'big' asked for 1048576 bytes"):
-        residence.enter(0, tensors)
-    assert residence.users(tensors[0]) == {0}
-    residence.leave(0)
+        residency.move_in(0, tensors)
+    assert residency.users(tensors[0]) == {0}
+    residency.move_out(0)
     assert arena.statistics().live == 0
 
 
 def test_copy_on_write_weights_get_bytes_of_their_own(arena: Any) -> None:
-    residence = Residence(arena, HostDevice())
+    residency = Residency(arena, HostDevice())
     original = torch.zeros(64)
     clone = torch._lazy_clone(original)
-    residence.enter(0, [clone])
+    residency.move_in(0, [clone])
     clone.add_(1)
     assert torch.equal(original, torch.zeros(64))
-    residence.leave(0)
+    residency.move_out(0)
 
 
 # What users hold while jobs train

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from waterflow.capture.traced_floats import (
     ARITHMETIC,
     COMPARISON,
-    MarkedFloat,
     Marks,
+    TracedFloat,
     UnfollowableError,
     bits,
     common_meaning,
@@ -64,7 +64,7 @@ def test_an_expression_evaluates_like_the_plain_computation(program, values, oth
     except (ZeroDivisionError, OverflowError):
         return
     assert bits(float(result)) == bits(float(expected))
-    if isinstance(result, MarkedFloat):
+    if isinstance(result, TracedFloat):
         assert bits(evaluate(result.expression, values)) == bits(float(expected))
         try:
             replayed = evaluate(result.expression, others)

@@ -13,7 +13,7 @@ from waterflow.capture import optimizer_cache
 from waterflow.capture.optimizer import trace_optimizer
 from waterflow.common import environment
 from waterflow.study import batch_scaling
-from waterflow.study.batch_scaling import ConstantShapesError, family
+from waterflow.study.batch_scaling import ConstantShapesError, footprint_model
 from waterflow.study.footprint import RunOnlyError
 from waterflow.study.forecast import forecast
 
@@ -112,7 +112,7 @@ def sentences(batch):
 
 @pytest.mark.parametrize("make", [images, sentences])
 def test_a_line_through_two_captures_is_right_everywhere(make, captures):
-    found = family(make, name="mine")
+    found = footprint_model(make, name="mine")
     assert found.is_affine
     assert captures == [7, 13, 61]
     same(found.at(40), forecast(lambda: make(40)))
@@ -135,7 +135,7 @@ def test_a_batch_of_one_is_captured(captures):
     def make(batch):
         return job(TimeFirst(), [torch.randn(batch, 6, 4)], squares)
 
-    found = family(make, name="mine")
+    found = footprint_model(make, name="mine")
     assert found.is_affine
     for batch in (1, 2):
         same(found.at(batch), forecast(lambda batch=batch: make(batch)))
@@ -173,20 +173,20 @@ def rounding(batch):
 
 @pytest.mark.parametrize("make", [contrastive, branching, rounding])
 def test_where_there_is_no_line_each_size_is_captured_once(make, captures):
-    found = family(make, name="mine")
+    found = footprint_model(make, name="mine")
     assert not found.is_affine
     del captures[:]
     for batch in (2, 70, 2):
         same(found.at(batch), forecast(lambda batch=batch: make(batch)))
     assert len(captures) == 2
-    again = family(make, name="mine")
+    again = footprint_model(make, name="mine")
     assert not again.is_affine
     same(again.at(70), found.at(70))
     assert len(captures) == 2, "the second family has found everything on disk"
 
 
 def test_footprints_are_rounded_after_they_are_computed(captures):
-    small, large = (family(rows, name="mine", alignment=size) for size in (1, 512))
+    small, large = (footprint_model(rows, name="mine", alignment=size) for size in (1, 512))
     assert captures == [7, 13, 61], "sizes are kept unrounded, for every alignment"
     one, other = small.at(3), large.at(3)
     np.testing.assert_array_equal(
@@ -201,7 +201,7 @@ def up(footprint, alignment):
 
 
 def test_numbers_do_not_overflow():
-    found = family(rows, name="mine", alignment=1)
+    found = footprint_model(rows, name="mine", alignment=1)
     small, huge = found.at(1000), found.at(1_000_000_000_000)
     peaks = [f.steady.transient_peak_bytes for f in (small, huge)]
     assert peaks[1] > 9.9e8 * peaks[0]
@@ -212,7 +212,7 @@ def test_numbers_do_not_overflow():
 
 @pytest.mark.parametrize("batch", [0, -3, 2.0, True, "8", None])
 def test_batch_sizes_are_whole_numbers_above_zero(batch):
-    found = batch_scaling.Family(rows, "mine", 64, None, None)
+    found = batch_scaling.FootprintModel(rows, "mine", 64, None, None)
     with pytest.raises(wf.JobError, match="'mine': the batch size must be a whole number above 0"):
         found.at(batch)
 
@@ -222,7 +222,7 @@ def test_data_that_ignores_the_batch_size_is_an_error():
         return rows(8)
 
     with pytest.raises(ConstantShapesError, match=r"'mine': its shapes do not depend.*ignoring"):
-        family(ignoring, name="mine")
+        footprint_model(ignoring, name="mine")
 
 
 def by_eights(batch):
@@ -232,7 +232,7 @@ def by_eights(batch):
 
 
 def test_a_factory_may_refuse_some_sizes(captures):
-    found = family(by_eights, name="mine")
+    found = footprint_model(by_eights, name="mine")
     assert found.is_affine
     assert captures == [8, 24, 64]
     same(found.at(16), forecast(lambda: by_eights(16)))
@@ -247,7 +247,7 @@ def odd_groups(batch):
 
 
 def test_a_step_may_refuse_some_sizes(captures):
-    found = family(odd_groups, name="mine")
+    found = footprint_model(odd_groups, name="mine")
     assert found.is_affine
     assert captures[-3:] == [8, 24, 64]
 
@@ -258,7 +258,7 @@ def refuses(batch):
 
 def test_the_first_error_is_the_one_that_is_told():
     with pytest.raises(wf.JobError, match=r"factory refuses .*OSError: no data for 7"):
-        family(refuses, name="mine")
+        footprint_model(refuses, name="mine")
 
 
 def test_what_can_only_be_run_is_tried_once(captures):
@@ -268,7 +268,7 @@ def test_what_can_only_be_run_is_tried_once(captures):
         return made
 
     with pytest.raises(RunOnlyError):
-        family(make, name="mine")
+        footprint_model(make, name="mine")
     assert captures == [7]
 
 
@@ -280,7 +280,7 @@ def test_jobs_that_differ_in_more_than_their_batch_share_no_optimizer_trace():
         made = optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if batch > 40 else 0.0)
         return job(model, [(torch.randn(batch, 4), torch.randint(3, (batch,)))], optimizer=made)
 
-    found = family(make, name="mine")
+    found = footprint_model(make, name="mine")
     assert not found.is_affine
     assert found.at(41).first is not None
     assert found.at(40).first is None
@@ -294,5 +294,5 @@ def test_traces_of_the_optimizer_are_shared(monkeypatch):
         return trace_optimizer(*args)
 
     monkeypatch.setattr(optimizer_cache, "trace_optimizer", counting)
-    family(rows, name="mine")
+    footprint_model(rows, name="mine")
     assert len(traced) == 1

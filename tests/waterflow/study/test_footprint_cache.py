@@ -18,10 +18,10 @@ from torch import nn, optim
 
 import waterflow as wf
 from waterflow.capture.fake_job import build
-from waterflow.capture.fingerprint import Identity
+from waterflow.capture.fingerprint import Fingerprint
 from waterflow.common import environment
 from waterflow.study import batch_scaling, footprint_cache
-from waterflow.study.batch_scaling import family
+from waterflow.study.batch_scaling import footprint_model
 from waterflow.study.footprint import capture_footprint
 from waterflow.study.footprint_cache import key_of, load, store
 
@@ -245,7 +245,7 @@ def test_values_of_tensors_do_not_count(package):
     before = key(module.make)
     torch.manual_seed(2)
     assert key(module.make) == before
-    one, two = Identity(), Identity()
+    one, two = Fingerprint(), Fingerprint()
     one.add("model", nn.Linear(3, 3))
     two.add("model", nn.Linear(3, 3))
     assert one.digest() == two.digest()
@@ -265,9 +265,9 @@ def flags():
 
 
 def test_this_packages_files_count(tmp_path, monkeypatch):
-    before = environment.surroundings()
+    before = environment.environment()
     monkeypatch.setattr(environment, "_OWN_PACKAGES", ("waterflow.executor",))
-    lines = set(environment.surroundings().split("\n")) - set(before.split("\n"))
+    lines = set(environment.environment().split("\n")) - set(before.split("\n"))
     assert {"waterflow.executor/run/tape.py", "waterflow.executor/profile/fake.py"} <= {
         line.split()[0] for line in lines
     }
@@ -395,9 +395,9 @@ def test_a_file_that_cannot_be_read_leaves_no_key(package, tmp_path):
 
 
 def test_without_a_key_nothing_is_kept(tmp_path):
-    family(counts, name="mine")
+    footprint_model(counts, name="mine")
     assert not list(tmp_path.rglob("*.npz"))
-    family(counts, name="mine", key="I know what it counts")
+    footprint_model(counts, name="mine", key="I know what it counts")
     assert len(list(tmp_path.rglob("*.npz"))) == 1
 
 
@@ -420,7 +420,7 @@ def test_values_are_told_apart():
     ]
     digests = []
     for value in values:
-        identity = Identity()
+        identity = Fingerprint()
         identity.add("value", value)
         assert not identity.doubts, value
         digests.append(identity.digest())
@@ -439,7 +439,7 @@ def test_cycles_and_shared_objects_are_told_apart():
     values += [(a, a), (a, b)]
     digests = set()
     for value in values[2:]:
-        identity = Identity()
+        identity = Fingerprint()
         identity.add("value", value)
         digests.add(identity.digest())
     assert len(digests) == 3
@@ -523,18 +523,18 @@ def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch):
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path / "file" / "below"))
     store("k", footprint())
     assert load("k") is None
-    assert family(plain, name="mine").is_affine
+    assert footprint_model(plain, name="mine").is_affine
 
 
 def test_a_damaged_family_is_captured_again(tmp_path, monkeypatch):
-    before = family(plain, name="mine").at(20)
+    before = footprint_model(plain, name="mine").at(20)
     (path,) = tmp_path.rglob("*.npz")
     path.write_bytes(path.read_bytes()[:100])
-    after = family(plain, name="mine").at(20)
+    after = footprint_model(plain, name="mine").at(20)
     np.testing.assert_array_equal(before.steady.events, after.steady.events)
     assert path.stat().st_size > 100
     monkeypatch.setattr(batch_scaling, "capture_built", None)
-    assert family(plain, name="mine").is_affine, "no capture, it is on disk"
+    assert footprint_model(plain, name="mine").is_affine, "no capture, it is on disk"
 
 
 SCRIPT = """

@@ -1,0 +1,469 @@
+#include "bind/torch.h"
+
+#include <ATen/ScalarOps.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/extension.h>
+
+#include <utility>
+
+#include "bind/device.h"
+#include "runtime/lane.h"
+#include "runtime/lane_pool.h"
+#include "runtime/random.h"
+#include "runtime/replay.h"
+#include "runtime/storage.h"
+#include "runtime/tape.h"
+#include "runtime/thread_state.h"
+
+namespace py = pybind11;
+
+namespace waterflow {
+namespace {
+
+// A context manager over a scope object: `__enter__` makes it, `__exit__` destroys it. Scopes wait
+// for nothing, so the interpreter lock stays: given up for a moment it may be long in coming back.
+template <typename Scope, typename... Parts>
+class Manager {
+ public:
+  explicit Manager(Parts... parts) : parts_(std::move(parts)...) {}
+  void enter() {
+    scope_ = std::apply([](auto&... part) { return std::make_unique<Scope>(part...); }, parts_);
+  }
+  void exit(const py::args&) { scope_.reset(); }
+
+ private:
+  std::tuple<Parts...> parts_;
+  std::unique_ptr<Scope> scope_;
+};
+
+using LaneManager = Manager<LaneScope, LaneContext>;
+using ThreadStateManager = Manager<ThreadStateScope, ThreadState>;
+using RandomManager = Manager<RandomScope, at::Generator, std::optional<at::Generator>>;
+
+// Asks Python for more room, from inside an operator; an error there means that there is none.
+std::shared_ptr<const std::function<bool(std::size_t)>> room_maker(py::function more) {
+  auto held = std::shared_ptr<py::function>(new py::function(std::move(more)), [](auto* function) {
+    py::gil_scoped_acquire acquire;
+    delete function;
+  });
+  return std::make_shared<const std::function<bool(std::size_t)>>([held](std::size_t bytes) {
+    py::gil_scoped_acquire acquire;
+    try {
+      return py::cast<bool>((*held)(bytes));
+    } catch (const std::exception&) {
+      return false;
+    }
+  });
+}
+
+py::object python_exception(const std::exception_ptr& error) {
+  if (!error) return py::none();
+  auto make = [](const char* module, const char* name, const char* what) {
+    return py::object(py::module_::import(module).attr(name)(what));
+  };
+  try {
+    std::rethrow_exception(error);
+  } catch (py::error_already_set& e) {
+    return e.value();
+  } catch (python_error& e) {
+    e.restore();
+    return py::error_already_set().value();
+  } catch (const c10::OutOfMemoryError& e) {
+    return make("torch", "OutOfMemoryError", e.what_without_backtrace());
+  } catch (const c10::IndexError& e) {
+    return make("builtins", "IndexError", e.what_without_backtrace());
+  } catch (const c10::ValueError& e) {
+    return make("builtins", "ValueError", e.what_without_backtrace());
+  } catch (const c10::TypeError& e) {
+    return make("builtins", "TypeError", e.what_without_backtrace());
+  } catch (const c10::NotImplementedError& e) {
+    return make("builtins", "NotImplementedError", e.what_without_backtrace());
+  } catch (const c10::Error& e) {
+    return make("builtins", "RuntimeError", e.what_without_backtrace());
+  } catch (const std::bad_alloc& e) {
+    return make("builtins", "MemoryError", e.what());
+  } catch (const std::exception& e) {
+    return make("builtins", "RuntimeError", e.what());
+  } catch (...) {
+    return make("builtins", "RuntimeError", "unknown C++ exception");
+  }
+}
+
+// Runs without the interpreter lock and raises what it throws as the matching Python exception.
+template <typename Function>
+void run_unlocked(Function function) {
+  std::exception_ptr error;
+  {
+    py::gil_scoped_release release;
+    try {
+      function();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (!error) return;
+  auto exception = python_exception(error);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
+  throw py::error_already_set();
+}
+
+c10::TypePtr strip_optional(const c10::TypePtr& type) {
+  if (auto optional = type->cast<c10::OptionalType>()) return optional->getElementType();
+  return type;
+}
+
+bool is_tensor_type(const c10::TypePtr& type) {
+  return strip_optional(type)->kind() == c10::TypeKind::TensorType;
+}
+
+// The 0-dim tensor that PyTorch itself makes of a Python number given where a tensor is expected.
+at::Tensor wrapped_number(const at::Scalar& number) {
+  auto tensor = c10::scalar_to_tensor(number);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
+c10::IValue constant(const py::handle& value, const c10::TypePtr& type) {
+  const bool number = PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr());
+  if (number && is_tensor_type(type)) {
+    return wrapped_number(torch::jit::toIValue(value, c10::NumberType::get()).toScalar());
+  }
+  return torch::jit::toIValue(value, type);
+}
+
+Argument scalar_list_argument(const py::handle& payload, const c10::TypePtr& type) {
+  Argument argument;
+  argument.kind = Argument::Kind::kScalars;
+  argument.floats = strip_optional(type)->expectRef<c10::ListType>().getElementType()->kind() ==
+                    c10::TypeKind::FloatType;
+  for (auto item : py::cast<py::list>(payload)) {
+    auto [index, number] = py::cast<std::pair<int, double>>(item);
+    argument.indices.push_back(index);
+    argument.scalars.push_back(number);
+  }
+  return argument;
+}
+
+// An argument as (kind, payload); `type` is what the operator's schema wants there.
+Argument make_argument(const py::handle& item, const c10::TypePtr& type) {
+  auto [kind, payload] = py::cast<std::pair<std::string, py::object>>(item);
+  Argument argument;
+  if (kind == "constant") {
+    argument.value = constant(payload, type);
+  } else if (kind == "slot") {
+    argument.kind = Argument::Kind::kSlot;
+    argument.index = py::cast<int>(payload);
+  } else if (kind == "slots") {
+    argument.kind = Argument::Kind::kSlots;
+    argument.indices = py::cast<std::vector<int>>(payload);
+    auto element = strip_optional(type)->expectRef<c10::ListType>().getElementType();
+    argument.optional_elements = element->kind() == c10::TypeKind::OptionalType;
+  } else if (kind == "register") {
+    argument.kind = is_tensor_type(type) ? Argument::Kind::kWrapped : Argument::Kind::kScalar;
+    argument.index = py::cast<int>(payload);
+    if (argument.kind == Argument::Kind::kWrapped) argument.value = wrapped_number(0.0);
+  } else if (kind == "registers") {
+    return scalar_list_argument(payload, type);
+  } else {
+    TORCH_CHECK(kind == "generator", "unknown argument kind ", kind);
+    argument.kind = Argument::Kind::kGenerator;
+    argument.index = py::cast<bool>(payload) ? 1 : 0;  // of the device?
+  }
+  return argument;
+}
+
+std::vector<Result> make_results(const py::list& items) {
+  std::vector<Result> results;
+  for (auto item : items) {
+    Result result;
+    if (py::isinstance<py::list>(item)) {
+      result.is_list = true;
+      result.elements = py::cast<std::vector<int>>(item);
+    } else {
+      result.slot = py::cast<int>(item);
+    }
+    results.push_back(std::move(result));
+  }
+  return results;
+}
+
+void add_operator(Tape& tape, const std::string& name, const std::string& overload,
+                  const py::list& arguments, const py::list& results, std::vector<int> release) {
+  Instruction instruction;
+  instruction.name = name;
+  instruction.op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  const auto& wanted = instruction.op->schema().arguments();
+  TORCH_CHECK(wanted.size() == arguments.size(), name, " wants ", wanted.size(), " arguments, got ",
+              arguments.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    instruction.arguments.push_back(make_argument(arguments[i], wanted[i].type()));
+  }
+  instruction.results = make_results(results);
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+void add_load(Tape& tape, int input, int slot, std::vector<int> release) {
+  Instruction instruction;
+  instruction.kind = Instruction::Kind::kLoad;
+  instruction.input = input;
+  instruction.slot = slot;
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+void add_read(Tape& tape, bool loss, int slot, int target, std::vector<int> release) {
+  Instruction instruction;
+  instruction.kind = loss ? Instruction::Kind::kReadLoss : Instruction::Kind::kReadScalar;
+  instruction.slot = slot;
+  instruction.target = target;
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+void add_arithmetic(Tape& tape, const std::string& operation, int target, int left, int right,
+                    std::vector<int> release) {
+  Instruction instruction;
+  instruction.kind = Instruction::Kind::kArithmetic;
+  instruction.operation = operation.at(0);
+  instruction.target = target;
+  instruction.left = left;
+  instruction.right = right;
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+double loss_of(const std::variant<double, at::Tensor>& loss) {
+  const auto* host = std::get_if<at::Tensor>(&loss);
+  return host == nullptr ? std::get<double>(loss) : host->item().toDouble();
+}
+
+void bind_tape(py::module_& m) {
+  py::class_<Tape, std::shared_ptr<Tape>>(m, "Tape")
+      .def(py::init<int, int>(), py::arg("slots"), py::arg("registers"))
+      .def("add_operator", &add_operator)
+      .def("add_load", &add_load)
+      .def("add_read", &add_read)
+      .def("add_arithmetic", &add_arithmetic)
+      .def("__len__", &Tape::size)
+      .def("set_forward_length", &Tape::set_forward_length)
+      .def("set_slot", &Tape::set_slot)
+      .def("slot", &Tape::slot)
+      .def("set_register", &Tape::set_register)
+      .def("set_batch", &Tape::set_batch)
+      .def("set_generators", &Tape::set_generators, py::arg("host"), py::arg("device"))
+      .def("set_transient", &Tape::set_transient)
+      .def("clear", &Tape::clear)
+      .def_property_readonly("loss", [](const Tape& tape) { return loss_of(tape.loss()); })
+      .def("run",
+           [](Tape& tape, int start, int stop) { run_unlocked([&] { tape.run(start, stop); }); });
+}
+
+// Job, script and tape travel as plain tuples: a round is made once per step.
+using JobTuple =
+    std::tuple<std::shared_ptr<Tape>, std::shared_ptr<Script>, JobId, std::shared_ptr<Inbox>>;
+
+RoundJob make_job(const JobTuple& fields) {
+  const auto& [tape, script, id, inbox] = fields;
+  return {tape, script, id, inbox};
+}
+
+Round make_round(const py::list& jobs, const py::list& pairs) {
+  Round round;
+  for (auto item : jobs) round.jobs.push_back(make_job(py::cast<JobTuple>(item)));
+  for (auto pair : pairs) {
+    auto& tasks = round.pairs.emplace_back();
+    for (auto item : py::cast<py::list>(pair)) {
+      auto [lane, job, group, start, stop] = py::cast<std::tuple<int, int, int, int, int>>(item);
+      tasks.push_back({lane, job, group, start, stop});
+    }
+  }
+  return round;
+}
+
+std::shared_ptr<RoundResult> run_round(LanePool& pool, const Round& round) {
+  auto result = std::make_shared<RoundResult>();
+  run_unlocked([&] { *result = pool.run(round); });
+  return result;
+}
+
+std::shared_ptr<RoundResult> run_step(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
+                                      const std::shared_ptr<RoundResult>& former) {
+  auto result = std::make_shared<RoundResult>();
+  run_unlocked([&] { *result = pool.run_step(lane, step, gate, former.get()); });
+  return result;
+}
+
+// The error of any lane, the first if there are several, is raised when all are done.
+void run_on_all(LanePool& pool, const py::function& work) {
+  std::exception_ptr error;
+  std::mutex mutex;
+  run_unlocked([&] {
+    pool.run_on_all([&](int lane) {
+      try {
+        py::gil_scoped_acquire acquire;
+        work(lane);
+      } catch (...) {
+        std::lock_guard lock(mutex);
+        if (!error) error = std::current_exception();
+      }
+    });
+  });
+  if (error) std::rethrow_exception(error);
+}
+
+py::list errors_of(const RoundResult& result) {
+  py::list errors;
+  for (const auto& error : result.errors) errors.append(python_exception(error));
+  return errors;
+}
+
+py::list losses_of(const RoundResult& result) {
+  py::list losses;
+  for (const auto& loss : result.losses) losses.append(loss_of(loss));
+  return losses;
+}
+
+py::list spans_of(const RoundResult& result) {
+  py::list spans;
+  for (const auto& span : result.spans) {
+    spans.append(py::make_tuple(span.lane, span.job, span.group, result.device->seconds(span.start),
+                                result.device->seconds(span.stop)));
+  }
+  return spans;
+}
+
+void bind_rounds(py::module_& m) {
+  py::class_<Round>(m, "Round").def(py::init(&make_round), py::arg("jobs"), py::arg("pairs"));
+  py::class_<FlowStep, std::shared_ptr<FlowStep>>(m, "FlowStep")
+      .def(py::init([](const JobTuple& job, std::vector<std::pair<int, int>> groups,
+                       std::shared_ptr<Demand> demand) {
+             return std::make_shared<FlowStep>(
+                 FlowStep{make_job(job), std::move(groups), std::move(demand)});
+           }),
+           py::arg("job"), py::arg("groups"), py::arg("demand"));
+  py::class_<RoundResult, std::shared_ptr<RoundResult>>(m, "RoundResult")
+      .def_property_readonly("errors", &errors_of)
+      .def("wait",
+           [](RoundResult& result) { run_unlocked([&] { result.device->wait(result.end); }); })
+      .def("losses", &losses_of)
+      .def("spans", &spans_of);
+  py::class_<LanePool>(m, "LanePool")
+      .def(py::init<std::shared_ptr<Arena>, int, std::shared_ptr<LaneDevice>>(), py::arg("arena"),
+           py::arg("lanes"), py::arg("device"))
+      .def("serve", &LanePool::serve, py::call_guard<py::gil_scoped_release>())
+      .def("run", &run_round)
+      .def("run_on_all", &run_on_all, py::arg("work"))
+      .def("run_step", &run_step, py::arg("lane"), py::arg("step"), py::arg("gate"),
+           py::arg("former") = nullptr)
+      .def("shutdown", &LanePool::shutdown, py::call_guard<py::gil_scoped_release>());
+}
+
+// A fingerprint of the live chunks (equal while nothing has moved) and the end of the highest one.
+std::pair<std::uint64_t, std::size_t> layout(const Arena& arena) {
+  std::uint64_t hash = 1469598103934665603ULL;
+  std::size_t end = 0;
+  auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
+  for (const Chunk& chunk : arena.snapshot().chunks()) {
+    if (chunk.state != ChunkState::kLive) continue;
+    mix(chunk.offset);
+    mix(chunk.bytes);
+    end = chunk.offset + chunk.bytes;
+  }
+  return {hash >> 1, end};
+}
+
+// References to a storage that its Python object stands for, once there is one: releases of PyTorch
+// differ.
+std::size_t uses_by_python_object() {
+  const py::object probe = py::module_::import("torch").attr("empty")(1);
+  probe.attr("untyped_storage")();
+  return py::cast<at::Tensor>(probe).storage().use_count() - 1;
+}
+
+bool may_move_tensors(const py::list& tensors) {
+  static const std::size_t own_uses = uses_by_python_object();
+  tensors[0].attr("untyped_storage")();
+  return may_move(py::cast<std::vector<at::Tensor>>(tensors), own_uses);
+}
+
+void bind_storage(py::module_& m) {
+  py::class_<Reservation, std::shared_ptr<Reservation>>(m, "Reservation")
+      .def_property_readonly("offset", &Reservation::offset)
+      .def("move", &Reservation::move, py::arg("offset"), py::arg("job"));
+  m.def("keep_in_place",
+        [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
+          std::shared_ptr<Reservation> room;
+          run_unlocked([&] { room = keep_in_place(tensor, arena, job); });
+          return room;
+        });
+  m.def("may_move", &may_move_tensors, py::arg("tensors"));
+  m.def("move_into_arena",
+        [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
+          run_unlocked([&] { move_into_arena(tensor, arena, job); });
+        });
+  m.def("move_out_of_arena", [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena) {
+    run_unlocked([&] { move_out_of_arena(tensor, arena); });
+  });
+  m.def("move_within_arena", &move_within_arena, py::arg("tensor"), py::arg("arena"),
+        py::arg("job"), py::arg("offset"));
+  m.def("copy_in_arena",
+        [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
+          at::Tensor copy;
+          run_unlocked([&] { copy = copy_in_arena(tensor, arena, job); });
+          return copy;
+        });
+  m.def("is_in_arena",
+        [](std::uintptr_t pointer) { return is_in_arena(reinterpret_cast<const void*>(pointer)); });
+}
+
+// Makes an object of a subclass of torch.Generator stand for another generator: given to an
+// operator, it is that one.
+void alias_generator(const py::object& alias, const at::Generator& generator) {
+  TORCH_CHECK(THPGenerator_Check(alias.ptr()) == 1, "alias_generator wants a torch.Generator");
+  reinterpret_cast<THPGenerator*>(alias.ptr())->cdata = generator;
+}
+
+}  // namespace
+
+void bind_torch(py::module_& m) {
+  prepare_random_scopes();
+  bind_device(m);
+  m.def("install_lane_allocator", &install_lane_allocator);
+  m.def("register_arena", &register_arena);
+  m.def("retire_arena", &retire_arena);
+  m.def("set_job_name", &set_job_name);
+  py::class_<LaneManager>(m, "LaneScope")
+      .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job,
+                       std::optional<py::function> more) {
+             return LaneManager(LaneContext{std::move(arena), lane, job, nullptr,
+                                            more ? room_maker(std::move(*more)) : nullptr});
+           }),
+           py::arg("arena"), py::arg("lane"), py::arg("job"), py::arg("more") = py::none())
+      .def("__enter__", &LaneManager::enter)
+      .def("__exit__", &LaneManager::exit);
+  py::class_<ThreadState>(m, "ThreadState").def(py::init<>());
+  py::class_<ThreadStateManager>(m, "ThreadStateScope")
+      .def(py::init([](const ThreadState& state) { return ThreadStateManager(state); }),
+           py::arg("state"))
+      .def("__enter__", &ThreadStateManager::enter)
+      .def("__exit__", &ThreadStateManager::exit);
+  py::class_<RandomManager>(m, "RandomScope")
+      .def(py::init([](at::Generator host, std::optional<at::Generator> device) {
+             return RandomManager(std::move(host), std::move(device));
+           }),
+           py::arg("host"), py::arg("device"))
+      .def("__enter__", &RandomManager::enter)
+      .def("__exit__", &RandomManager::exit);
+  m.def("alias_generator", &alias_generator, py::arg("alias"), py::arg("generator"));
+  m.def("layout", &layout);
+  m.def("replay", &replay, py::arg("bytes"), py::arg("ids"), py::arg("allocator"),
+        py::arg("repeats"), py::call_guard<py::gil_scoped_release>());
+  bind_storage(m);
+  bind_tape(m);
+  bind_rounds(m);
+}
+
+}  // namespace waterflow

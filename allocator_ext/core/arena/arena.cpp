@@ -1,0 +1,264 @@
+#include "core/arena/arena.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "core/device/cuda_backend.h"
+
+namespace waterflow {
+namespace {
+
+using Lock = std::lock_guard<PatientMutex>;
+
+// Virtual addresses start where no mapping can be, so that one used by mistake faults at once, and
+// offset 0 differs from nullptr.
+constexpr std::uintptr_t kVirtualBase = std::uintptr_t{1} << 60;
+
+// What PyTorch's own CUDA allocator guarantees: kernels and libraries choose by it.
+constexpr std::size_t kCudaAlignment = 512;
+
+std::size_t whole_units(std::size_t capacity, std::size_t alignment) {
+  return capacity - capacity % alignment;
+}
+
+Options with_capacity(Options options, std::size_t capacity) {
+  options.capacity = capacity;
+  return options;
+}
+
+}  // namespace
+
+Arena::Arena(std::unique_ptr<Backend> backend, Options options)
+    : backend_(std::move(backend)),
+      base_(backend_->base() ? reinterpret_cast<std::uintptr_t>(backend_->base()) : kVirtualBase),
+      allocator_(with_capacity(options, backend_->capacity())),
+      capacity_(allocator_.capacity()) {
+  allocator_.set_sync_hook([this] { backend_->synchronize(); });
+}
+
+std::shared_ptr<Arena> Arena::host(std::size_t capacity, int lanes) {
+  Options options;
+  options.lanes = lanes;
+  capacity = whole_units(capacity, options.alignment);
+  return std::make_shared<Arena>(std::make_unique<HostBackend>(capacity), options);
+}
+
+std::shared_ptr<Arena> Arena::virtual_only(std::size_t capacity, int lanes) {
+  Options options;
+  options.lanes = lanes;
+  return std::make_shared<Arena>(std::make_unique<VirtualBackend>(capacity), options);
+}
+
+std::shared_ptr<Arena> Arena::cuda(const std::shared_ptr<LaneStreams>& streams,
+                                   std::size_t capacity, TensorKind tensors) {
+  Options options;
+  options.lanes = streams->lanes();
+  options.alignment = kCudaAlignment;
+  capacity = whole_units(capacity, options.alignment);
+  auto arena = std::make_shared<Arena>(std::make_unique<CudaBackend>(streams, capacity), options);
+  arena->tensors_ = tensors;
+  return arena;
+}
+
+void* Arena::granted(std::size_t offset, JobId job) {
+  timeline_.add(job, allocator_.held(job));
+  fixed_changed();
+  return pointer_to(offset);
+}
+
+void Arena::count_planned(std::ptrdiff_t bytes) {
+  const auto delta = static_cast<std::size_t>(bytes);  // wraps around for a free, as it should
+  const std::size_t planned = planned_live_.fetch_add(delta, std::memory_order_relaxed) + delta;
+  if (bytes < 0) return;
+  const std::size_t live = planned + fixed_live_.load(std::memory_order_relaxed);
+  std::size_t peak = planned_peak_.load(std::memory_order_relaxed);
+  while (live > peak && !planned_peak_.compare_exchange_weak(peak, live)) {
+  }
+}
+
+void Arena::close_plan(JobId job, std::size_t peak, std::size_t extent,
+                       const std::vector<std::pair<double, std::size_t>>& samples) {
+  Lock lock(mutex_);
+  if (static_cast<std::size_t>(job) >= planned_job_peaks_.size()) {
+    planned_job_peaks_.resize(job + 1);
+  }
+  planned_job_peaks_[job] = std::max(planned_job_peaks_[job], peak);
+  planned_extent_ = std::max(planned_extent_, extent);
+  for (const auto& [seconds, held] : samples) timeline_.add_at(seconds, job, held);
+}
+
+void* Arena::allocate(std::size_t bytes, Lane lane, JobId job, bool may_sync) {
+  Lock lock(mutex_);
+  std::optional<std::size_t> offset = allocator_.allocate(bytes, lane, job, may_sync);
+  if (!offset && growth_ > 0) {
+    const std::size_t before = allocator_.capacity();
+    const std::size_t needed = allocator_.rounded(bytes);
+    if (resize_locked(before + std::max(growth_, needed)) || resize_locked(before + needed)) {
+      offset = allocator_.allocate(bytes, lane, job, may_sync);
+    }
+  }
+  return offset ? granted(*offset, job) : nullptr;
+}
+
+void* Arena::allocate_at(std::size_t offset, std::size_t bytes, Lane lane, JobId job) {
+  Lock lock(mutex_);
+  return allocator_.allocate_at(offset, bytes, lane, job) ? granted(offset, job) : nullptr;
+}
+
+void Arena::use(const void* pointer, Lane lane) {
+  const std::size_t offset = offset_of(pointer);
+  Lock lock(mutex_);
+  allocator_.use(offset, lane);
+}
+
+void Arena::free(void* pointer, Lane lane) {
+  const std::size_t offset = offset_of(pointer);
+  Lock lock(mutex_);
+  const JobId job = allocator_.free(offset, lane);
+  timeline_.add(job, allocator_.held(job));
+  fixed_changed();
+}
+
+void Arena::synchronize() {
+  Lock lock(mutex_);
+  backend_->synchronize();
+  allocator_.synchronize();
+}
+
+void Arena::finish() { backend_->finish(); }
+
+void Arena::copy(void* target, const void* source, std::size_t bytes) {
+  backend_->copy(target, source, bytes);
+}
+
+void Arena::commit() {
+  Lock lock(mutex_);
+  backend_->commit();
+}
+
+void Arena::give_back() {
+  Lock lock(mutex_);
+  std::size_t end = 0;
+  for (const Chunk& chunk : allocator_.chunks()) {
+    if (chunk.state == ChunkState::kLive) end = chunk.offset + chunk.bytes;
+  }
+  backend_->give_back(end);
+}
+
+void Arena::set_growth(std::size_t step) {
+  Lock lock(mutex_);
+  growth_ = step;
+}
+
+std::size_t Arena::offset_of(const void* pointer) const {
+  if (owns(pointer)) return reinterpret_cast<std::uintptr_t>(pointer) - base_;
+  throw UnknownChunk("the pointer " + std::to_string(reinterpret_cast<std::uintptr_t>(pointer)) +
+                     " is not of this arena");
+}
+
+std::optional<Chunk> Arena::find(const void* pointer) const {
+  if (!owns(pointer)) return std::nullopt;
+  Lock lock(mutex_);
+  return allocator_.find(offset_of(pointer));
+}
+
+bool Arena::resize(std::size_t capacity) {
+  Lock lock(mutex_);
+  return resize_locked(capacity);
+}
+
+bool Arena::resize_locked(std::size_t capacity) {
+  capacity = whole_units(capacity, allocator_.alignment());
+  const std::size_t before = allocator_.capacity();
+  // No offset may lie outside the memory: it grows first, and shrinks last.
+  if (capacity > before) {
+    if (!backend_->resize(capacity)) return false;
+    allocator_.resize(capacity);
+  } else {
+    if (!allocator_.resize(capacity)) return false;
+    if (!backend_->resize(capacity)) {
+      allocator_.resize(before);
+      return false;
+    }
+  }
+  capacity_.store(capacity, std::memory_order_relaxed);
+  return true;
+}
+
+void Arena::set_limit(JobId job, std::size_t bytes) {
+  Lock lock(mutex_);
+  allocator_.set_limit(job, bytes);
+}
+
+std::size_t Arena::limit(JobId job) const {
+  Lock lock(mutex_);
+  return allocator_.limit(job);
+}
+
+std::size_t Arena::held(JobId job) const {
+  Lock lock(mutex_);
+  return allocator_.held(job);
+}
+
+std::size_t Arena::peak(JobId job) const {
+  Lock lock(mutex_);
+  const bool planned = static_cast<std::size_t>(job) < planned_job_peaks_.size();
+  return std::max(allocator_.peak(job), planned ? planned_job_peaks_[job] : 0);
+}
+
+Statistics Arena::statistics() const {
+  Lock lock(mutex_);
+  const std::size_t planned = planned_live_.load(std::memory_order_relaxed);
+  const std::size_t peak = planned_peak_.load(std::memory_order_relaxed);
+  return {allocator_.capacity(),
+          backend_->taken(),
+          allocator_.live() + planned,
+          std::max(allocator_.peak(), peak),
+          std::max(allocator_.extent(), planned_extent_),
+          allocator_.free_bytes() - planned,
+          allocator_.largest_free(),
+          allocator_.allocations(),
+          allocator_.forced_syncs(),
+          allocator_.explicit_syncs()};
+}
+
+void Arena::reset_peaks() {
+  Lock lock(mutex_);
+  allocator_.reset_peaks();
+  planned_peak_.store(0);
+  planned_extent_ = 0;
+  planned_job_peaks_.clear();
+}
+
+Allocator Arena::snapshot() const {
+  Lock lock(mutex_);
+  return allocator_;
+}
+
+void Arena::record(bool on) {
+  Lock lock(mutex_);
+  allocator_.record(on);
+}
+
+std::vector<Event> Arena::take_log() {
+  Lock lock(mutex_);
+  return allocator_.take_log();
+}
+
+Timeline Arena::timeline() const {
+  Lock lock(mutex_);
+  return timeline_;
+}
+
+void Arena::enable_timeline(bool on) {
+  Lock lock(mutex_);
+  timeline_.enable(on);
+}
+
+void Arena::clear_timeline() {
+  Lock lock(mutex_);
+  timeline_.clear();
+}
+
+}  // namespace waterflow

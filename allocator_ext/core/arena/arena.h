@@ -1,0 +1,127 @@
+// A budget of memory that threads share: an allocator, a backend and one lock. Pointers, not
+// offsets. Whoever frees says on which lane, as the lane that frees need not be the one that
+// allocated.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/arena/allocator.h"
+#include "core/arena/patient_mutex.h"
+#include "core/arena/timeline.h"
+#include "core/arena/types.h"
+#include "core/device/backend.h"
+
+namespace waterflow {
+
+class LaneStreams;
+
+// Which tensors that a lane makes come from the arena. All others are PyTorch's own business, such
+// as the host tensors of a job on a GPU.
+enum class TensorKind { kHost, kCuda };
+
+struct Statistics {
+  std::size_t capacity;
+  std::size_t taken;  // memory of the host or the device that stands behind it
+  std::size_t live;
+  std::size_t peak;
+  std::size_t extent;
+  std::size_t free;
+  std::size_t largest_free;
+  std::uint64_t allocations;
+  std::uint64_t forced_syncs;
+  std::uint64_t explicit_syncs;
+};
+
+class Arena {
+ public:
+  // `options.capacity` is ignored: the backend has it.
+  Arena(std::unique_ptr<Backend> backend, Options options);
+  static std::shared_ptr<Arena> host(std::size_t capacity, int lanes);
+  static std::shared_ptr<Arena> virtual_only(std::size_t capacity, int lanes);
+  // Device memory for the lanes of `streams`: addresses now, memory at commit().
+  static std::shared_ptr<Arena> cuda(const std::shared_ptr<LaneStreams>& streams,
+                                     std::size_t capacity, TensorKind tensors);
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  // nullptr when nothing fits or the job is at its limit.
+  void* allocate(std::size_t bytes, Lane lane, JobId job, bool may_sync = true);
+  // nullptr unless exactly this range is free for the lane without a sync.
+  void* allocate_at(std::size_t offset, std::size_t bytes, Lane lane, JobId job);
+  void use(const void* pointer, Lane lane);
+  void free(void* pointer, Lane lane);
+  void synchronize();  // the lanes wait for each other, asynchronously where the backend can
+  void finish();       // the host waits for the lanes
+  // Moves bytes into, within or out of the arena while no lane is at work.
+  void copy(void* target, const void* source, std::size_t bytes);
+
+  // Blocks of a rehearsed plan need no search, and nobody else takes their places: a lane keeps
+  // them itself, and only their bytes are counted here, without the lock.
+  void count_planned(std::ptrdiff_t bytes);
+  // What one job's plan has come to, when the round is over: its own peak, the plan's end, and
+  // samples (seconds of the steady clock, bytes held) for the timeline.
+  void close_plan(JobId job, std::size_t peak, std::size_t extent,
+                  const std::vector<std::pair<double, std::size_t>>& samples);
+
+  // Without the lock: any thread may ask about any pointer at any time.
+  bool owns(const void* pointer) const {
+    return reinterpret_cast<std::uintptr_t>(pointer) - base_ <
+           capacity_.load(std::memory_order_relaxed);
+  }
+  std::size_t offset_of(const void* pointer) const;  // throws UnknownChunk unless owned
+  void* pointer_to(std::size_t offset) const { return reinterpret_cast<void*>(base_ + offset); }
+  std::optional<Chunk> find(const void* pointer) const;  // the live chunk that starts there
+  bool has_memory() const { return backend_->base() != nullptr; }
+  TensorKind tensors() const { return tensors_; }
+  std::size_t alignment() const { return allocator_.alignment(); }
+  std::size_t capacity() const { return capacity_.load(std::memory_order_relaxed); }
+
+  void commit();  // takes memory that was only reserved so far; throws BackendError
+  bool resize(std::size_t capacity);
+  // Gives back all memory above the highest live chunk. For an arena that serves no one any more.
+  void give_back();
+  // From now on a request that finds no place makes the arena grow, by `step` bytes at least.
+  void set_growth(std::size_t step);
+  void set_limit(JobId job, std::size_t bytes);
+  std::size_t limit(JobId job) const;
+  std::size_t held(JobId job) const;
+  std::size_t peak(JobId job) const;
+  Statistics statistics() const;
+  void reset_peaks();
+
+  Allocator snapshot() const;  // to rehearse on
+  void record(bool on);
+  std::vector<Event> take_log();
+  Timeline timeline() const;
+  void enable_timeline(bool on);
+  void clear_timeline();
+
+ private:
+  void* granted(std::size_t offset, JobId job);
+  bool resize_locked(std::size_t capacity);
+  void fixed_changed() { fixed_live_.store(allocator_.live(), std::memory_order_relaxed); }
+
+  mutable PatientMutex mutex_;
+  std::unique_ptr<Backend> backend_;
+  std::uintptr_t base_;
+  Allocator allocator_;
+  TensorKind tensors_ = TensorKind::kHost;
+  std::size_t growth_ = 0;
+  std::atomic<std::size_t> capacity_;
+  std::size_t planned_extent_ = 0;
+  std::vector<std::size_t> planned_job_peaks_;
+  Timeline timeline_;
+  // Lanes write these at every request of a planned step: apart from what they only read.
+  static constexpr std::size_t kCacheLine = 64;
+  alignas(kCacheLine) std::atomic<std::size_t> planned_live_{0};
+  std::atomic<std::size_t> fixed_live_{0};    // what the allocator holds
+  std::atomic<std::size_t> planned_peak_{0};  // of both together
+};
+
+}  // namespace waterflow

@@ -1,0 +1,157 @@
+#include "core/device/cuda_device.h"
+
+#include <exception>
+#include <utility>
+
+namespace waterflow {
+CudaDevice::CudaDevice(std::shared_ptr<const Driver> driver, int index)
+    : driver_(std::move(driver)), index_(index) {
+  find(index);
+  check_features();
+  WATERFLOW_CUDA(*driver_, cuDevicePrimaryCtxRetain, "to open the device", &context_, handle_);
+}
+
+CudaDevice::~CudaDevice() { driver_->cuDevicePrimaryCtxRelease_v2(handle_); }
+
+void CudaDevice::find(int index) {
+  const int count = driver_->device_count();
+  if (index < 0 || index >= count) {
+    throw BackendError("there is no CUDA device " + std::to_string(index) + ": this machine has " +
+                       std::to_string(count) + (count == 0 ? "" : ", counted from 0"));
+  }
+  WATERFLOW_CUDA(*driver_, cuDeviceGet, "to find the device", &handle_, index);
+  char name[256] = "";
+  WATERFLOW_CUDA(*driver_, cuDeviceGetName, "to name the device", name, sizeof name, handle_);
+  name_ = name;
+}
+
+void CudaDevice::check_features() const {
+  int supported = 0;
+  WATERFLOW_CUDA(*driver_, cuDeviceGetAttribute, "to ask for virtual memory management", &supported,
+                 cu::kAttributeVirtualMemory, handle_);
+  if (!supported) {
+    throw BackendError("CUDA device " + std::to_string(index_) + " (" + name_ +
+                       ") has no virtual memory management, which the arena needs");
+  }
+}
+
+CudaDevice::Memory CudaDevice::memory() const {
+  ContextScope scope(*this);
+  Memory memory{};
+  WATERFLOW_CUDA(*driver_, cuMemGetInfo_v2, "to ask for free memory", &memory.free, &memory.total);
+  return memory;
+}
+
+void CudaDevice::synchronize() const {
+  ContextScope scope(*this);
+  WATERFLOW_CUDA(*driver_, cuCtxSynchronize, "to wait for the device");
+}
+
+std::string CudaDevice::failure() const {
+  try {
+    synchronize();
+  } catch (const DriverError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+CudaEvent::CudaEvent(std::shared_ptr<const CudaDevice> device, bool timed)
+    : device_(std::move(device)) {
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuEventCreate, "to make an event", &event_,
+                 timed ? cu::kEventDefault : cu::kEventDisableTiming);
+}
+
+CudaEvent::~CudaEvent() {
+  in_context(*device_, [this] { device_->driver().cuEventDestroy_v2(event_); });
+}
+
+void CudaEvent::record(cu::Stream stream) {
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuEventRecord, "to record an event", event_, stream);
+}
+
+void CudaEvent::hold_back(cu::Stream stream) const {
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuStreamWaitEvent, "to make a stream wait", stream, event_, 0);
+}
+
+void CudaEvent::wait() const {
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuEventSynchronize, "to wait for an event", event_);
+}
+
+double CudaEvent::seconds_since(const CudaEvent& earlier) const {
+  ContextScope scope(*device_);
+  float milliseconds = 0;
+  WATERFLOW_CUDA(device_->driver(), cuEventElapsedTime, "to measure a time", &milliseconds,
+                 earlier.event_, event_);
+  return milliseconds * 1e-3;
+}
+
+CudaStream::CudaStream(std::shared_ptr<const CudaDevice> device) : device_(std::move(device)) {
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuStreamCreate, "to make a stream", &stream_,
+                 cu::kStreamNonBlocking);
+}
+
+CudaStream::~CudaStream() {
+  in_context(*device_, [this] { device_->driver().cuStreamDestroy_v2(stream_); });
+}
+
+void CudaStream::wait() const {
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuStreamSynchronize, "to wait for a stream", stream_);
+}
+
+LaneStreams::LaneStreams(std::shared_ptr<const CudaDevice> device, int lanes)
+    : device_(std::move(device)) {
+  for (int lane = 0; lane < lanes; ++lane) {
+    streams_.push_back(std::make_unique<CudaStream>(device_));
+    reached_.push_back(std::make_unique<CudaEvent>(device_, /*timed=*/false));
+  }
+}
+
+void LaneStreams::join() {
+  if (lanes() == 1) return;  // a stream is in order by itself
+  // A wait is for the record made last before it, so two joins at once would mix their events.
+  std::lock_guard lock(mutex_);
+  for (int lane = 0; lane < lanes(); ++lane) reached_[lane]->record(stream(lane));
+  for (int lane = 0; lane < lanes(); ++lane) {
+    for (int other = 0; other < lanes(); ++other) {
+      if (other != lane) reached_[other]->hold_back(stream(lane));
+    }
+  }
+}
+
+// What is queued uses memory that the caller is about to let go of: a wait that fails is tried once
+// more. If it fails again the device is lost, and nothing that was queued will run.
+void LaneStreams::drain() const {
+  std::exception_ptr failure;
+  for (const auto& stream : streams_) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      try {
+        stream->wait();
+        break;
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+      }
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+void LaneStreams::launch(Lane lane, std::function<void()> work) {
+  auto call = [](void* queued) {
+    std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(queued));
+    (*owned)();
+  };
+  auto queued = std::make_unique<std::function<void()>>(std::move(work));
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuLaunchHostFunc, "to queue host work", stream(lane), call,
+                 queued.get());
+  queued.release();
+}
+
+}  // namespace waterflow

@@ -1,0 +1,72 @@
+// What the lanes' work runs on: the host, where a group is done when its call returns, or a CUDA
+// device, where it is only queued then.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/arena/types.h"
+#include "core/device/cuda_device.h"
+
+namespace waterflow {
+
+double steady_seconds();  // of the steady clock
+
+// A moment in a lane's work; on a device it has a time only when the work before it is done.
+struct Mark {
+  double seconds = 0;
+  std::shared_ptr<CudaEvent> event;
+};
+
+// The host itself.
+class LaneDevice {
+ public:
+  virtual ~LaneDevice() = default;
+
+  virtual void bind(Lane) {}  // the calling thread becomes the lane
+  // Does the work, or queues it, in the lane's order.
+  virtual void execute(Lane, const std::function<void()>& work) { work(); }
+  virtual void settle() {}  // returns when all that was executed has thrown or never will
+  virtual bool calls_back() const { return false; }  // whether work may run after execute returns
+
+  virtual Mark mark(Lane) { return {steady_seconds(), nullptr}; }
+  virtual void wait(const Mark&) {}  // the host waits
+  virtual double seconds(const Mark& mark) { return mark.seconds; }
+
+  virtual void hold_back(Lane, const CudaEvent&) {}  // the lane's next work waits for the event
+  virtual void record(Lane, CudaEvent&) {}           // the event happens after the lane's work
+};
+
+// Makes a lane's stream the one to which PyTorch gives the calling thread's work.
+using BindStream = void (*)(int device, cu::Stream stream);
+
+// A CUDA device. PyTorch's kernels are queued by the calls themselves. Without a GPU the tests'
+// driver stands in, whose memory is the host's: there each group is queued as one host function,
+// so that host kernels run as late, and as far out of step, as a device's would.
+class CudaLaneDevice final : public LaneDevice {
+ public:
+  CudaLaneDevice(std::shared_ptr<LaneStreams> streams, BindStream bind, bool host_functions);
+
+  void bind(Lane lane) override;
+  void execute(Lane lane, const std::function<void()>& work) override;
+  void settle() override;
+  bool calls_back() const override { return host_functions_; }
+  Mark mark(Lane lane) override;
+  void wait(const Mark& mark) override { mark.event->wait(); }
+  double seconds(const Mark& mark) override;
+  void hold_back(Lane lane, const CudaEvent& event) override;
+  void record(Lane lane, CudaEvent& event) override;
+
+ private:
+  std::shared_ptr<LaneStreams> streams_;
+  BindStream bind_;
+  bool host_functions_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<CudaEvent>> events_;  // made so far, for use again
+  std::size_t next_event_ = 0;
+  Mark origin_;  // whose time is known; a device tells differences only
+};
+
+}  // namespace waterflow

@@ -1,0 +1,192 @@
+#include "core/plan/gate.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace waterflow {
+
+Demand::Demand(std::vector<std::size_t> during_groups, std::vector<std::size_t> after_groups)
+    : during(std::move(during_groups)), after(std::move(after_groups)) {
+  if (during.empty() || after.size() != during.size() + 1) {
+    throw std::invalid_argument("a step of " + std::to_string(during.size()) +
+                                " groups needs one more border than groups, got " +
+                                std::to_string(after.size()));
+  }
+  if (after.front() != 0 || after.back() != 0) {
+    throw std::invalid_argument("a step must begin and end without blocks of its own");
+  }
+  for (std::size_t group = 0; group < during.size(); ++group) {
+    if (std::max(after[group], after[group + 1]) > during[group]) {
+      throw std::invalid_argument("group " + std::to_string(group) +
+                                  " begins or ends with more than it ever holds");
+    }
+  }
+}
+
+std::size_t Demand::most() const { return *std::max_element(during.begin(), during.end()); }
+
+SafeStates::SafeStates(const Demand& a, const Demand& b, std::size_t range)
+    : groups_b_(b.groups()), safe_((a.groups() + 1) * (b.groups() + 1)) {
+  for (std::size_t i = a.groups() + 1; i-- > 0;) {
+    for (std::size_t j = b.groups() + 1; j-- > 0;) {
+      bool safe = i == a.groups() || j == b.groups();  // the other can finish alone
+      safe = safe || (a.during[i] + b.after[j] <= range && (*this)(i + 1, j));
+      safe = safe || (b.during[j] + a.after[i] <= range && (*this)(i, j + 1));
+      safe_[i * (groups_b_ + 1) + j] = safe;
+    }
+  }
+}
+
+std::size_t most_together(const Demand& a, const Demand& b, std::size_t range) {
+  const SafeStates safe(a, b, range);
+  std::size_t most = 0;
+  auto note = [&](std::size_t both, std::size_t done_a, std::size_t done_b) {
+    if (both <= range && both > most && safe(done_a, done_b)) most = both;
+  };
+  // With one of them between two groups, which is where a step begins and ends, and with neither.
+  for (std::size_t i = 0; i <= a.groups(); ++i) {
+    for (std::size_t j = 0; j <= b.groups(); ++j) {
+      if (i < a.groups()) note(a.during[i] + b.after[j], i + 1, j);
+      if (j < b.groups()) note(a.after[i] + b.during[j], i, j + 1);
+      if (i < a.groups() && j < b.groups()) note(a.during[i] + b.during[j], i + 1, j + 1);
+    }
+  }
+  return most;
+}
+
+Gate::Gate(std::size_t range, int lanes) : range_(range), seats_(lanes) {}
+
+void Gate::begin(Lane lane, std::shared_ptr<const Demand> demand) {
+  check(*demand);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return may_begin(lane); });
+  sit(lane, std::move(demand));
+}
+
+bool Gate::try_begin(Lane lane, std::shared_ptr<const Demand> demand) {
+  check(*demand);
+  std::lock_guard lock(mutex_);
+  if (!may_begin(lane)) return false;
+  sit(lane, std::move(demand));
+  return true;
+}
+
+std::optional<Mark> Gate::enter(Lane lane) {
+  std::unique_lock lock(mutex_);
+  Seat& seat = seat_of(lane, /*running=*/false);
+  if (!may_enter(lane)) {
+    seat.waiting = true;
+    ++waits_;
+    changed_.wait(lock, [&] { return may_enter(lane); });
+  }
+  return take(lane);
+}
+
+bool Gate::try_enter(Lane lane) {
+  std::lock_guard lock(mutex_);
+  Seat& seat = seat_of(lane, /*running=*/false);
+  const bool may = may_enter(lane);
+  if (may) {
+    take(lane);
+  } else {
+    if (!seat.waiting) ++waits_;
+    seat.waiting = true;
+  }
+  return may;
+}
+
+void Gate::leave(Lane lane, const Mark& mark) {
+  {
+    std::lock_guard lock(mutex_);
+    Seat& seat = seat_of(lane, /*running=*/true);
+    const std::size_t reach = seat.demand->during[seat.done];
+    if (mark.event) {
+      while (!seat.trail.empty() && seat.trail.back().first <= reach) seat.trail.pop_back();
+      seat.trail.emplace_back(reach, mark);
+    }
+    seat.running = false;
+    ++seat.done;
+  }
+  changed_.notify_all();
+}
+
+void Gate::end(Lane lane) {
+  {
+    std::lock_guard lock(mutex_);
+    Seat& seat = seats_.at(lane);
+    seat.demand = nullptr;
+    seat.done = 0;
+    seat.running = seat.waiting = false;
+  }
+  changed_.notify_all();
+}
+
+std::size_t Gate::waits() const {
+  std::lock_guard lock(mutex_);
+  return waits_;
+}
+
+// The seat of a lane in the middle of a step, which runs a group or has one to run next.
+Gate::Seat& Gate::seat_of(Lane lane, bool running) {
+  Seat& seat = seats_.at(lane);
+  if (!seat.demand || seat.done == seat.demand->groups() || seat.running != running) {
+    throw std::logic_error("lane " + std::to_string(lane) + " has no group to " +
+                           (running ? "leave" : "enter"));
+  }
+  return seat;
+}
+
+Gate::Seat* Gate::neighbour(Lane lane) {
+  const std::size_t other = static_cast<std::size_t>(lane) ^ 1;
+  return other < seats_.size() ? &seats_[other] : nullptr;
+}
+
+void Gate::check(const Demand& demand) const {
+  if (demand.most() > range_) {
+    throw std::invalid_argument("a step that needs " + std::to_string(demand.most()) +
+                                " bytes does not fit a range of " + std::to_string(range_));
+  }
+}
+
+bool Gate::may_enter(Lane lane) {
+  const Seat& seat = seats_.at(lane);
+  const Seat* other = neighbour(lane);
+  if (other == nullptr || !other->demand || other->done == other->demand->groups()) return true;
+  const std::size_t theirs =
+      other->running ? other->demand->during[other->done] : other->demand->after[other->done];
+  if (seat.demand->during[seat.done] + theirs > range_) return false;
+  return safe_states(seat, *other)(seat.done + 1, other->done + (other->running ? 1 : 0));
+}
+
+const SafeStates& Gate::safe_states(const Seat& a, const Seat& b) {
+  const Steps steps{a.demand, b.demand};
+  const auto found = safe_states_.find(steps);
+  if (found != safe_states_.end()) return found->second;
+  return safe_states_.emplace(steps, SafeStates(*a.demand, *b.demand, range_)).first->second;
+}
+
+void Gate::sit(Lane lane, std::shared_ptr<const Demand> demand) {
+  Seat& seat = seats_.at(lane);
+  if (seat.demand) throw std::logic_error("lane " + std::to_string(lane) + " is in a step");
+  seat.demand = std::move(demand);
+  seat.done = 0;
+}
+
+std::optional<Mark> Gate::take(Lane lane) {
+  Seat& seat = seats_[lane];
+  if (seat.waiting) changed_.notify_all();  // the neighbour's next step may have waited for this
+  seat.waiting = false;
+  seat.running = true;
+  const Seat* other = neighbour(lane);
+  if (other == nullptr) return std::nullopt;
+  // The last of those that reach into what this group takes; the lane is in order, so those before
+  // it are done then, too.
+  const std::size_t mine = seat.demand->during[seat.done];
+  for (auto entry = other->trail.rbegin(); entry != other->trail.rend(); ++entry) {
+    if (entry->first + mine > range_) return entry->second;
+  }
+  return std::nullopt;
+}
+
+}  // namespace waterflow

@@ -1,0 +1,248 @@
+#include "runtime/lane_pool.h"
+
+#include <chrono>
+#include <utility>
+
+namespace waterflow {
+namespace {
+
+// Long enough to bridge the jitter of two lanes that finish a pair together, short enough not to
+// take a core from a kernel's threads.
+constexpr auto kSpin = std::chrono::microseconds(30);
+
+template <typename Ready>
+bool spin(Ready ready) {
+  const auto deadline = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+  } while (std::chrono::steady_clock::now() < deadline);
+  return ready();
+}
+
+// A step at its gate, which it leaves whatever happens: the other lane may wait for its memory.
+class Passage {
+ public:
+  Passage(Gate& gate, Lane lane, std::shared_ptr<const Demand> demand) : gate_(gate), lane_(lane) {
+    gate_.begin(lane_, std::move(demand));
+  }
+  Passage(const Passage&) = delete;
+  Passage& operator=(const Passage&) = delete;
+  ~Passage() { gate_.end(lane_); }
+
+ private:
+  Gate& gate_;
+  const Lane lane_;
+};
+
+}  // namespace
+
+void CounterBarrier::arrive() {
+  {
+    std::lock_guard lock(mutex_);
+    count_.fetch_add(1, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+void CounterBarrier::wait_until(int count) {
+  auto reached = [&] { return count_.load(std::memory_order_acquire) >= count; };
+  if (spin(reached)) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, reached);
+}
+
+LanePool::LanePool(std::shared_ptr<Arena> arena, int lanes, std::shared_ptr<LaneDevice> device)
+    : arena_(std::move(arena)), lanes_(lanes), device_(std::move(device)), spans_(lanes) {}
+
+void LanePool::serve(int lane) {
+  device_->bind(lane);
+  std::uint64_t seen = 0;
+  while (true) {
+    auto called = [&] { return generation_.load() != seen || stop_.load(); };
+    if (!spin(called)) {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, called);
+    }
+    if (stop_.load()) return;
+    seen = generation_.load();
+    (*work_)(lane);
+    lanes_done_.arrive();
+  }
+}
+
+void LanePool::run_on_all(const std::function<void(int)>& work) {
+  work_ = &work;
+  failure_ = nullptr;
+  lanes_done_.reset();
+  {
+    std::lock_guard lock(mutex_);
+    generation_.fetch_add(1);
+  }
+  if (lanes_ > 1) wake_.notify_all();
+  work(0);
+  lanes_done_.wait_until(lanes_ - 1);
+}
+
+RoundResult LanePool::run(const Round& round) {
+  round_ = &round;
+  std::vector<Failure>(round.jobs.size()).swap(failures_);
+  broken_.store(false);
+  arena_->synchronize();  // what Python did on lane 0 since the last round comes first
+  for (auto& spans : spans_) spans.clear();
+  std::vector<std::atomic<int>> remaining(round.pairs.size());
+  for (std::size_t pair = 0; pair < round.pairs.size(); ++pair) {
+    remaining[pair].store(static_cast<int>(round.pairs[pair].size()));
+  }
+  remaining_.swap(remaining);
+  pairs_done_.reset();
+  run_on_all([this](int lane) { run_lane(lane); });
+  settle();
+  for (const RoundJob& job : round.jobs) {  // also of a round that failed: their blocks live on
+    if (job.script) job.script->close(*arena_);
+  }
+  rethrow_failure();
+  RoundResult result{{}, {}, {}, device_->mark(0), device_};
+  for (const Failure& failure : failures_) result.errors.push_back(failure.error);
+  for (const RoundJob& job : round.jobs) result.losses.push_back(job.tape->loss());
+  for (auto& spans : spans_) result.spans.insert(result.spans.end(), spans.begin(), spans.end());
+  return result;
+}
+
+void LanePool::run_lane(int lane) {
+  const auto& pairs = round_->pairs;
+  for (std::size_t pair = 0; pair < pairs.size(); ++pair) {
+    for (const Task& task : pairs[pair]) {
+      if (task.lane != lane) continue;
+      pairs_done_.wait_until(static_cast<int>(pair));
+      run_task(task);
+      if (remaining_[pair].fetch_sub(1) == 1) finish_pair();  // the last of its pair
+    }
+  }
+}
+
+void LanePool::finish_pair() {
+  try {
+    if (!broken_.load()) arena_->synchronize();
+  } catch (...) {
+    note_failure();
+    broken_.store(true);
+  }
+  pairs_done_.arrive();  // in any case: the other lanes wait for it
+}
+
+void LanePool::run_task(const Task& task) {
+  const RoundJob& job = round_->jobs[task.job];
+  Failure& failure = failures_[task.job];
+  // An earlier group of this step failed, or the device is lost.
+  if (failure.happened.load() || broken_.load()) return;
+  try {
+    execute(job, task, failure, spans_[task.lane]);
+  } catch (...) {
+    failure.note();
+    settle();  // groups of the step that are queued still use its tape
+    abandon(job, task.lane);
+  }
+}
+
+// Others are to get the places of a failed step as planned: it must let go of them now.
+void LanePool::abandon(const RoundJob& job, Lane lane) {
+  LaneScope scope({arena_, lane, job.id, job.script.get()});
+  job.tape->abandon();
+  if (job.script) job.script->abandon(*arena_, lane);
+}
+
+// What is still queued uses the round and its scripts.
+void LanePool::settle() {
+  try {
+    device_->settle();
+  } catch (...) {
+    note_failure();
+  }
+}
+
+void LanePool::note_failure() {
+  std::lock_guard lock(mutex_);
+  if (!failure_) failure_ = std::current_exception();
+}
+
+void LanePool::rethrow_failure() {
+  std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
+                       std::vector<Span>& spans) {
+  if (job.inbox && task.start == 0) device_->hold_back(task.lane, job.inbox->filled());
+  const Mark start = device_->mark(task.lane);
+  device_->execute(task.lane, [this, &job, &failure, task] {
+    if (failure.happened.load()) return;
+    LaneScope scope({arena_, task.lane, job.id, job.script.get()});
+    try {
+      job.tape->run(task.start, task.stop);
+    } catch (...) {
+      failure.note();
+      abandon(job, task.lane);
+    }
+  });
+  spans.push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});
+  const bool read_batch = task.start < job.tape->loads() && task.stop >= job.tape->loads();
+  if (job.inbox && read_batch) device_->record(task.lane, job.inbox->emptied());
+}
+
+RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
+                               const RoundResult* former) {
+  Failure failure;
+  RoundResult result{{}, {}, {}, {}, device_};
+  {
+    const Passage passage(gate, lane, step.demand);
+    try {
+      hold_back(lane, former);
+      run_groups(lane, step, gate, failure, result.spans);
+    } catch (...) {
+      failure.note();
+      settle();
+      abandon(step.job, lane);
+    }
+    // A stand-in's host functions refer to this call.
+    if (device_->calls_back()) settle();
+    step.job.script->close(*arena_);
+  }
+  rethrow_failure();
+  result.end = device_->mark(lane);
+  result.errors.push_back(failure.error);
+  result.losses.push_back(step.job.tape->loss());
+  return result;
+}
+
+// On a device the former step may only be queued, on another lane's stream.
+void LanePool::hold_back(int lane, const RoundResult* former) {
+  if (former != nullptr && former->end.event) device_->hold_back(lane, *former->end.event);
+}
+
+void LanePool::run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
+                          std::vector<Span>& spans) {
+  for (std::size_t group = 0; group < step.groups.size(); ++group) {
+    const auto [start, stop] = step.groups[group];
+    if (const auto former = gate.enter(lane)) device_->hold_back(lane, *former->event);
+    if (step.job.script->is_judged()) arena_->synchronize();
+    execute(step.job, {lane, 0, static_cast<int>(group), start, stop}, failure, spans);
+    if (step.job.script->is_judged() && device_->calls_back()) settle();
+    gate.leave(lane, spans.back().stop);
+    if (failure.happened.load()) return;
+  }
+}
+
+void LanePool::shutdown() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_.store(true);
+  }
+  wake_.notify_all();
+}
+
+}  // namespace waterflow

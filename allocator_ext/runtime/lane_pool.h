@@ -1,0 +1,140 @@
+// Runs steps on lanes, in one of two ways.
+//
+// A round of a schedule: every lane executes its column of node groups; a counter barrier lets pair
+// k+1 start when all groups of pair k are done, or queued on a device; the sync between them hands
+// what pair k freed to everybody (Waterwave, section 4.3).
+//
+// Or one step by itself, on the lane that asks, beside whatever the other lanes do: a gate admits
+// its groups (policy `flow`).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <variant>
+#include <vector>
+
+#include "core/device/lane_device.h"
+#include "core/device/staging.h"
+#include "core/plan/gate.h"
+#include "runtime/lane.h"
+#include "runtime/tape.h"
+
+namespace waterflow {
+
+struct Task {  // one node group of one job
+  int lane = 0;
+  int job = 0;  // index into the round's jobs
+  int group = 0;
+  int start = 0, stop = 0;  // instructions
+};
+
+struct RoundJob {
+  std::shared_ptr<Tape> tape;
+  std::shared_ptr<Script> script;
+  JobId id = 0;
+  std::shared_ptr<Inbox> inbox;  // of a job on a device, which its batch is copied to beforehand
+};
+
+struct Span {
+  int lane, job, group;
+  Mark start, stop;
+};
+
+// Why a step has failed; groups of it that come later see that it has.
+struct Failure {
+  std::exception_ptr error;
+  std::atomic<bool> happened{false};  // set last, so that who sees it may look
+
+  void note() {
+    error = std::current_exception();
+    happened.store(true);
+  }
+};
+
+struct Round {
+  std::vector<RoundJob> jobs;
+  std::vector<std::vector<Task>> pairs;
+};
+
+// A step to run by itself: its groups' instructions, one after another, and how far each reaches.
+struct FlowStep {
+  RoundJob job;
+  std::vector<std::pair<int, int>> groups;
+  std::shared_ptr<const Demand> demand;
+};
+
+// A round, or a step, that has run, or that a device still runs.
+struct RoundResult {
+  std::vector<std::exception_ptr> errors;  // per job, null when all of its step was queued
+  std::vector<std::variant<double, at::Tensor>> losses;  // per job, to be read after the end
+  std::vector<Span> spans;
+  Mark end;
+  std::shared_ptr<LaneDevice> device;  // which knows the times of the marks
+};
+
+// A counter that only grows; a wait is for a value, so a late waiter never misses its turn.
+class CounterBarrier {
+ public:
+  void reset() { count_.store(0); }
+  void arrive();
+  void wait_until(int count);
+
+ private:
+  std::atomic<int> count_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+class LanePool {
+ public:
+  LanePool(std::shared_ptr<Arena> arena, int lanes, std::shared_ptr<LaneDevice> device);
+
+  LaneDevice& device() { return *device_; }
+  // Serves rounds on the calling thread, which becomes lane `lane` (1, 2, ...), until shutdown.
+  void serve(int lane);
+  // Runs a round with the calling thread as lane 0; returns when every lane has executed or queued
+  // all of it. Throws what keeps the lanes from waiting for each other: then the device is lost.
+  RoundResult run(const Round& round);
+  // Calls `work` with the number of each lane, on its thread; with 0 on the calling one. Returns
+  // when all have. It must not throw.
+  void run_on_all(const std::function<void(int)>& work);
+  // Runs one step on the calling lane, within run_on_all, after the job's `former` one, which may
+  // have been another lane's; null where that is known to be done. Throws as run does.
+  RoundResult run_step(int lane, const FlowStep& step, Gate& gate, const RoundResult* former);
+  void shutdown();
+
+ private:
+  void run_lane(int lane);
+  void run_task(const Task& task);
+  void execute(const RoundJob& job, const Task& task, Failure& failure, std::vector<Span>& spans);
+  void abandon(const RoundJob& job, Lane lane);
+  void hold_back(int lane, const RoundResult* former);
+  void run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
+                  std::vector<Span>& spans);
+  void finish_pair();
+  void settle();
+  void note_failure();
+  void rethrow_failure();
+
+  std::shared_ptr<Arena> arena_;
+  int lanes_;
+  std::shared_ptr<LaneDevice> device_;
+  const std::function<void(int)>* work_ = nullptr;
+  const Round* round_ = nullptr;
+  std::vector<std::atomic<int>> remaining_;  // groups of each pair not yet done
+  std::vector<Failure> failures_;            // per job of the round
+  std::exception_ptr failure_;               // of all lanes' work as a whole
+  std::atomic<bool> broken_{false};
+  std::vector<std::vector<Span>> spans_;  // per lane
+  CounterBarrier pairs_done_, lanes_done_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<bool> stop_{false};
+};
+
+}  // namespace waterflow

@@ -1,0 +1,238 @@
+#include "runtime/tape.h"
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/ScalarOps.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "runtime/random.h"
+
+namespace waterflow {
+namespace {
+
+// What is not the job's own memory must not come from the arena.
+class OutsideLane {
+ public:
+  OutsideLane() : lane_(exchange_lane(nullptr)) {}
+  ~OutsideLane() { exchange_lane(lane_); }
+  OutsideLane(const OutsideLane&) = delete;
+  OutsideLane& operator=(const OutsideLane&) = delete;
+
+ private:
+  LaneContext* lane_;
+};
+
+bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
+
+// Between tensors of one layout: on the host at once, on a device in the lane's order.
+void copy_bytes(const at::Tensor& target, const at::Tensor& source) {
+  if (source.numel() == 0) return;
+  if (source.is_cpu()) {
+    std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+  } else {
+    target.copy_(source, /*non_blocking=*/true);
+  }
+}
+
+// An exact twin of the batch tensor in the lane's memory: same sizes, strides and bytes.
+at::Tensor twin(const at::Tensor& source) {
+  if (is_dense(source)) {
+    auto copy = at::empty_strided(source.sizes(), source.strides(), source.options());
+    copy_bytes(copy, source);
+    return copy;
+  }
+  // Overlapping or gappy strides (expanded or sliced tensors): copy the span that they cover.
+  int64_t span = source.numel() == 0 ? 0 : 1;
+  for (int64_t dim = 0; source.numel() > 0 && dim < source.dim(); ++dim) {
+    span += (source.size(dim) - 1) * source.stride(dim);
+  }
+  auto bytes = at::empty({span}, source.options());
+  copy_bytes(bytes, source.as_strided({span}, {1}));
+  return bytes.as_strided(source.sizes(), source.strides(), 0);
+}
+
+double power(double base, double exponent) {
+  TORCH_CHECK(!(base == 0 && exponent < 0), "0.0 cannot be raised to a negative power");
+  TORCH_CHECK(!(base < 0 && std::isfinite(exponent) && exponent != std::floor(exponent)),
+              "a negative number has no real power of ", exponent);
+  return std::pow(base, exponent);
+}
+
+c10::IValue tensor_list(const Argument& argument, const std::vector<at::Tensor>& slots) {
+  if (argument.optional_elements) {
+    c10::List<std::optional<at::Tensor>> list;
+    list.reserve(argument.indices.size());
+    for (int index : argument.indices) {
+      list.push_back(index < 0 ? std::nullopt : std::optional<at::Tensor>(slots[index]));
+    }
+    return list;
+  }
+  c10::List<at::Tensor> list;
+  list.reserve(argument.indices.size());
+  for (int index : argument.indices) list.push_back(slots[index]);
+  return list;
+}
+
+c10::IValue scalar_list(const Argument& argument, const std::vector<double>& registers) {
+  auto at_place = [&](std::size_t place) {
+    const int index = argument.indices[place];
+    return index < 0 ? argument.scalars[place] : registers[index];
+  };
+  if (argument.floats) {
+    c10::List<double> list;
+    for (std::size_t i = 0; i < argument.indices.size(); ++i) list.push_back(at_place(i));
+    return list;
+  }
+  c10::impl::GenericList list(c10::NumberType::get());
+  for (std::size_t i = 0; i < argument.indices.size(); ++i)
+    list.push_back(c10::IValue(at_place(i)));
+  return list;
+}
+
+}  // namespace
+
+Tape::Tape(int slots, int registers) : slots_(slots), registers_(registers) {}
+
+void Tape::run(int start, int stop) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  std::optional<RandomScope> random;
+  if (host_generator_) random.emplace(*host_generator_, device_generator_);
+  LaneContext* lane = current_lane();
+  Script* script = lane != nullptr ? lane->script : nullptr;
+  for (int index = start; index < stop; ++index) {
+    if (script != nullptr) script->begin_instruction(index);
+    c10::AutoGradMode gradients(index < forward_length_);
+    const Instruction& instruction = instructions_[index];
+    execute(instruction);
+    for (int slot : instruction.release) slots_[slot].reset();
+    if (script != nullptr) script->end_instruction(*lane->arena, lane->lane);
+  }
+}
+
+void Tape::execute(const Instruction& instruction) {
+  switch (instruction.kind) {
+    case Instruction::Kind::kOperator:
+      return call(instruction);
+    case Instruction::Kind::kLoad:
+      return load(instruction);
+    case Instruction::Kind::kReadScalar:
+      registers_[instruction.target] = slots_[instruction.slot].item().toDouble();
+      return;
+    case Instruction::Kind::kArithmetic:
+      return compute(instruction);
+    case Instruction::Kind::kReadLoss:
+      return read_loss(slots_[instruction.slot]);
+  }
+}
+
+void Tape::call(const Instruction& instruction) {
+  stack_.clear();
+  for (const Argument& argument : instruction.arguments) push(argument);
+  instruction.op->callBoxed(stack_);
+  store(instruction);
+  stack_.clear();
+}
+
+void Tape::push(const Argument& argument) {
+  switch (argument.kind) {
+    case Argument::Kind::kConstant:
+      stack_.emplace_back(argument.value);
+      return;
+    case Argument::Kind::kSlot:
+      stack_.emplace_back(slots_[argument.index]);
+      return;
+    case Argument::Kind::kSlots:
+      stack_.emplace_back(tensor_list(argument, slots_));
+      return;
+    case Argument::Kind::kScalar:
+      stack_.emplace_back(registers_[argument.index]);
+      return;
+    case Argument::Kind::kScalars:
+      stack_.emplace_back(scalar_list(argument, registers_));
+      return;
+    case Argument::Kind::kWrapped:
+      *argument.value.toTensor().mutable_data_ptr<double>() = registers_[argument.index];
+      stack_.emplace_back(argument.value);
+      return;
+    case Argument::Kind::kGenerator:
+      stack_.emplace_back(generator(argument.index == 1));
+      return;
+  }
+}
+
+void Tape::store(const Instruction& instruction) {
+  for (std::size_t i = 0; i < instruction.results.size(); ++i) {
+    const Result& result = instruction.results[i];
+    if (result.is_list) {
+      auto list = std::move(stack_[i]).toTensorVector();
+      for (std::size_t k = 0; k < result.elements.size(); ++k) {
+        if (result.elements[k] >= 0) slots_[result.elements[k]] = std::move(list[k]);
+      }
+    } else if (result.slot >= 0) {
+      slots_[result.slot] = std::move(stack_[i]).toTensor();
+    }
+  }
+}
+
+void Tape::load(const Instruction& instruction) {
+  slots_[instruction.slot] = twin(batch_.at(instruction.input));
+}
+
+void Tape::read_loss(const at::Tensor& loss) {
+  if (loss.is_cpu()) {
+    loss_ = loss.item().toDouble();
+    return;
+  }
+  OutsideLane outside;
+  auto host = at::empty({}, loss.options().device(c10::kCPU).pinned_memory(true));
+  host.copy_(loss.reshape({}), /*non_blocking=*/true);
+  loss_ = host;
+}
+
+at::Generator& Tape::generator(bool device) {
+  auto& generator = device ? device_generator_ : host_generator_;
+  TORCH_INTERNAL_ASSERT(generator.has_value(), "the tape has no random stream for this operator");
+  return *generator;
+}
+
+void Tape::compute(const Instruction& instruction) {
+  const double left = registers_[instruction.left];
+  const double right = instruction.right < 0 ? 0 : registers_[instruction.right];
+  double& target = registers_[instruction.target];
+  switch (instruction.operation) {
+    case 'n':
+      target = -left;
+      return;
+    case '+':
+      target = left + right;
+      return;
+    case '-':
+      target = left - right;
+      return;
+    case '*':
+      target = left * right;
+      return;
+    case '/':
+      TORCH_CHECK(right != 0, "float division by zero");
+      target = left / right;
+      return;
+    case '^':
+      target = power(left, right);
+      return;
+    default:
+      TORCH_INTERNAL_ASSERT(false, "unknown arithmetic ", instruction.operation);
+  }
+}
+
+void Tape::clear(const std::vector<int>& slots) {
+  stack_.clear();
+  for (int slot : slots) slots_[slot].reset();
+}
+
+}  // namespace waterflow
