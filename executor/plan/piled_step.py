@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.round_plan import StepMemory, live_end
+from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.run.residency import live_end
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.groups import NodeGroup, partition_for_flow
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.run.residency import live_end
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.groups import NodeGroup
 from waterflow.partitioner.profile import Profile
@@ -169,11 +170,6 @@ def make_round(
 def solo_round(job: int, step: CompiledStep) -> Any:
     """One job's whole step on lane 0, its memory found as it goes (no plan)."""
     return _C.Round([(step.tape, None, job, step.inbox)], [[(0, 0, 0, 0, len(step.tape))]])
-
-
-def live_end(arena: Any) -> int:
-    """The end of the highest live chunk."""
-    return int(_C.layout(arena)[1])
 
 
 def layout_key(arena: Any) -> int:

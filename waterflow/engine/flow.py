@@ -19,11 +19,11 @@ from waterflow.engine.recorder import Recorder
 from waterflow.engine.rounds import Guard
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.piled_step import HEADROOMS, FlowPlan, PiledStep, pile_step
-from waterflow.executor.plan.round_plan import layout_key, live_end
+from waterflow.executor.plan.round_plan import layout_key
 from waterflow.executor.plan.simulate import simulate_flow
 from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import Residency
+from waterflow.executor.run.residency import Residency, live_end
 from waterflow.partitioner.profile import node_times
 from waterflow.steps.step_cache import PreparedBatch, PreparedStep
 
