@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from waterflow.cli import demo
 from waterflow.cli.demo_jobs import Size, make_tasks
-from waterflow.cli.main import demo
 from waterflow.common.errors import BudgetError
 from waterflow.report.job_report import JobReport
 from waterflow.report.report import Report

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 import waterflow
 from tests.support import fake_cuda
+from waterflow.cli import doctor
 from waterflow.cli.doctor import diagnose, render
-from waterflow.cli.main import app, doctor
+from waterflow.cli.main import app
 from waterflow.executor.device.device import CudaDevice
 from waterflow.report.report import JobReport, Report
 

@@ -126,7 +126,7 @@ def test_other_formats():
 
 def test_drawing_leaves_pyplot_alone(tmp_path):
     code = (
-        "import sys; from waterflow.plots import memory_png, Timeline;"
+        "import sys; from waterflow.report.memory_plot import memory_png, Timeline;"
         "memory_png(Timeline()); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
