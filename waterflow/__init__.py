@@ -23,7 +23,8 @@ from waterflow.common.errors import (
     ReportError,
     WaterflowError,
 )
-from waterflow.engine.engine import Engine, JobHandle
+from waterflow.engine.engine import Engine
+from waterflow.engine.handle import JobHandle
 from waterflow.engine.run import run
 from waterflow.job.job import STOP, Job, StepResult
 from waterflow.job.training_step import run_eager

@@ -86,7 +86,7 @@ def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
 
     check, done = audit.check_step, [0]
     monkeypatch.setattr(audit, "_CHECK_SHARE", 0.1)  # so that a busy machine does not delay them
-    monkeypatch.setattr("waterflow.engine.job_run.check_step", noted)
+    monkeypatch.setattr("waterflow.engine.eager_steps.check_step", noted)
     plain = functools.partial(optim.SGD, lr=0.01)
     job = job_of(model=heavy, optimizer=plain)
     x, y = rows(8)
