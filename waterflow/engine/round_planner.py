@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -12,25 +11,12 @@ from waterflow.engine.job_run import JobRun
 from waterflow.executor.plan.round_plan import RoundPlan, layout_key, plan_round
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
-from waterflow.partitioner import PlanJob, Policy, get_policy
+from waterflow.partitioner import PlanJob, Policy
+from waterflow.partitioner.policies.fallback import schedules_to_try
 from waterflow.partitioner.schedule import Schedule
 
-#: A schedule that the rehearsal refuses is sought again under a smaller budget.
-_TIGHTER = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65)
 #: Plans kept; more layouts than this mean that something moves in every round.
 _KEPT_PLANS = 64
-
-
-def candidates(
-    policy: Policy, jobs: Sequence[PlanJob], budget: int, lanes: int
-) -> Iterator[Schedule]:
-    """Schedules to rehearse one after another, from the boldest; a policy's last is the safest."""
-    with contextlib.suppress(BudgetError):
-        for share in _TIGHTER:
-            yield policy.schedule(jobs, int(budget * share), lanes)
-    if not policy.published:
-        with contextlib.suppress(BudgetError):
-            yield get_policy("temporal").schedule(jobs, budget, lanes)
 
 
 class RoundPlanner:
@@ -98,7 +84,7 @@ class RoundPlanner:
         if key in self._schedules:
             yield self._schedules[key]
         jobs = [self._plan_job(scheduled) for scheduled in steps]
-        yield from candidates(self._policy, jobs, budget, self._lanes.lanes)
+        yield from schedules_to_try(self._policy, jobs, budget, self._lanes.lanes)
 
     def _plan_job(self, scheduled: ScheduledStep) -> PlanJob:
         held = int(self._arena.held(scheduled.job.number))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,6 +25,7 @@ from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.tracing import StateMovedError, capture_error, reason_of, users_line
 from waterflow.common.errors import CaptureError, OpaqueStepWarning
+from waterflow.common.files import cache_directory
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.device import Device
 from waterflow.executor.plan.piled_step import PiledStep
@@ -740,12 +740,6 @@ def _identities(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, int, 
 
 def _state_shapes(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, Layout]]:
     return {(m, Layout.of(t)) for m, t in tensors.items() if m.kind == "state"}
-
-
-def cache_directory() -> Path:
-    """Where profiles are kept: ``$WATERFLOW_CACHE``, else ``~/.cache/waterflow``."""
-    configured = os.environ.get("WATERFLOW_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "waterflow"
 
 
 def _profile_path(graph: StepGraph, threads: int, device: Device) -> Path:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from waterflow.allocator_ext import _C
-from waterflow.engine.round_planner import candidates
 from waterflow.executor.plan.piled_step import HEADROOMS, PiledStep, most_together, pile_step
 from waterflow.executor.plan.round_plan import StepMemory, rehearse_round
 from waterflow.executor.plan.simulate import (
@@ -26,6 +25,7 @@ from waterflow.executor.plan.simulate import (
 from waterflow.partitioner import PlanJob, Policy, get_policy
 from waterflow.partitioner.groups import NodeGroup
 from waterflow.partitioner.policies import WaterWave, WaterWaveS
+from waterflow.partitioner.policies.fallback import schedules_to_try
 from waterflow.partitioner.profile import Profile, node_times
 from waterflow.partitioner.schedule import Schedule
 from waterflow.report.timeline import Timeline
@@ -161,7 +161,7 @@ def _in_rounds(
             state.allocate(sized_job.persistent_bytes, 0, job)
     state.synchronize()
     plan_jobs = [sized_job.plan_job() for sized_job in sized]
-    for schedule in candidates(policy, plan_jobs, memory, lanes):
+    for schedule in schedules_to_try(policy, plan_jobs, memory, lanes):
         memories = [sized_job.steady for sized_job in sized]
         result = rehearse_round(state, schedule, range(len(sized)), memories)
         if result.fits:

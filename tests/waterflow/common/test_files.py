@@ -1,0 +1,52 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from waterflow.common.files import cache_directory, write_atomically
+
+pytestmark = pytest.mark.virtual
+
+
+def test_a_file_is_made_and_replaced(tmp_path):
+    path = tmp_path / "kept"
+    write_atomically(path, b"one")
+    write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert os.listdir(tmp_path) == ["kept"], "the temporary file is left"
+
+
+def test_what_fails_half_way_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "kept"
+    write_atomically(path, b"one")
+
+    def full(descriptor):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert os.listdir(tmp_path) == ["kept"], "the temporary file is left"
+
+
+def test_a_reader_never_meets_a_part(tmp_path, monkeypatch):
+    path = tmp_path / "kept"
+    write_atomically(path, b"one")
+    seen = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: seen.append(path.read_bytes()))
+    write_atomically(path, b"two")
+    assert seen == [b"one"]
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        write_atomically(tmp_path / "nowhere" / "file", b"")
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path))
+    assert cache_directory() == tmp_path
+    monkeypatch.setenv("WATERFLOW_CACHE", "")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert cache_directory() == tmp_path / ".cache" / "waterflow"
