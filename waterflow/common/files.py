@@ -1,10 +1,16 @@
-"""Writing a file as a whole or not at all."""
+"""Where waterflow keeps files, and how it writes one: as a whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import secrets
 from pathlib import Path
+
+
+def cache_directory() -> Path:
+    """Where profiles are kept: ``$WATERFLOW_CACHE``, else ``~/.cache/waterflow``."""
+    configured = os.environ.get("WATERFLOW_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "waterflow"
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -18,9 +18,8 @@ import numpy.typing as npt
 from waterflow.capture.fake_job import BuiltJob
 from waterflow.capture.fingerprint import Fingerprint
 from waterflow.common.environment import environment
-from waterflow.common.files import write_atomically
+from waterflow.common.files import cache_directory, write_atomically
 from waterflow.executor.profile.fake import StepWalk
-from waterflow.steps.step_cache import cache_directory
 from waterflow.study.footprint import RawFootprint
 
 #: Changes with the format of the files.
