@@ -37,7 +37,7 @@ class Admission:
     def fits_beside(self, member: JobRun, admitted: Sequence[JobRun]) -> bool:
         """Whether all fit at least one step after another, everybody's persistent tensors held."""
         together = [*admitted, member]
-        persistent = sum(m.preparer.final_persistent_bytes for m in together)
+        persistent = sum(m.steps.persistent.final_bytes for m in together)
         return persistent + max(m.solo_extent for m in together) <= self._capacity
 
     def _does_not_fit(self, member: JobRun) -> str:
@@ -51,9 +51,9 @@ class Admission:
     def _check_sharing(self, member: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
         numbers = {m.number: m for m in admitted}
-        trained = {storage_key(t) for m in admitted for t in m.preparer.mutated()}
-        own = {storage_key(t) for t in member.preparer.mutated()}
-        for tensor in member.preparer.all_persistent():
+        trained = {storage_key(t) for m in admitted for t in m.steps.cache.written()}
+        own = {storage_key(t) for t in member.steps.cache.written()}
+        for tensor in member.steps.persistent.all():
             others = self._residency.users(tensor) - {member.number}
             if others and storage_key(tensor) in trained | own:
                 raise JobError(

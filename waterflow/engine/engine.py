@@ -30,7 +30,7 @@ from waterflow.partitioner import Policy, get_policy
 from waterflow.report.job_report import JobReport
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
-from waterflow.steps.step_cache import PreparedBatch
+from waterflow.steps.prepared import PreparedBatch
 
 #: A round waits this share of the last round for jobs whose next batch is about to be ready.
 _GRACE = 0.25

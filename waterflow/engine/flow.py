@@ -25,7 +25,7 @@ from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner.profile import node_times
-from waterflow.steps.step_cache import PreparedBatch, PreparedStep
+from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 #: So many jobs are simulated to choose how steep their piles are; more would say little new.
 _MOST_SIMULATED = 6
@@ -346,7 +346,7 @@ class FlowExecutor:
             self._show(member)
         member.feeder.step_done()  # callbacks come before the next batch is fetched
         with self._state:
-            self._over = self._over or not member.preparer.state_holds()
+            self._over = self._over or not member.steps.persistent.state_holds()
             self._busy.discard(member)
             self._state.notify_all()
 

@@ -37,7 +37,8 @@ from waterflow.job.training_step import (
 )
 from waterflow.report.job_report import JobReport
 from waterflow.steps.audit import CheckSchedule, check_step
-from waterflow.steps.step_cache import PreparedBatch, PreparedStep, Preparer, Specialization
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
 
 Result = TypeVar("Result")
 
@@ -60,7 +61,7 @@ class JobRun:
         self.device = lanes.device
         self.rng = JobRng(seed, self.device)
         self.report = JobReport(name=job.name, seed=seed)
-        self.preparer = Preparer(job, self.device, self.rng, lanes.threads, traces=traces)
+        self.steps = JobSteps(job, self.device, self.rng, lanes.threads, traces=traces)
         self.admitted = False
         self.waiting = False
         self.stop_requested = False
@@ -77,10 +78,10 @@ class JobRun:
         self.ran_in_arena = False  # whether an eager step has, since it was last measured
         self.room: EagerRoom | None = None  # where its eager steps run beside others
         self._bound: set[PreparedStep] = set()
-        self._version = self.preparer.version  # of the persistent tensors that are entered
+        self._version = self.steps.persistent.version  # of the persistent tensors that are entered
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
-            self.preparer,
+            self.steps.preparer.prepare,
             self._fetch,
             epochs=job.epochs,
             steps=job.steps,
@@ -97,11 +98,11 @@ class JobRun:
         return self.job.name
 
     def _may_fetch_ahead(self) -> bool:
-        return self.preparer.draws_apart and self._data_is_apart
+        return self.steps.preparer.draws_apart and self._data_is_apart
 
     @functools.cached_property
     def _data_is_apart(self) -> bool:
-        return may_fetch_ahead(self.job, self.preparer.mutated())
+        return may_fetch_ahead(self.job, self.steps.cache.written())
 
     @property
     def ended(self) -> bool:
@@ -111,18 +112,20 @@ class JobRun:
     @property
     def exclusive(self) -> bool:
         """Whether its steps run while no other job's do: part of them is eager Python."""
-        opaque = self.preparer.opaque_step or self.preparer.opaque_optimizer
+        opaque = self.steps.opacity.step or self.steps.opacity.optimizer
         return opaque is not None
 
     def runs_apart(self, ready: PreparedBatch) -> bool:
         """Whether this step runs while no other job's does: part of it is eager Python."""
-        if ready.shape is None or self.exclusive:
+        if ready.specialization is None or self.exclusive:
             return True
-        return self._is_to_check(ready.shape, self.preparer.step_for(ready.shape))
+        return self._is_to_check(
+            ready.specialization, self.steps.cache.step_for(ready.specialization)
+        )
 
-    def _is_to_check(self, shape: Specialization, step: PreparedStep | None) -> bool:
+    def _is_to_check(self, specialization: Specialization, step: PreparedStep | None) -> bool:
         """Whether this captured step is to be compared with the eager one."""
-        if step is None or step not in shape.checked:
+        if step is None or step not in specialization.checked:
             return True
         return self.checks.is_due(self._begun + 1, step.memory.profile)
 
@@ -131,9 +134,9 @@ class JobRun:
         at once a turn, however often it is asked: no Python of the job's runs between."""
         latest, begun, found = self._looked
         if latest is not ready or begun != self._begun:
-            found = self.preparer.state_holds() and self.preparer.is_fresh(ready)
+            found = self.steps.persistent.state_holds() and self.steps.cache.is_fresh(ready)
             self._looked = ready, self._begun, found
-        return found and self._version == self.preparer.version
+        return found and self._version == self.steps.persistent.version
 
     @property
     def waits_for_loss(self) -> bool:
@@ -145,11 +148,11 @@ class JobRun:
     def python(self, function: Callable[[], Result]) -> Result:
         """Runs Python of the job's: in its caller's context, with its random streams."""
         with PYTHON_TURNS.shared():
-            return self.preparer.caller.run(self.rng, function)
+            return self.steps.caller.run(self.rng, function)
 
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
-        caller = self.preparer.caller
+        caller = self.steps.caller
         return (caller.copy() if self._may_fetch_ahead() else caller).run(self.rng, function)
 
     # What it needs
@@ -158,25 +161,25 @@ class JobRun:
     def solo_extent(self) -> int:
         """Arena bytes that a step needs beyond the final persistent tensors."""
         extents = [self.measured_extent]
-        final = self.preparer.final_persistent_bytes
-        created = final - self.preparer.persistent_bytes
+        final = self.steps.persistent.final_bytes
+        created = final - self.steps.persistent.bytes
         for step in self._relevant_steps():
             extents.append(step.memory.extent - (created if step.creates_state else 0))
         return max(extents)
 
     def _relevant_steps(self) -> list[PreparedStep]:
         """The steps that may still run: the first one is over once the state exists."""
-        exists = self.preparer.state_exists
-        return [step for step in self.preparer.steps() if not (exists and step.creates_state)]
+        exists = self.steps.persistent.state_exists
+        return [step for step in self.steps.cache.steps() if not (exists and step.creates_state)]
 
     @property
     def needed_bytes(self) -> int:
         """The smallest budget under which the job can run alone."""
-        return self.preparer.final_persistent_bytes + self.solo_extent
+        return self.steps.persistent.final_bytes + self.solo_extent
 
     def note_solo_peak(self) -> None:
         """Reports the most that the job holds at once when it runs alone, as far as is known."""
-        final, now = self.preparer.final_persistent_bytes, self.preparer.persistent_bytes
+        final, now = self.steps.persistent.final_bytes, self.steps.persistent.bytes
         peaks = [self.report.solo_peak_bytes or 0, final, final + self.measured_extent]
         for step in self._relevant_steps():
             base = now if step.creates_state else final
@@ -187,11 +190,11 @@ class JobRun:
 
     def note_capture(self) -> None:
         """Reports how much of the job's step is captured, and why not all of it."""
-        self.report.notes = list(self.preparer.notes)
-        self.report.recaptures = self.preparer.recaptures
-        if self.preparer.opaque_step is not None:
+        self.report.notes = list(self.steps.opacity.notes)
+        self.report.recaptures = self.steps.cache.recaptures.count
+        if self.steps.opacity.step is not None:
             self.report.captured = "opaque step"
-        elif self.preparer.opaque_optimizer is not None:
+        elif self.steps.opacity.optimizer is not None:
             self.report.captured = "opaque optimizer"
 
     # Turns
@@ -206,32 +209,32 @@ class JobRun:
         Raises:
             CaptureError: it cannot be, and the job insists on capture.
         """
-        ready = self.preparer.refresh(ready)
-        if self._version != self.preparer.version:
+        ready = self.steps.preparer.refresh(ready)
+        if self._version != self.steps.persistent.version:
             self.settle(residency)
         return ready
 
     def choose_step(self, ready: PreparedBatch, residency: Residency) -> PreparedStep:
         """The step to run on this batch, made anew where hyperparameters have outgrown it."""
-        assert ready.shape is not None
-        step = self.preparer.step_for(ready.shape)
+        assert ready.specialization is not None
+        step = self.steps.cache.step_for(ready.specialization)
         if step is None:
             assert ready.flat is not None
-            self.preparer.renew(ready.shape, ready.flat)
-            step = self.preparer.step_for(ready.shape)
+            self.steps.cache.renew(ready.specialization, ready.flat)
+            step = self.steps.cache.step_for(ready.specialization)
             assert step is not None, "a graph made for these hyperparameters is valid for them"
         if step not in self._bound:
             residency.move_in(self.number, step.graph.constants)
-            self.preparer.bind(step)
+            self.steps.binder.bind(step)
             self._bound.add(step)
         return step
 
     def ready_step(self, ready: PreparedBatch) -> PreparedStep | None:
         """The step to run on this batch, where a lane is all that it needs: None where it is new,
         a first step, to be checked or eager, or where its batch needs a larger inbox."""
-        if ready.shape is None or self.exclusive or not self._is_as_known(ready):
+        if ready.specialization is None or self.exclusive or not self._is_as_known(ready):
             return None
-        prefetcher, step = self.preparer.prefetcher, self.preparer.step_for(ready.shape)
+        prefetcher, step = self.steps.prefetcher, self.steps.cache.step_for(ready.specialization)
         if step is None or step.creates_state or step not in self._bound:
             return None
         if (
@@ -240,35 +243,35 @@ class JobRun:
             and not prefetcher.fits(ready.pinned)
         ):
             return None
-        return None if self._is_to_check(ready.shape, step) else step
+        return None if self._is_to_check(ready.specialization, step) else step
 
     def runs_on_its_lane(self, ready: PreparedBatch) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
         if not self._is_as_known(ready):
             return False
-        if ready.shape is None:
+        if ready.specialization is None:
             return self.room is not None and self.room.is_open
         if self.exclusive or self.device.queues:
             return False
-        step = self.preparer.step_for(ready.shape)
+        step = self.steps.cache.step_for(ready.specialization)
         if step is None or step.creates_state or step not in self._bound:
             return False
-        return self._is_to_check(ready.shape, step)
+        return self._is_to_check(ready.specialization, step)
 
     def may_run_on(self, lane: int) -> bool:
         """Whether its eager steps may run on this lane: all of them on one thread, as in the loop,
         since Python may keep things by thread."""
-        return lane == 0 or self.preparer.opaque_step is None
+        return lane == 0 or self.steps.opacity.step is None
 
     @property
     def eager_bytes(self) -> int | None:
         """Bytes that its eager steps have needed so far; None where they cannot run beside others,
         or not yet."""
-        steady = self.measured_extent and self.preparer.state_holds()
-        if self.preparer.opaque_step is None or self.device.queues or not steady:
+        steady = self.measured_extent and self.steps.persistent.state_holds()
+        if self.steps.opacity.step is None or self.device.queues or not steady:
             return None
         if (
-            self.preparer.replaces_tensors
+            self.steps.persistent.were_replaced
             or self.job.keep_grads
             or has_own_zero_grad(self.job.optimizer)
         ):
@@ -288,17 +291,17 @@ class JobRun:
     def load(self, step: PreparedStep, ready: PreparedBatch) -> None:
         """Gives the tape its batch and the hyperparameters of this step."""
         assert ready.flat is not None
-        assert ready.shape is not None
+        assert ready.specialization is not None
         self._begun += 1
         self._unchecked += 1
-        ready.shape.turns += 1
+        ready.specialization.runs += 1
         batch = ready.flat.tensors
         if ready.pinned is not None:
-            assert self.preparer.prefetcher is not None
-            self.preparer.prefetcher.send(ready.pinned)
-            batch = self.preparer.prefetcher.receive(ready.pinned)
+            assert self.steps.prefetcher is not None
+            self.steps.prefetcher.send(ready.pinned)
+            batch = self.steps.prefetcher.receive(ready.pinned)
         step.compiled.tape.set_batch(batch)
-        for register, value in self.preparer.registers(step).items():
+        for register, value in self.steps.binder.registers(step).items():
             step.compiled.tape.set_register(register, value)
 
     def make_room(self, ready: PreparedBatch | None, lanes: Lanes, residency: Residency) -> bool:
@@ -307,7 +310,7 @@ class JobRun:
         Raises:
             torch.OutOfMemoryError: there is no room for it.
         """
-        prefetcher = self.preparer.prefetcher
+        prefetcher = self.steps.prefetcher
         pinned = None if ready is None else ready.pinned
         if (
             prefetcher is None
@@ -320,7 +323,7 @@ class JobRun:
 
     def send_ahead(self) -> None:
         """Queues the copy of the next batch to the device, if there is one and it has room."""
-        fed, prefetcher = self.next_turn(), self.preparer.prefetcher
+        fed, prefetcher = self.next_turn(), self.steps.prefetcher
         if fed is None or fed.item is None or fed.item.pinned is None or prefetcher is None:
             return
         if prefetcher.fits(fed.item.pinned):
@@ -334,10 +337,10 @@ class JobRun:
         Raises:
             Whatever the step raises.
         """
-        if ready.shape is None:
+        if ready.specialization is None:
             return self._run_eagerly(lanes, ready)
         step = self.choose_step(ready, residency)
-        if self._is_to_check(ready.shape, step):
+        if self._is_to_check(ready.specialization, step):
             return self._run_checked(ready)
         self.make_room(ready, lanes, residency)
         self.load(step, ready)
@@ -365,20 +368,20 @@ class JobRun:
         Raises:
             Whatever the step raises.
         """
-        if ready.shape is not None:
+        if ready.specialization is not None:
             return self._run_checked(ready)
         assert self.room is not None
         loss = self._step_eagerly(ready, self.room.scope(more))
         if self.job.on_step is not None:
             grads = [p.grad for p in trained_parameters(self.job.optimizer) if p.grad is not None]
-            self.room.move_out([*self.preparer.persistent.values(), *grads])
+            self.room.move_out([*self.steps.persistent.tensors.values(), *grads])
         return loss
 
     def _step_eagerly(self, ready: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
         self._begun += 1
         self.report.eager_steps += 1
 
-        before = self.preparer.begin_trial() if ready.trial else None
+        before = self.steps.trials.begin() if ready.trial else None
         seen = observer()
         observed = undisturbed(seen) if ready.trial else contextlib.nullcontext()
 
@@ -388,7 +391,7 @@ class JobRun:
 
         loss = self.python(step)
         if ready.trial:
-            self.preparer.end_trial(ready, before, seen)
+            self.steps.trials.end(ready, before, seen)
         return loss
 
     def _run_checked(self, ready: PreparedBatch) -> float:
@@ -397,18 +400,18 @@ class JobRun:
         Raises:
             NumbersDifferError: they differ, and captured steps have been made since the last check.
         """
-        assert ready.shape is not None
+        assert ready.specialization is not None
         assert ready.flat is not None
-        step = self.preparer.step_for(ready.shape)
+        step = self.steps.cache.step_for(ready.specialization)
         assert step is not None
         self._begun += 1
-        ready.shape.turns += 1
+        ready.specialization.runs += 1
         self.report.eager_steps += 1
         self._bound.discard(step)
         with self.checks.timed(self._begun):
             checked = check_step(
-                self.preparer,
-                ready.shape,
+                self.steps,
+                ready.specialization,
                 step,
                 ready.flat,
                 ready.batch,
@@ -416,7 +419,11 @@ class JobRun:
                 compare=self.checks.compares,
             )
         self.report.checks += self.checks.compares
-        if checked.difference is not None and self._unchecked and step in ready.shape.checked:
+        if (
+            checked.difference is not None
+            and self._unchecked
+            and step in ready.specialization.checked
+        ):
             raise NumbersDifferError(
                 f"job {self.name!r}: at step {self._begun} its captured step gives another number "
                 f"than the eager step: {checked.difference}. Up to {self._unchecked} steps before "
@@ -424,9 +431,9 @@ class JobRun:
                 "report the model: this is a defect of waterflow."
             )
         self._unchecked = 0
-        self.preparer.judge(ready.shape, step, checked)
-        if self.preparer.state_holds() and step in ready.shape.checked:
-            self.preparer.bind(step)
+        self.steps.cache.judge(ready.specialization, step, checked)
+        if self.steps.persistent.state_holds() and step in ready.specialization.checked:
+            self.steps.binder.bind(step)
             self._bound.add(step)
         return checked.loss
 
@@ -460,7 +467,7 @@ class JobRun:
         """After a first step: what it made becomes the optimizer's state."""
         tape = step.compiled.tape
         made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
-        self.preparer.put_state(step, made)
+        self.steps.persistent.put_state(step, made)
         tape.clear(list(step.compiled.outputs.values()))
         self.state_changed()
 
@@ -469,8 +476,8 @@ class JobRun:
         for step in self._bound:
             step.compiled.unbind()
         self._bound.clear()
-        self.preparer.note_persistent()
-        self._version = self.preparer.version
+        self.steps.cache.collect_persistent()
+        self._version = self.steps.persistent.version
 
     def step_queued(self) -> None:
         """A step is on its way, its loss not known yet: what the next one needs is done now.
@@ -551,7 +558,7 @@ class JobRun:
 
     def move_in(self, residency: Residency) -> None:
         """Gives the persistent tensors their places in the arena."""
-        residency.move_in(self.number, self.preparer.all_persistent())
+        residency.move_in(self.number, self.steps.persistent.all())
 
     def settle(self, residency: Residency) -> None:
         """After a step of eager Python: what it has made and kept, or replaced, is accounted for.
@@ -561,22 +568,22 @@ class JobRun:
         Raises:
             torch.OutOfMemoryError: there is no room for them.
         """
-        self.preparer.note_persistent()
-        if self._version != self.preparer.version:
+        self.steps.cache.collect_persistent()
+        if self._version != self.steps.persistent.version:
             self.state_changed()
         made = [tensor for tensor in self._made_by_step() if residency.counts(tensor)]
-        residency.settle(self.number, [*self.preparer.all_persistent(), *made])
+        residency.settle(self.number, [*self.steps.persistent.all(), *made])
 
     def _made_by_step(self) -> Iterator[torch.Tensor]:
         """What else than parameters, buffers and plain state outlives a step."""
         yield from _tensors_in(dict(self.job.optimizer.state))
         yield from _tensors_in([parameter.grad for parameter in self.job.model.parameters()])
-        if self.preparer.prefetcher is not None and self.preparer.prefetcher.block is not None:
-            yield self.preparer.prefetcher.block
+        if self.steps.prefetcher is not None and self.steps.prefetcher.block is not None:
+            yield self.steps.prefetcher.block
 
     def move_out(self, residency: Residency) -> None:
         """Gives up the job's places in the arena; its tensors are in ordinary memory again."""
-        for step in self.preparer.steps():
+        for step in self.steps.cache.steps():
             step.compiled.unbind()
         self._bound.clear()
         if not has_own_zero_grad(self.job.optimizer) and not self.job.keep_grads:
@@ -585,13 +592,13 @@ class JobRun:
         if self.room is not None:
             self.room.retire()
             self.room = None
-        if self.preparer.prefetcher is not None:
-            self.preparer.prefetcher.close(residency)
+        if self.steps.prefetcher is not None:
+            self.steps.prefetcher.close(residency)
         residency.move_out(self.number, self._own_tensors(), self._known_tensors())
 
     def _own_tensors(self) -> Iterator[torch.Tensor]:
-        self.preparer.note_persistent()  # an eager step may have replaced some
-        yield from self.preparer.all_persistent()
+        self.steps.cache.collect_persistent()  # an eager step may have replaced some
+        yield from self.steps.persistent.all()
         yield from self._made_by_step()
 
     def _known_tensors(self) -> Iterator[torch.Tensor]:

@@ -13,7 +13,7 @@ from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner import PlanJob, Policy, get_policy
 from waterflow.partitioner.schedule import Schedule
-from waterflow.steps.step_cache import PreparedStep
+from waterflow.steps.prepared import PreparedStep
 
 #: A schedule that the rehearsal refuses is sought again under a smaller budget.
 _TIGHTER = (1.0, 0.98, 0.95, 0.9, 0.8, 0.65)

@@ -17,7 +17,7 @@ from waterflow.engine.recorder import Recorder
 from waterflow.engine.round_planner import RoundPlanner, Turn
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
-from waterflow.steps.step_cache import PreparedBatch, PreparedStep
+from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 Guard = Callable[[JobRun, Callable[[], Any]], bool]
 
