@@ -68,9 +68,9 @@ class Admission:
     def _check_sharing(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
         numbers = {m.number: m for m in admitted}
-        trained = {storage_key(t) for m in admitted for t in m.preparer.mutated()}
-        own = {storage_key(t) for t in job.preparer.mutated()}
-        for tensor in job.preparer.all_persistent():
+        trained = {storage_key(t) for m in admitted for t in m.steps.cache.written()}
+        own = {storage_key(t) for t in job.steps.cache.written()}
+        for tensor in job.steps.persistent.all():
             others = self._residency.users(tensor) - {job.number}
             if others and storage_key(tensor) in trained | own:
                 raise JobError(

@@ -23,7 +23,8 @@ from waterflow.job.batch import moved
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.steps.audit import check_step
-from waterflow.steps.step_cache import PreparedBatch, PreparedStep, Preparer
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 
 class EagerSteps:
@@ -36,7 +37,7 @@ class EagerSteps:
     def __init__(
         self,
         number: int,
-        preparer: Preparer,
+        steps: JobSteps,
         captured: CapturedSteps,
         needs: JobNeeds,
         python: Callable[[Callable[[], Any]], Any],
@@ -47,9 +48,9 @@ class EagerSteps:
         python: runs Python of the job's, in its caller's context and with its random streams.
         """
         self._number = number
-        self._job = preparer.job
-        self._preparer = preparer
-        self._device = preparer.device
+        self._job = steps.job
+        self._steps = steps
+        self._device = steps.device
         self._captured = captured
         self._needs = needs
         self._python = python
@@ -64,17 +65,17 @@ class EagerSteps:
         """Bytes that they have needed so far; None where they cannot run beside others, or not
         yet."""
         extent = self._needs.measured_extent
-        if self._preparer.opaque_step is None or self._device.queues:
+        if self._steps.opacity.step is None or self._device.queues:
             return None
-        if not extent or not self._preparer.state_holds():
+        if not extent or not self._steps.persistent.state_holds():
             return None
-        if self._preparer.replaces_tensors or not self._drops_gradients:
+        if self._steps.persistent.were_replaced or not self._drops_gradients:
             return None  # what outlives a step needs a place of its own each time
         return extent
 
     def needs_lane_only(self, batch: PreparedBatch) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
-        if batch.shape is not None:
+        if batch.specialization is not None:
             return not self._device.queues and self._captured.is_ready_to_check(batch)
         has_room = self.room is not None and self.room.is_open
         return has_room and self._captured.is_as_known(batch)
@@ -82,7 +83,7 @@ class EagerSteps:
     def may_run_on(self, lane: int) -> bool:
         """Whether they may run on this lane: all of them on one thread, as in the loop, since
         Python may keep things by thread."""
-        return lane == 0 or self._preparer.opaque_step is None
+        return lane == 0 or self._steps.opacity.step is None
 
     def open_room(self, lanes: Lanes, left: int) -> None:
         """Sets memory aside for them, if they can use it and `left` bytes remain for others."""
@@ -117,12 +118,12 @@ class EagerSteps:
         Raises:
             Whatever the step raises.
         """
-        if batch.shape is None:
+        if batch.specialization is None:
             loss = self._step(batch, lanes.scope(self._number))
             self._ran_in_arena = True
             return loss
         step = self._captured.choose(batch, residency)
-        if self._captured.is_to_check(batch.shape, step):
+        if self._captured.is_to_check(batch.specialization, step):
             return self._check(batch)
         self._captured.open_input(batch, lanes, residency)
         self._captured.load(step, batch)
@@ -145,20 +146,20 @@ class EagerSteps:
         Raises:
             Whatever the step raises.
         """
-        if batch.shape is not None:
+        if batch.specialization is not None:
             return self._check(batch)
         assert self.room is not None
         loss = self._step(batch, self.room.scope(more))
         if self._job.on_step is not None:
             parameters = trained_parameters(self._job.optimizer)
             grads = [p.grad for p in parameters if p.grad is not None]
-            self.room.move_out([*self._preparer.persistent.values(), *grads])
+            self.room.move_out([*self._steps.persistent.tensors.values(), *grads])
         return loss
 
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
         self._captured.begun += 1
         self._events.publish(EagerStepBegun(self._job.name))
-        before = self._preparer.begin_trial() if batch.trial else None
+        before = self._steps.trials.begin() if batch.trial else None
         seen = observer()
         observed = undisturbed(seen) if batch.trial else contextlib.nullcontext()
 
@@ -168,7 +169,7 @@ class EagerSteps:
 
         loss: float = self._python(step)
         if batch.trial:
-            self._preparer.end_trial(batch, before, seen)
+            self._steps.trials.end(batch, before, seen)
         return loss
 
     def _check(self, batch: PreparedBatch) -> float:
@@ -177,19 +178,19 @@ class EagerSteps:
         Raises:
             NumbersDifferError: they differ, and captured steps have been made since the last check.
         """
-        captured, shape = self._captured, batch.shape
-        assert shape is not None
+        captured, specialization = self._captured, batch.specialization
+        assert specialization is not None
         assert batch.flat is not None
-        step = self._preparer.step_for(shape)
+        step = self._steps.cache.step_for(specialization)
         assert step is not None
         captured.begun += 1
-        shape.turns += 1
+        specialization.runs += 1
         self._events.publish(EagerStepBegun(self._job.name))
         captured.forget(step)
         with captured.checks.timed(captured.begun):
             checked = check_step(
-                self._preparer,
-                shape,
+                self._steps,
+                specialization,
                 step,
                 batch.flat,
                 batch.batch,
@@ -198,7 +199,7 @@ class EagerSteps:
             )
         if captured.checks.compares:
             self._events.publish(StepChecked(self._job.name))
-        if checked.difference is not None and captured.unchecked and step in shape.checked:
+        if checked.difference is not None and captured.unchecked and step in specialization.checked:
             raise NumbersDifferError(
                 f"job {self._job.name!r}: at step {captured.begun} its captured step gives another "
                 f"number than the eager step: {checked.difference}. Up to {captured.unchecked} "
@@ -206,8 +207,8 @@ class EagerSteps:
                 "capture=False, and report the model: this is a defect of waterflow."
             )
         captured.unchecked = 0
-        self._preparer.judge(shape, step, checked)
-        if self._preparer.state_holds() and step in shape.checked:
+        self._steps.cache.judge(specialization, step, checked)
+        if self._steps.persistent.state_holds() and step in specialization.checked:
             captured.bind(step)
         return checked.loss
 

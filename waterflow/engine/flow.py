@@ -19,7 +19,7 @@ from waterflow.engine.job_run import JobRun
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.piled_step import FlowPlan
 from waterflow.partitioner.policies.fair_share import NextJob, Share, newcomer
-from waterflow.steps.step_cache import PreparedBatch
+from waterflow.steps.prepared import PreparedBatch
 
 Batches = list[tuple[JobRun, PreparedBatch]]
 
@@ -247,7 +247,7 @@ class _Stretch:
         run_eager_step(self._context, job, lane, step)
         job.feeder.step_done()  # callbacks come before the next batch is fetched
         with self._context.state:
-            self._over = self._over or not job.preparer.state_holds()
+            self._over = self._over or not job.steps.persistent.state_holds()
         self._give_back(job, captured=False)
 
     def _make_room(self, job: JobRun, size: int) -> bool:

@@ -12,7 +12,7 @@ from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner.policies import Policy
 from waterflow.partitioner.profile import node_times
-from waterflow.steps.step_cache import PreparedStep
+from waterflow.steps.prepared import PreparedStep
 
 #: So many jobs are simulated to choose how steep their piles are; more would say little new.
 _MOST_SIMULATED = 6

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan
 from waterflow.engine.job_run import JobRun
-from waterflow.steps.step_cache import PreparedBatch, PreparedStep
+from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 
 class ScheduledStep(NamedTuple):

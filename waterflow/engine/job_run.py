@@ -25,7 +25,8 @@ from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.report.job_report import JobReport
 from waterflow.steps.audit import CheckSchedule
-from waterflow.steps.step_cache import PreparedBatch, Preparer
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import PreparedBatch
 
 Result = TypeVar("Result")
 
@@ -65,16 +66,14 @@ class JobRun:
         self.resident = False
         self._events = events
         self._rng = JobRng(seed, lanes.device)
-        self.preparer = Preparer(job, lanes.device, self._rng, lanes.threads, traces=traces)
-        self.needs = JobNeeds(self.preparer)
-        self.captured = CapturedSteps(number, self.preparer, CheckSchedule(job.audit or audit))
-        self.eager = EagerSteps(
-            number, self.preparer, self.captured, self.needs, self._python, events
-        )
+        self.steps = JobSteps(job, lanes.device, self._rng, lanes.threads, traces=traces)
+        self.needs = JobNeeds(self.steps)
+        self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
+        self.eager = EagerSteps(number, self.steps, self.captured, self.needs, self._python, events)
         self.loop = UserLoop(job, self._python, self.end, events)
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
-            self.preparer,
+            self.steps.preparer.prepare,
             self._fetch,
             epochs=job.epochs,
             steps=job.steps,
@@ -96,19 +95,19 @@ class JobRun:
     def _python(self, function: Callable[[], Result]) -> Result:
         """Runs Python of the job's: in its caller's context, with its random streams."""
         with PYTHON_TURNS.shared():
-            return self.preparer.caller.run(self._rng, function)
+            return self.steps.caller.run(self._rng, function)
 
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
-        caller = self.preparer.caller
+        caller = self.steps.caller
         return (caller.copy() if self._may_fetch_ahead() else caller).run(self._rng, function)
 
     def _may_fetch_ahead(self) -> bool:
-        return self.preparer.draws_apart and self._data_is_apart
+        return self.steps.preparer.draws_apart and self._data_is_apart
 
     @functools.cached_property
     def _data_is_apart(self) -> bool:
-        return may_fetch_ahead(self.job, self.preparer.mutated())
+        return may_fetch_ahead(self.job, self.steps.cache.written())
 
     # Its life
 
@@ -157,14 +156,14 @@ class JobRun:
 
     def tell_of_capture(self) -> None:
         """Tells how much of the job's step is captured, and why not all of it."""
-        preparer = self.preparer
+        opacity = self.steps.opacity
         captured = "captured"
-        if preparer.opaque_step is not None:
+        if opacity.step is not None:
             captured = "opaque step"
-        elif preparer.opaque_optimizer is not None:
+        elif opacity.optimizer is not None:
             captured = "opaque optimizer"
-        notes = list(preparer.notes)
-        self._events.publish(CaptureKnown(self.name, captured, notes, preparer.recaptures))
+        recaptures = self.steps.cache.recaptures.count
+        self._events.publish(CaptureKnown(self.name, captured, list(opacity.notes), recaptures))
 
     # Its next step
 
@@ -183,7 +182,7 @@ class JobRun:
         Raises:
             CaptureError: it cannot be, and the job insists on capture.
         """
-        batch = self.preparer.refresh(batch)
+        batch = self.steps.preparer.refresh(batch)
         if self.captured.tensors_have_changed:
             self.account(residency)
         return batch
@@ -208,8 +207,8 @@ class JobRun:
     def move_in(self, residency: Residency) -> None:
         """Gives the persistent tensors their places in the arena."""
         self.resident = True
-        residency.move_in(self.number, self.preparer.all_persistent())
-        self._events.publish(MemoryMoved(self.name, self.preparer.persistent_bytes))
+        residency.move_in(self.number, self.steps.persistent.all())
+        self._events.publish(MemoryMoved(self.name, self.steps.persistent.bytes))
 
     def account(self, residency: Residency) -> None:
         """After a step of eager Python: what it has made and kept, or replaced, is accounted for.
@@ -219,19 +218,19 @@ class JobRun:
         Raises:
             torch.OutOfMemoryError: there is no room for them.
         """
-        self.preparer.note_persistent()
+        self.steps.cache.collect_persistent()
         if self.captured.tensors_have_changed:
             self.captured.unbind()
         made = [tensor for tensor in self._made_by_step() if residency.counts(tensor)]
-        residency.settle(self.number, [*self.preparer.all_persistent(), *made])
+        residency.settle(self.number, [*self.steps.persistent.all(), *made])
 
     def move_out(self, residency: Residency) -> None:
         """Gives up the job's places in the arena; its tensors are in ordinary memory again."""
         self.captured.release()
         self.eager.forget_gradients()
         self.eager.retire_room()
-        if self.preparer.prefetcher is not None:
-            self.preparer.prefetcher.close(residency)
+        if self.steps.prefetcher is not None:
+            self.steps.prefetcher.close(residency)
         residency.move_out(self.number, self._own_tensors(), self._known_tensors())
         self.resident = False
         self._events.publish(MemoryMoved(self.name, 0))
@@ -240,12 +239,12 @@ class JobRun:
         """What else than parameters, buffers and plain state outlives a step."""
         yield from _tensors_in(dict(self.job.optimizer.state))
         yield from _tensors_in([parameter.grad for parameter in self.job.model.parameters()])
-        if self.preparer.prefetcher is not None and self.preparer.prefetcher.block is not None:
-            yield self.preparer.prefetcher.block
+        if self.steps.prefetcher is not None and self.steps.prefetcher.block is not None:
+            yield self.steps.prefetcher.block
 
     def _own_tensors(self) -> Iterator[torch.Tensor]:
-        self.preparer.note_persistent()  # an eager step may have replaced some
-        yield from self.preparer.all_persistent()
+        self.steps.cache.collect_persistent()  # an eager step may have replaced some
+        yield from self.steps.persistent.all()
         yield from self._made_by_step()
 
     def _known_tensors(self) -> Iterator[torch.Tensor]:

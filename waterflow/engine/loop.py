@@ -19,7 +19,7 @@ from waterflow.engine.states import JobState
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.run import rng
 from waterflow.partitioner.policies import Policy
-from waterflow.steps.step_cache import PreparedBatch
+from waterflow.steps.prepared import PreparedBatch
 
 #: A round waits this share of the last round for jobs whose next batch is about to be ready.
 _GRACE = 0.25

@@ -10,7 +10,7 @@ from waterflow.engine.context import Outcome, RunContext
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
-from waterflow.steps.step_cache import PreparedBatch, PreparedStep
+from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 
 class RoundExecutor:

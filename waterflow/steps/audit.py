@@ -23,7 +23,8 @@ from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.profile import Profile
-from waterflow.steps.step_cache import PreparedStep, Preparer, Specialization
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import CheckedStep, PreparedStep, Specialization
 
 #: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
 _CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
@@ -48,26 +49,9 @@ class Prediction:
     stream: torch.Tensor
 
 
-@dataclass
-class CheckedStep:
-    """A step that was made eagerly, and what was learnt of its graph.
-
-    Attributes:
-        loss: the eager step's loss.
-        difference: where the graph's numbers are not the eager ones; None if they are equal.
-        seen: the Python code and the C functions that the eager step has called.
-        adopted: whether there was no memory for the eager step, so that the graph's numbers count.
-    """
-
-    loss: float
-    difference: str | None
-    seen: Any
-    adopted: bool = False
-
-
 def check_step(
-    preparer: Preparer,
-    shape: Specialization,
+    steps: JobSteps,
+    specialization: Specialization,
     step: PreparedStep,
     flat: FlatBatch,
     batch: Any,
@@ -80,8 +64,8 @@ def check_step(
     The eager step and the copies take ordinary memory, beside the budget.
 
     Args:
-        preparer: the job's.
-        shape: what is prepared for the batch.
+        steps: the job's.
+        specialization: what is prepared for the batch.
         step: its captured form. It is left without tensors.
         flat: the batch, taken apart.
         batch: the batch as the data made it.
@@ -91,10 +75,10 @@ def check_step(
     Raises:
         Whatever the eager step raises.
     """
-    job = preparer.job
+    job = steps.job
     predicted: Prediction | None = None
     if compare:
-        predicted = preparer.device.profile(lambda: _predict(preparer, step, flat))
+        predicted = steps.device.profile(lambda: _predict(steps, step, flat))
     gradients: list[str | None] = []  # looked at as soon as they are all there
 
     observed = contextlib.ExitStack()
@@ -113,22 +97,22 @@ def check_step(
 
     seen = observer()
     groups = [dict(group) for group in job.optimizer.param_groups]
-    given = moved(batch, preparer.device.tensors)
+    given = moved(batch, steps.device.tensors)
     try:
         loss = python(eagerly)
     except torch.OutOfMemoryError:
         if predicted is None or (step.optimizer is None and gradients):
             raise  # a step of the optimizer that was begun cannot be taken back
-        _adopt(preparer, step, predicted, python)
+        _adopt(steps, step, predicted, python)
         return CheckedStep(predicted.loss, None, seen, adopted=True)
-    preparer.put_back_buffers(shape)
+    steps.persistent.put_back_buffers(specialization)
     difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
     if predicted is None or difference is not None:
         return CheckedStep(loss, difference, seen)
     difference = gradients[0] if gradients else None
     if not same_number(loss, predicted.loss):
         difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
-    difference = difference or _state_difference(preparer, step, predicted)
+    difference = difference or _state_difference(steps, step, predicted)
     return CheckedStep(loss, difference, seen)
 
 
@@ -141,13 +125,13 @@ def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]
     return None
 
 
-def _predict(preparer: Preparer, step: PreparedStep, flat: FlatBatch) -> Prediction:
-    scratch = Scratch(preparer.device)
-    generators = preparer.rng.copy().generators
+def _predict(steps: JobSteps, step: PreparedStep, flat: FlatBatch) -> Prediction:
+    scratch = Scratch(steps.device)
+    generators = steps.rng.copy().generators
     try:
-        (twins,) = preparer.twins(scratch, [step])
+        (twins,) = steps.binder.twins(scratch, [step])
         batch = scratch.batch(flat.tensors)
-        scratch.bind(step.compiled, twins, batch, generators, preparer.registers(step))
+        scratch.bind(step.compiled, twins, batch, generators, steps.binder.registers(step))
         loss = scratch.run(step.compiled)
         tape = step.compiled.tape
         made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
@@ -167,26 +151,24 @@ def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction
     return None
 
 
-def _state_difference(preparer: Preparer, step: PreparedStep, predicted: Prediction) -> str | None:
+def _state_difference(steps: JobSteps, step: PreparedStep, predicted: Prediction) -> str | None:
     """Where tensors or random streams differ after the step; whoever writes, both must agree."""
     opaque_optimizer = step.optimizer is None
-    trained = {id(parameter) for parameter in trained_parameters(preparer.job.optimizer)}
-    for meaning, tensor in preparer.inputs_of(step).items():
+    trained = {id(parameter) for parameter in trained_parameters(steps.job.optimizer)}
+    for meaning, tensor in steps.persistent.inputs_of(step).items():
         updated = opaque_optimizer and (meaning.kind == "state" or id(tensor) in trained)
         if not updated and not same_bits(tensor, predicted.tensors[meaning]):
             return f"{meaning.kind} {meaning.key!r}"
     if opaque_optimizer:
         return None
-    if not torch.equal(predicted.stream, preparer.rng.host.get_state()):
+    if not torch.equal(predicted.stream, steps.rng.host.get_state()):
         return "the random stream"
-    return _new_state_difference(preparer, step, predicted)
+    return _new_state_difference(steps, step, predicted)
 
 
-def _new_state_difference(
-    preparer: Preparer, step: PreparedStep, predicted: Prediction
-) -> str | None:
-    state = preparer.job.optimizer.state
-    parameters = trained_parameters(preparer.job.optimizer)
+def _new_state_difference(steps: JobSteps, step: PreparedStep, predicted: Prediction) -> str | None:
+    state = steps.job.optimizer.state
+    parameters = trained_parameters(steps.job.optimizer)
     for (index, key), made in predicted.made.items():
         entry = state.get(parameters[index], {}).get(key)
         if not isinstance(entry, torch.Tensor) or not same_bits(entry, made):
@@ -198,20 +180,20 @@ def _new_state_difference(
 
 
 def _adopt(
-    preparer: Preparer,
+    steps: JobSteps,
     step: PreparedStep,
     predicted: Prediction,
     python: Callable[[Callable[[], float]], float],
 ) -> None:
     """Makes the graph's numbers the job's: the eager step ended where memory did."""
-    job = preparer.job
+    job = steps.job
     with torch.no_grad():
-        for meaning, tensor in preparer.inputs_of(step).items():
+        for meaning, tensor in steps.persistent.inputs_of(step).items():
             tensor.detach().copy_(predicted.tensors[meaning])
-    preparer.rng.host.set_state(predicted.stream)
+    steps.rng.host.set_state(predicted.stream)
     made = {key: tensor.detach().clone() for key, tensor in predicted.made.items()}
     if step.creates_state:
-        preparer.put_state(step, made)
+        steps.persistent.put_state(step, made)
     if step.optimizer is not None:
         return
 

@@ -21,7 +21,7 @@ from waterflow.allocator_ext import _C
 from waterflow.executor.device.device import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.partitioner.profile import Profile
-from waterflow.steps.step_cache import Preparer
+from waterflow.steps.job_steps import JobSteps
 
 pytestmark = pytest.mark.cpu
 
@@ -282,8 +282,8 @@ def measured(model: nn.Module, shape: tuple[int, ...]) -> Profile:
     batch = images.reshape(32, *shape), labels
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     job = wf.Job("a", model=model, optimizer=optimizer, loss=cross_entropy, data=[batch], seed=0)
-    preparer = Preparer(job, HostDevice(), JobRng(0), 1)
-    prepared = preparer(batch).shape
+    steps = JobSteps(job, HostDevice(), JobRng(0), 1)
+    prepared = steps.preparer.prepare(batch).specialization
     assert prepared is not None
     assert prepared.steady is not None
     return prepared.steady.memory.profile

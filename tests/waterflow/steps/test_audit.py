@@ -15,8 +15,9 @@ from tests.support.data import cross_entropy, rows
 from tests.support.differences import MEMORY, assert_same_numbers
 from tests.support.models import Cnn, Mlp, Noisy
 from waterflow.common.errors import JobError, NumbersDifferError
-from waterflow.steps import audit, step_cache
+from waterflow.steps import audit, step_builder
 from waterflow.steps.audit import CheckSchedule, same_bits, same_number
+from waterflow.steps.step_binder import StepBinder
 
 pytestmark = [
     pytest.mark.cpu,
@@ -80,9 +81,9 @@ def heavy():
 def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
     steps = []
 
-    def noted(preparer, *arguments, **options):
+    def noted(steps_of_job, *arguments, **options):
         steps.append(done[0] + 1)
-        return check(preparer, *arguments, **options)
+        return check(steps_of_job, *arguments, **options)
 
     check, done = audit.check_step, [0]
     monkeypatch.setattr(audit, "_CHECK_SHARE", 0.1)  # so that a busy machine does not delay them
@@ -178,7 +179,7 @@ def test_the_users_python_runs_as_often_as_in_the_loop():
 
 def tampered(monkeypatch, name="a"):
     """Graphs of this job have sigmoid where its model has tanh."""
-    join = step_cache.join
+    join = step_builder.join
 
     def wrong(job, *parts):
         graph = join(job, *parts)
@@ -187,7 +188,7 @@ def tampered(monkeypatch, name="a"):
                 node.target = torch.ops.aten.sigmoid.default
         return graph
 
-    monkeypatch.setattr(step_cache, "join", wrong)
+    monkeypatch.setattr(step_builder, "join", wrong)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -215,14 +216,14 @@ def test_a_wrong_graph_ends_a_job_that_insists(monkeypatch):
 
 def astray(monkeypatch, after):
     """From a step on, captured steps of job "a" get twice its learning rate."""
-    registers, done = step_cache.Preparer.registers, [0]
+    registers, done = StepBinder.registers, [0]
 
     def wrong(self, step):
         found = registers(self, step)
         factor = 2 if self.job.name == "a" and done[0] >= after else 1
         return {register: value * factor for register, value in found.items()}
 
-    monkeypatch.setattr(step_cache.Preparer, "registers", wrong)
+    monkeypatch.setattr(StepBinder, "registers", wrong)
     return lambda result: done.__setitem__(0, result.step)
 
 
