@@ -14,7 +14,7 @@ from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
-from waterflow.engine.events import EventStream
+from waterflow.engine.events import EventStream, Subscriber
 from waterflow.engine.handle import JobHandle
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.loop import EngineLoop
@@ -117,6 +117,13 @@ class Engine:
             _C.set_job_name(self._arena, number, job.name)
             self._loop.add(run)
         return JobHandle(self._loop, run)
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Calls `subscriber` with every event from now on: see `waterflow.engine.events`.
+
+        On the thread where it happens, so it has to be quick and must not raise.
+        """
+        self._context.events.subscribe(subscriber)
 
     def __enter__(self) -> Engine:
         return self

@@ -355,8 +355,8 @@ def test_learning_rates_change_from_step_to_step() -> None:
 def test_a_job_that_needs_the_engine_for_itself_takes_turns_with_those_that_flow() -> None:
     callback = OneAtATime()
     jobs = [
-        make_job("a", 32, steps=160, on_step=callback),
-        make_job("b", 24, steps=160, on_step=callback),
+        make_job("a", 32, steps=400, on_step=callback),
+        make_job("b", 24, steps=400, on_step=callback),
         make_job("eager", 16, steps=12, on_step=callback, capture=False),
     ]
     fresh = make_job("eager", 16, steps=12, capture=False)
