@@ -33,7 +33,7 @@ WAYS_OUT = (
     "the job capture=False (its steps run as eager Python: same numbers, no memory flow)."
 )
 
-_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
