@@ -76,7 +76,10 @@ def reason_of(error: Exception) -> str:
 
 
 class StateMovedError(CaptureError):
-    """The step changes state that later steps read; perhaps only once, as a cache does."""
+    """The step changes state that later steps read; perhaps only once, as a cache does.
+
+    Users see a `CaptureError`; this one tells who prepares batches that a trial may help.
+    """
 
 
 def capture_error(
