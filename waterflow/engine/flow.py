@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from waterflow.capture.side_effects import PYTHON_TURNS
+from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.recorder import Recorder
 from waterflow.engine.rounds import Guard

@@ -17,7 +17,7 @@ from waterflow.account.purity import observer, undisturbed
 from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.opaque import has_own_zero_grad
 from waterflow.capture.optimizer_cache import OptimizerTraces
-from waterflow.capture.side_effects import PYTHON_TURNS
+from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.common.errors import NumbersDifferError
 from waterflow.executor.data.feeder import Feeder, FeedItem
 from waterflow.executor.plan.round_plan import solo_round
@@ -36,7 +36,8 @@ from waterflow.job.training_step import (
     update_parameters,
 )
 from waterflow.report.job_report import JobReport
-from waterflow.steps.audit import CheckSchedule, check_step
+from waterflow.steps.audit import check_step
+from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
 
