@@ -6,7 +6,7 @@ from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.job.optimizer_state import trained_parameters
-from waterflow.steps.audit import CheckSchedule
+from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
 

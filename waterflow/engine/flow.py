@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from waterflow.capture.side_effects import PYTHON_TURNS
+from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import Event, GroupsRan
 from waterflow.engine.flow_planner import FlowPlanner

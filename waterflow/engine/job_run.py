@@ -11,7 +11,7 @@ import torch
 
 from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.optimizer_cache import OptimizerTraces
-from waterflow.capture.side_effects import PYTHON_TURNS
+from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
@@ -24,7 +24,7 @@ from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.report.job_report import JobReport
-from waterflow.steps.audit import CheckSchedule
+from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from waterflow.common.errors import JobError
 
 if TYPE_CHECKING:
-    from waterflow import Job
+    from waterflow.job.job import Job
 
 T = TypeVar("T")
 
@@ -78,12 +78,12 @@ def load_job_function(path: str | os.PathLike[str], name: str) -> Callable[[int]
 
 
 def _checked_factory(path: Path, name: str, function: Callable[[int], Any]) -> Callable[[int], Job]:
-    import waterflow as wf
+    from waterflow.job.job import Job
 
     @functools.wraps(function)
     def make(batch: int) -> Job:
         job = _call(path, lambda: function(batch))
-        if not isinstance(job, wf.Job):
+        if not isinstance(job, Job):
             raise JobError(f"{path}: {name}({batch}) returned no wf.Job but {type(job).__name__}")
         return job
 
@@ -127,13 +127,13 @@ def _line_of(path: Path, error: BaseException) -> str:
 
 
 def _checked(path: Path, jobs: Any) -> list[Job]:
-    import waterflow as wf
+    from waterflow.job.job import Job
 
     if not isinstance(jobs, Sequence) or isinstance(jobs, str):
         raise JobError(f"{path}: jobs() must return a list of wf.Job, not {type(jobs).__name__}")
     if not jobs:
         raise JobError(f"{path}: jobs() returned no job")
     for index, job in enumerate(jobs):
-        if not isinstance(job, wf.Job):
+        if not isinstance(job, Job):
             raise JobError(f"{path}: jobs()[{index}] is not a wf.Job but {type(job).__name__}")
     return list(jobs)

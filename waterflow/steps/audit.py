@@ -9,8 +9,7 @@ as in the loop.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,17 +18,13 @@ import torch
 from waterflow.account.purity import observer, undisturbed
 from waterflow.executor.profile.measured import Scratch
 from waterflow.job.batch import FlatBatch, moved
+from waterflow.job.job import Job
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.partitioner.graph.step_graph import Input
-from waterflow.partitioner.profile import Profile
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import CheckedStep, PreparedStep, Specialization
-
-#: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
-_CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
-
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from waterflow.steps.same_bits import same_bits, same_number
 
 
 @dataclass
@@ -79,41 +74,58 @@ def check_step(
     predicted: Prediction | None = None
     if compare:
         predicted = steps.device.profile(lambda: _predict(steps, step, flat))
-    gradients: list[str | None] = []  # looked at as soon as they are all there
-
-    observed = contextlib.ExitStack()
-
-    def after_backward() -> None:
-        if step.optimizer is not None:
-            return
-        observed.close()  # what the optimizer's own Python does, it does in every step
-        if predicted is not None:
-            gradients.append(_gradient_difference(job.optimizer, predicted))
-
-    def eagerly() -> float:
-        with torch.autograd.set_multithreading_enabled(False), observed:
-            observed.enter_context(undisturbed(seen))
-            return eager_step(job, given, after_backward)
-
-    seen = observer()
     groups = [dict(group) for group in job.optimizer.param_groups]
-    given = moved(batch, steps.device.tensors)
+    eager = _EagerStep(job, moved(batch, steps.device.tensors), step, predicted)
     try:
-        loss = python(eagerly)
+        loss = python(eager.make)
     except torch.OutOfMemoryError:
-        if predicted is None or (step.optimizer is None and gradients):
+        if predicted is None or eager.has_compared:
             raise  # a step of the optimizer that was begun cannot be taken back
         _adopt(steps, step, predicted, python)
-        return CheckedStep(predicted.loss, None, seen, adopted=True)
+        return CheckedStep(predicted.loss, None, eager.seen, adopted=True)
     steps.persistent.put_back_buffers(specialization)
     difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
-    if predicted is None or difference is not None:
-        return CheckedStep(loss, difference, seen)
-    difference = gradients[0] if gradients else None
-    if not same_number(loss, predicted.loss):
-        difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
-    difference = difference or _state_difference(steps, step, predicted)
-    return CheckedStep(loss, difference, seen)
+    if predicted is not None and difference is None:
+        difference = eager.gradient_difference
+        if not same_number(loss, predicted.loss):
+            difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
+        difference = difference or _state_difference(steps, step, predicted)
+    return CheckedStep(loss, difference, eager.seen)
+
+
+class _EagerStep:
+    """The user's own step, observed as far as its graph goes.
+
+    Attributes:
+        seen: what has observed it.
+        has_compared: whether gradients were compared, after which the optimizer's own step begins.
+        gradient_difference: where they are not the graph's; None if they are, or were not compared.
+    """
+
+    def __init__(
+        self, job: Job, batch: Any, step: PreparedStep, predicted: Prediction | None
+    ) -> None:
+        self._job = job
+        self._batch = batch
+        self._step = step
+        self._predicted = predicted
+        self._observed = contextlib.ExitStack()
+        self.seen = observer()
+        self.has_compared = False
+        self.gradient_difference: str | None = None
+
+    def make(self) -> float:
+        with torch.autograd.set_multithreading_enabled(False), self._observed:
+            self._observed.enter_context(undisturbed(self.seen))
+            return eager_step(self._job, self._batch, self._after_backward)
+
+    def _after_backward(self) -> None:
+        if self._step.optimizer is not None:
+            return
+        self._observed.close()  # what the optimizer's own Python does, it does in every step
+        if self._predicted is not None:  # compared as soon as they are all there
+            self.gradient_difference = _gradient_difference(self._job.optimizer, self._predicted)
+            self.has_compared = True
 
 
 def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> str | None:
@@ -204,74 +216,3 @@ def _adopt(
         return predicted.loss
 
     python(update)
-
-
-def same_number(left: float, right: float) -> bool:
-    """Whether two losses are the same number; NaN is NaN."""
-    return left == right or (left != left and right != right)
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same values, bit for bit; one NaN counts as another."""
-    if left.dtype != right.dtype or left.shape != right.shape or left.layout != right.layout:
-        return False
-    if left.layout != torch.strided:
-        return torch.equal(left.detach().to_dense(), right.detach().to_dense())
-    one, other = _plain(left), _plain(right)
-    whole = _WHOLE[one.element_size()]
-    if torch.equal(one.view(whole), other.view(whole)):
-        return True
-    if not one.is_floating_point():
-        return False
-    differ = one.view(whole) != other.view(whole)
-    return not bool((differ & ~(one.isnan() & other.isnan())).any())
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-class CheckSchedule:
-    """When a job's captured steps are checked, beside the first use of each graph.
-
-    "log" means steps 1, 2, 4, 8, ...; where a check costs many steps, as it does where steps are
-    hardly more than Python, a due one waits until all of them cost less than their share.
-    """
-
-    def __init__(self, audit: str) -> None:
-        self._audit = audit
-        self._due = 1  # from this step on
-        self._seconds = 0.0  # that checks have taken beyond the steps in whose place they were
-        self._last = 0.0
-        self._step_seconds = 0.0  # what a captured step takes
-
-    @property
-    def compares(self) -> bool:
-        """Whether checks compare numbers; with "off" a first use only looks at what is called."""
-        return self._audit != "off"
-
-    def is_due(self, step: int, profile: Profile) -> bool:
-        """Whether the job's step of this number (1, 2, ...) is to be checked.
-
-        Args:
-            step: its number.
-            profile: of its captured form.
-        """
-        if self._audit != "log" or step < self._due:
-            return self._audit == "all"
-        self._step_seconds = profile.seconds
-        share = _CHECK_SHARE * max(step, _CHECK_STEPS) * self._step_seconds
-        return self._seconds + self._last <= share
-
-    @contextlib.contextmanager
-    def timed(self, step: int) -> Iterator[None]:
-        """Around the check of the step of this number."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            taken = time.perf_counter() - started
-            self._last = max(0.0, taken - self._step_seconds)
-            self._seconds += self._last
-            self._due = 1 << step.bit_length()

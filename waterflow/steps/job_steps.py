@@ -29,7 +29,7 @@ class JobSteps:
         job: the job.
         device: where it trains.
         rng: its random streams; never advanced here.
-        threads: intra-op threads of the lanes, part of a profile's identity.
+        threads: intra-op threads of the lanes, which a profile depends on.
         traces: of optimizers' steps, shared with the jobs beside it.
         caller: the context of the thread that submitted the job.
         may_try: whether eager steps may come first, to be observed.

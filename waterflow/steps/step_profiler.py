@@ -26,7 +26,7 @@ class StepProfiler:
     Attributes:
         device: where they run.
         rng: the job's random streams; never advanced here.
-        threads: intra-op threads of the lanes, part of a profile's identity.
+        threads: intra-op threads of the lanes, which a profile depends on.
         binder: gives the steps something to work on.
     """
 

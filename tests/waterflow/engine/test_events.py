@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def of(events: list[Event], kind: type, job: str) -> list[Any]:
 
 def states(events: list[Event], job: str) -> list[JobState]:
     changes = of(events, StateChanged, job)
-    for before, after in zip(changes, changes[1:], strict=False):
+    for before, after in itertools.pairwise(changes):
         assert before.after is after.before
     return [changes[0].before, *(change.after for change in changes)]
 
@@ -99,7 +100,7 @@ def test_a_run_as_events_is_the_run_as_its_report(policy: str) -> None:
 
 @pytest.mark.cpu
 def test_memory_comes_before_the_first_step_and_goes_after_the_last() -> None:
-    events, report = events_of(make_job("a"))
+    events, _ = events_of(make_job("a"))
     places = [place for place, event in enumerate(events) if isinstance(event, MemoryMoved)]
     steps = [place for place, event in enumerate(events) if isinstance(event, StepDone)]
     came, went = (events[places[0]], events[places[-1]])
