@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
 from waterflow.engine.job_run import JobRun
+from waterflow.executor.plan.need import fit_in_turn
 from waterflow.executor.run.residency import Residency, storage_key
 
 
@@ -32,16 +33,14 @@ class Admission:
 
     def fits_alone(self, member: JobRun) -> bool:
         """Whether the job can run by itself."""
-        return member.needed_bytes <= self._capacity
+        return fit_in_turn([member.need], self._capacity)
 
     def fits_beside(self, member: JobRun, admitted: Sequence[JobRun]) -> bool:
         """Whether all fit at least one step after another, everybody's persistent tensors held."""
-        together = [*admitted, member]
-        persistent = sum(m.preparer.final_persistent_bytes for m in together)
-        return persistent + max(m.solo_extent for m in together) <= self._capacity
+        return fit_in_turn([m.need for m in (*admitted, member)], self._capacity)
 
     def _does_not_fit(self, member: JobRun) -> str:
-        need = member.needed_bytes
+        need = member.need.alone_bytes
         return (
             f"job {member.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
             f"budget is {self._budget} bytes ({format_bytes(self._budget)}). Raise the budget or "
@@ -65,11 +64,11 @@ class Admission:
     def too_small(self, members: Sequence[JobRun]) -> str:
         """What to say where some of these jobs do not fit even one after another."""
         needs = "; ".join(
-            f"{m.name!r} needs {m.needed_bytes} bytes ({format_bytes(m.needed_bytes)})"
+            f"{m.name!r} needs {m.need.alone_bytes} bytes ({format_bytes(m.need.alone_bytes)})"
             for m in members
         )
         fitting = [repr(m.name) for m in members if self.fits_alone(m)]
-        largest = max(m.needed_bytes for m in members)
+        largest = max(m.need.alone_bytes for m in members)
         return (
             f"the budget of {self._budget} bytes ({format_bytes(self._budget)}) is too small even "
             f"for one job after another: {needs}. What would fit: jobs "

@@ -18,19 +18,13 @@ from waterflow.engine.job_run import JobRun
 from waterflow.engine.recorder import Recorder
 from waterflow.engine.rounds import Guard
 from waterflow.executor.data.feeder import FeedItem
-from waterflow.executor.plan.piled_step import HEADROOMS, FlowPlan, PiledStep, pile_step
+from waterflow.executor.plan.headroom import FlowJob, choose_headroom
+from waterflow.executor.plan.piled_step import FlowPlan, Piles
 from waterflow.executor.plan.round_plan import layout_key, live_end
-from waterflow.executor.plan.simulate import simulate_flow
 from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
-from waterflow.partitioner.profile import node_times
 from waterflow.steps.step_cache import PreparedBatch, PreparedStep
-
-#: So many jobs are simulated to choose how steep their piles are; more would say little new.
-_MOST_SIMULATED = 6
-#: Piles kept of a step: another room is another pile, and rooms change with every job that comes.
-_MOST_PILES = 16
 
 
 @dataclass
@@ -194,11 +188,11 @@ class FlowExecutor:
         if lowest > self._room():
             self._residency.repack()  # gaps between persistent tensors may be what is in the way
         room = self._room()
-        if lowest > room:
+        choice = choose_headroom(_flow_jobs(steps), room, self._lanes.lanes)
+        if choice is None:
             return None
-        headroom = self._choose_headroom(steps, room)
         flowing = [
-            ((member.number, step.compiled, step.memory), pile_of(step, headroom, room))
+            ((member.number, step.compiled, step.memory), step.piles.at(choice.headroom, room))
             for member, step in steps
         ]
         return FlowPlan(arena, self._lanes.lanes, flowing)
@@ -206,27 +200,6 @@ class FlowExecutor:
     def _room(self) -> int:
         arena = self._lanes.arena
         return int(arena.statistics().capacity) - live_end(arena)
-
-    def _choose_headroom(self, steps: Sequence[tuple[JobRun, PreparedStep]], room: int) -> float:
-        """How steep the piles are to be: by simulation, where memory does not suffice for all."""
-        last = dict(steps)
-        simulated = sorted(last.items(), key=lambda item: -item[1].memory.extent)[:_MOST_SIMULATED]
-        fitting = [
-            headroom
-            for headroom in HEADROOMS
-            if all(pile_of(step, headroom, room).extent <= room for _, step in steps)
-        ]
-        tallest = max(pile_of(step, fitting[0], room).extent for _, step in steps)
-        if len(simulated) == 1 or tallest * 2 <= room:
-            return fitting[0]
-        times = node_times([step.memory.profile for _, step in simulated])
-        weights = [member.job.weight for member, _ in simulated]
-
-        def seconds(headroom: float) -> float:
-            piles = [pile_of(step, headroom, room) for _, step in simulated]
-            return simulate_flow(piles, times, room, self._lanes.lanes, weights).seconds
-
-        return min(fitting, key=seconds)
 
     # A lane, while jobs flow
 
@@ -408,11 +381,8 @@ class FlowExecutor:
             self._show(member)
 
 
-def pile_of(step: PreparedStep, headroom: float, room: int) -> PiledStep:
-    """The step piled up, remembered: most rooms are ample and change nothing."""
-    room = min(room, int(step.memory.profile.transient_peak_bytes * (1 + headroom)))
-    if (headroom, room) not in step.piles:
-        if len(step.piles) >= _MOST_PILES:
-            step.piles.clear()
-        step.piles[headroom, room] = pile_step(step.memory, headroom, room)
-    return step.piles[headroom, room]
+def _flow_jobs(steps: Sequence[tuple[JobRun, PreparedStep]]) -> list[FlowJob]:
+    by_job: dict[JobRun, list[Piles]] = {}
+    for member, step in steps:
+        by_job.setdefault(member, []).append(step.piles)
+    return [FlowJob(piles, member.job.weight) for member, piles in by_job.items()]

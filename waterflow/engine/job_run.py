@@ -20,6 +20,7 @@ from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.side_effects import PYTHON_TURNS
 from waterflow.common.errors import NumbersDifferError
 from waterflow.executor.data.feeder import Feeder, FeedItem
+from waterflow.executor.plan.need import MemoryNeed
 from waterflow.executor.plan.round_plan import solo_round
 from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
@@ -155,24 +156,17 @@ class JobRun:
     # What it needs
 
     @property
-    def solo_extent(self) -> int:
-        """Arena bytes that a step needs beyond the final persistent tensors."""
-        extents = [self.measured_extent]
+    def need(self) -> MemoryNeed:
+        """What it needs to take any step that it may still take, as far as is known."""
         final = self.preparer.final_persistent_bytes
         created = final - self.preparer.persistent_bytes
-        for step in self._relevant_steps():
-            extents.append(step.memory.extent - (created if step.creates_state else 0))
-        return max(extents)
+        steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
+        return MemoryNeed.of(final, steps, self.measured_extent)
 
     def _relevant_steps(self) -> list[PreparedStep]:
         """The steps that may still run: the first one is over once the state exists."""
         exists = self.preparer.state_exists
         return [step for step in self.preparer.steps() if not (exists and step.creates_state)]
-
-    @property
-    def needed_bytes(self) -> int:
-        """The smallest budget under which the job can run alone."""
-        return self.preparer.final_persistent_bytes + self.solo_extent
 
     def note_solo_peak(self) -> None:
         """Reports the most that the job holds at once when it runs alone, as far as is known."""

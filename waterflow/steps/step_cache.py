@@ -28,7 +28,7 @@ from waterflow.capture.tracing import StateMovedError, capture_error, reason_of,
 from waterflow.common.errors import CaptureError, OpaqueStepWarning
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.device import Device
-from waterflow.executor.plan.piled_step import PiledStep
+from waterflow.executor.plan.piled_step import Piles
 from waterflow.executor.plan.round_plan import StepMemory
 from waterflow.executor.profile.measured import Scratch
 from waterflow.executor.run.residency import storage_bytes
@@ -87,13 +87,14 @@ class PreparedStep:
         compiled: its tape.
         optimizer: the optimizer's trace in it, None where the optimizer runs eagerly.
         memory: its profile, ready for planning.
+        piles: the step piled up, where it flows.
     """
 
     graph: StepGraph
     compiled: CompiledStep
     optimizer: OptimizerTrace | None
     memory: StepMemory = field(init=False)
-    piles: dict[tuple[float, int], PiledStep] = field(default_factory=dict)  # see executor.flow
+    piles: Piles = field(init=False)
     valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
 
     @property
@@ -625,6 +626,7 @@ class Preparer:
             if profile.num_nodes != len(step.compiled.tape):
                 raise AssertionError("a cached profile does not match its step")
             step.memory = StepMemory(profile, self.device.alignment)
+            step.piles = Piles(step.memory)
 
     def _measure(self, steps: list[PreparedStep], flat: FlatBatch) -> list[Profile]:
         """Runs the steps in turn on scratch copies of all that they write to."""
