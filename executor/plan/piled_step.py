@@ -23,6 +23,9 @@ from waterflow.partitioner.groups import NodeGroup, partition_for_flow
 HEADROOMS = (0.10, 0.03, 0.01, 0.0)
 """How much higher than the step's live peak its pile may get: the higher, the sooner it falls."""
 
+#: Piles kept of a step: another room is another pile, and rooms change with every job that comes.
+_MOST_PILES = 16
+
 
 @dataclass(frozen=True, eq=False)
 class PiledStep:
@@ -68,6 +71,23 @@ def pile_step(memory: StepMemory, headroom: float, room: int) -> PiledStep:
     groups = partition_for_flow(profile)
     demand = _demand(memory, groups, np.asarray(reach, dtype=np.int64))
     return PiledStep(groups, np.asarray(offsets, np.int64), sizes[sizes > 0], demand, demand.most)
+
+
+class Piles:
+    """A step piled up for one room after another, remembered."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        self.memory = memory
+        self._known: dict[tuple[float, int], PiledStep] = {}
+
+    def at(self, headroom: float, room: int) -> PiledStep:
+        """The step piled up as `pile_step` does; most rooms are ample and change nothing."""
+        room = min(room, int(self.memory.profile.transient_peak_bytes * (1 + headroom)))
+        if (headroom, room) not in self._known:
+            if len(self._known) >= _MOST_PILES:
+                self._known.clear()
+            self._known[headroom, room] = pile_step(self.memory, headroom, room)
+        return self._known[headroom, room]
 
 
 def _demand(memory: StepMemory, groups: Sequence[NodeGroup], reach: npt.NDArray[np.int64]) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
 from waterflow.engine.job_run import JobRun
+from waterflow.executor.plan.need import fit_in_turn
 from waterflow.executor.run.residency import Residency, storage_key
 
 
@@ -49,16 +50,14 @@ class Admission:
 
     def fits_alone(self, job: JobRun) -> bool:
         """Whether the job can run by itself."""
-        return job.needs.needed_bytes <= self._capacity
+        return fit_in_turn([job.needs.memory], self._capacity)
 
     def fits_beside(self, job: JobRun, admitted: Sequence[JobRun]) -> bool:
         """Whether all fit at least one step after another, everybody's persistent tensors held."""
-        together = [*admitted, job]
-        persistent = sum(m.needs.persistent_bytes for m in together)
-        return persistent + max(m.needs.solo_extent for m in together) <= self._capacity
+        return fit_in_turn([m.needs.memory for m in (*admitted, job)], self._capacity)
 
     def _does_not_fit(self, job: JobRun) -> str:
-        need = job.needs.needed_bytes
+        need = job.needs.memory.alone_bytes
         return (
             f"job {job.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
             f"budget is {self._budget} bytes ({format_bytes(self._budget)}). Raise the budget or "
@@ -81,12 +80,12 @@ class Admission:
 
     def too_small(self, jobs: Sequence[JobRun]) -> str:
         """What to say where some of these jobs do not fit even one after another."""
+        alone = {m.name: m.needs.memory.alone_bytes for m in jobs}
         needs = "; ".join(
-            f"{m.name!r} needs {m.needs.needed_bytes} bytes ({format_bytes(m.needs.needed_bytes)})"
-            for m in jobs
+            f"{name!r} needs {need} bytes ({format_bytes(need)})" for name, need in alone.items()
         )
         fitting = [repr(m.name) for m in jobs if self.fits_alone(m)]
-        largest = max(m.needs.needed_bytes for m in jobs)
+        largest = max(alone.values())
         return (
             f"the budget of {self._budget} bytes ({format_bytes(self._budget)}) is too small even "
             f"for one job after another: {needs}. What would fit: jobs "

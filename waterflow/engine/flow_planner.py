@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from waterflow.engine.job_run import JobRun
-from waterflow.executor.plan.piled_step import HEADROOMS, FlowPlan, PiledStep, pile_step
+from waterflow.executor.plan.headroom import FlowJob, choose_headroom
+from waterflow.executor.plan.piled_step import FlowPlan, Piles
 from waterflow.executor.plan.round_plan import layout_key, live_end
-from waterflow.executor.plan.simulate import simulate_flow
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner.policies import Policy
-from waterflow.partitioner.profile import node_times
 from waterflow.steps.prepared import PreparedStep
-
-#: So many jobs are simulated to choose how steep their piles are; more would say little new.
-_MOST_SIMULATED = 6
-#: Piles kept of a step: another room is another pile, and rooms change with every job that comes.
-_MOST_PILES = 16
 
 
 class FlowPlanner:
@@ -58,45 +52,22 @@ class FlowPlanner:
         if lowest > self._room():
             self._residency.repack()  # gaps between persistent tensors may be what is in the way
         room = self._room()
-        if lowest > room:
+        lanes, next_job = self._lanes.lanes, self._policy.next_job
+        choice = choose_headroom(_flow_jobs(steps), room, lanes, next_job)
+        if choice is None:
             return None
-        headroom = self._choose_headroom(steps, room)
         flowing = [
-            ((job.number, step.compiled, step.memory), pile_of(step, headroom, room))
+            ((job.number, step.compiled, step.memory), step.piles.at(choice.headroom, room))
             for job, step in steps
         ]
-        return FlowPlan(self._arena, self._lanes.lanes, flowing)
+        return FlowPlan(self._arena, lanes, flowing)
 
     def _room(self) -> int:
         return int(self._arena.statistics().capacity) - live_end(self._arena)
 
-    def _choose_headroom(self, steps: Sequence[tuple[JobRun, PreparedStep]], room: int) -> float:
-        """How steep the piles are to be: by simulation, where memory does not suffice for all."""
-        last = dict(steps)
-        simulated = sorted(last.items(), key=lambda item: -item[1].memory.extent)[:_MOST_SIMULATED]
-        fitting = [
-            headroom
-            for headroom in HEADROOMS
-            if all(pile_of(step, headroom, room).extent <= room for _, step in steps)
-        ]
-        tallest = max(pile_of(step, fitting[0], room).extent for _, step in steps)
-        if len(simulated) == 1 or tallest * 2 <= room:
-            return fitting[0]
-        times = node_times([step.memory.profile for _, step in simulated])
-        weights = [job.job.weight for job, _ in simulated]
 
-        def seconds(headroom: float) -> float:
-            piles = [pile_of(step, headroom, room) for _, step in simulated]
-            return simulate_flow(piles, times, room, self._lanes.lanes, weights).seconds
-
-        return min(fitting, key=seconds)
-
-
-def pile_of(step: PreparedStep, headroom: float, room: int) -> PiledStep:
-    """The step piled up, remembered: most rooms are ample and change nothing."""
-    room = min(room, int(step.memory.profile.transient_peak_bytes * (1 + headroom)))
-    if (headroom, room) not in step.piles:
-        if len(step.piles) >= _MOST_PILES:
-            step.piles.clear()
-        step.piles[headroom, room] = pile_step(step.memory, headroom, room)
-    return step.piles[headroom, room]
+def _flow_jobs(steps: Sequence[tuple[JobRun, PreparedStep]]) -> list[FlowJob]:
+    by_job: dict[JobRun, list[Piles]] = {}
+    for job, step in steps:
+        by_job.setdefault(job, []).append(step.piles)
+    return [FlowJob(piles, job.job.weight) for job, piles in by_job.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from waterflow.engine.events import NeedsKnown
+from waterflow.executor.plan.need import MemoryNeed
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedStep
 
@@ -20,18 +21,11 @@ class JobNeeds:
         return self._steps.persistent.final_bytes
 
     @property
-    def solo_extent(self) -> int:
-        """Arena bytes that a step needs beyond the final persistent tensors."""
-        extents = [self.measured_extent]
+    def memory(self) -> MemoryNeed:
+        """What it needs to take any step that it may still take, as far as is known."""
         created = self.persistent_bytes - self._steps.persistent.bytes
-        for step in self._relevant_steps():
-            extents.append(step.memory.extent - (created if step.creates_state else 0))
-        return max(extents)
-
-    @property
-    def needed_bytes(self) -> int:
-        """The smallest budget under which the job can run alone."""
-        return self.persistent_bytes + self.solo_extent
+        steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
+        return MemoryNeed.of(self.persistent_bytes, steps, self.measured_extent)
 
     def known(self, job: str) -> NeedsKnown:
         """What is known by now, for the report."""

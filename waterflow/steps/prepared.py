@@ -10,7 +10,7 @@ from waterflow.capture.assumptions import Assumptions
 from waterflow.capture.forward import ForwardTrace
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.executor.data.staging import PinnedBatch
-from waterflow.executor.plan.piled_step import PiledStep
+from waterflow.executor.plan.piled_step import Piles
 from waterflow.executor.plan.round_plan import StepMemory
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.job.batch import FlatBatch
@@ -27,13 +27,14 @@ class PreparedStep:
         compiled: its tape.
         optimizer: the optimizer's trace in it, None where the optimizer runs eagerly.
         memory: its profile, ready for planning.
+        piles: the step piled up, where it flows.
     """
 
     graph: StepGraph
     compiled: CompiledStep
     optimizer: OptimizerTrace | None
     memory: StepMemory = field(init=False)
-    piles: dict[tuple[float, int], PiledStep] = field(default_factory=dict)  # see executor.flow
+    piles: Piles = field(init=False)
     valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
 
     @property

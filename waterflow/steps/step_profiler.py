@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from waterflow.executor.device.device import Device
+from waterflow.executor.plan.piled_step import Piles
 from waterflow.executor.plan.round_plan import StepMemory
 from waterflow.executor.profile.measured import Scratch
 from waterflow.executor.run.rng import JobRng
@@ -53,6 +54,7 @@ class StepProfiler:
             if profile.num_nodes != len(step.compiled.tape):
                 raise AssertionError("a cached profile does not match its step")
             step.memory = StepMemory(profile, self.device.alignment)
+            step.piles = Piles(step.memory)
 
     def _measure(self, steps: Sequence[PreparedStep], flat: FlatBatch) -> list[Profile]:
         """Runs the steps in turn on scratch copies of all that they write to."""

@@ -38,16 +38,19 @@ class StudyJob:
         source: FootprintModel | Footprint,
         hardware: Hardware,
         batch: int | None = None,
+        weight: float = 1.0,
     ) -> None:
         """Args beyond the obvious.
 
         source: footprints by batch size, or the one of a job as it is.
         batch: the batch size asked for, None if it is open.
+        weight: that of the job, beside others.
         """
         self.name = name
         self.batch = batch
         self._source = source
         self._hardware = hardware
+        self._weight = weight
         self._subjects: dict[int | None, SizedJob] = {}
 
     @property
@@ -60,7 +63,9 @@ class StudyJob:
         if batch not in self._subjects:
             source = self._source
             footprint = source if isinstance(source, Footprint) else source.at(batch or 1)
-            self._subjects[batch] = SizedJob(self._timed(footprint), self._hardware.alignment)
+            self._subjects[batch] = SizedJob(
+                self._timed(footprint), self._hardware.alignment, self._weight
+            )
         return self._subjects[batch]
 
     def _timed(self, footprint: Footprint) -> Footprint:
@@ -153,7 +158,7 @@ def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces)
     footprint = footprint_of(job, alignment=hardware.alignment, traces=traces)
     if measure:
         footprint = _measured(job, footprint, traces)
-    return StudyJob(job.name, footprint, hardware)
+    return StudyJob(job.name, footprint, hardware, weight=job.weight)
 
 
 def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footprint:
