@@ -16,7 +16,6 @@
 
 #include "core/arena/arena.h"
 #include "core/check/checker.h"
-#include "core/check/drive.h"
 #include "core/device/cuda_device.h"
 #include "core/plan/gate.h"
 #include "core/plan/pile.h"
@@ -52,10 +51,6 @@ std::optional<std::uintptr_t> as_address(const void* pointer) {
 }
 
 void bind_values(py::module_& m) {
-  py::native_enum<Keying>(m, "Keying", "enum.Enum")
-      .value("USERS", Keying::kUsers)
-      .value("ALLOCATING_LANE", Keying::kAllocatingLane)
-      .finalize();
   py::native_enum<ChunkState>(m, "ChunkState", "enum.Enum")
       .value("LIVE", ChunkState::kLive)
       .value("UNSYNCED", ChunkState::kUnsynced)
@@ -99,10 +94,10 @@ void bind_values(py::module_& m) {
 
 void bind_allocator(py::module_& m) {
   py::class_<Allocator>(m, "Allocator")
-      .def(py::init([](std::size_t capacity, std::size_t alignment, int lanes, Keying keying) {
-             return Allocator(Options{capacity, alignment, lanes, keying});
+      .def(py::init([](std::size_t capacity, std::size_t alignment, int lanes) {
+             return Allocator(Options{capacity, alignment, lanes});
            }),
-           "capacity"_a, "alignment"_a = 64, "lanes"_a = 2, "keying"_a = Keying::kUsers)
+           "capacity"_a, "alignment"_a = 64, "lanes"_a = 2)
       .def("allocate", &Allocator::allocate, "bytes"_a, "lane"_a, "job"_a, "may_sync"_a = true)
       .def("allocate_at", &Allocator::allocate_at, "offset"_a, "bytes"_a, "lane"_a, "job"_a)
       .def("use", &Allocator::use, "offset"_a, "lane"_a)
@@ -375,20 +370,6 @@ void bind_flow(py::module_& m) {
       .def_property_readonly("waits", &Gate::waits);
 }
 
-py::dict drive_dict(std::uint64_t seed, std::uint64_t operations, int lanes, Keying keying,
-                    bool checked) {
-  DriveReport report;
-  {
-    py::gil_scoped_release release;
-    report = drive(seed, operations, lanes, keying, checked);
-  }
-  return py::dict("operations"_a = report.operations, "allocations"_a = report.allocations,
-                  "planned"_a = report.planned, "refused"_a = report.refused,
-                  "uses"_a = report.uses, "frees"_a = report.frees, "syncs"_a = report.syncs,
-                  "resizes"_a = report.resizes, "consistency_checks"_a = report.consistency_checks,
-                  "violations"_a = report.violations, "first_violation"_a = report.first_violation);
-}
-
 void bind_judges(py::module_& m) {
   m.attr("EVENT_DTYPE") = py::dtype::of<Event>();
   m.def(
@@ -397,8 +378,6 @@ void bind_judges(py::module_& m) {
         return check_happens_before({log.data(), log.data() + log.size()}, lanes);
       },
       "log"_a, "lanes"_a);
-  m.def("drive", &drive_dict, "seed"_a, "operations"_a, "lanes"_a = 2, "keying"_a = Keying::kUsers,
-        "checked"_a = true);
 }
 
 }  // namespace

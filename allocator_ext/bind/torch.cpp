@@ -12,7 +12,6 @@
 #include "runtime/lane.h"
 #include "runtime/lane_pool.h"
 #include "runtime/random.h"
-#include "runtime/replay.h"
 #include "runtime/storage.h"
 #include "runtime/tape.h"
 #include "runtime/thread_state.h"
@@ -459,8 +458,6 @@ void bind_torch(py::module_& m) {
       .def("__exit__", &RandomManager::exit);
   m.def("alias_generator", &alias_generator, py::arg("alias"), py::arg("generator"));
   m.def("layout", &layout);
-  m.def("replay", &replay, py::arg("bytes"), py::arg("ids"), py::arg("allocator"),
-        py::arg("repeats"), py::call_guard<py::gil_scoped_release>());
   bind_storage(m);
   bind_tape(m);
   bind_rounds(m);

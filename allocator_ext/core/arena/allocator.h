@@ -26,7 +26,6 @@ struct Options {
   std::size_t capacity = 0;    // rounded down to the alignment
   std::size_t alignment = 64;  // a power of two
   int lanes = 2;
-  Keying keying = Keying::kUsers;
 };
 
 class Allocator {
@@ -132,7 +131,7 @@ class Allocator {
   std::size_t make_live(Index chunk, Lane lane, JobId job);
   Index live_at(std::size_t offset) const;
   void add_users(Record& record, LaneMask users);
-  Lane key_of(const Record& record) const;
+  static Lane key_of(const Record& record);
   void coalesce(Index chunk);
   void merge_unsynced();
 
@@ -142,7 +141,6 @@ class Allocator {
     if (attached_.recording) attached_.log.push_back({offset, bytes, lane, job, kind});
   }
 
-  Keying keying_;
   int unit_shift_;
   std::size_t capacity_;
   ChunkList chunks_;
