@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/arena/arena.h"
+#include "core/device/arenas.h"
 
 namespace {
 
@@ -61,7 +62,7 @@ std::size_t total_bytes(const Log& log) {
 }
 
 double replay_arena(const Log& log, int repeats, bool planned) {
-  auto arena = Arena::virtual_only(total_bytes(log), 1);
+  auto arena = waterflow::virtual_arena(total_bytes(log), 1);
   std::vector<std::size_t> offsets;
   if (planned) {  // the places that best fit finds serve as the plan
     timed(

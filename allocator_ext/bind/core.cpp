@@ -16,6 +16,7 @@
 
 #include "core/arena/arena.h"
 #include "core/check/checker.h"
+#include "core/device/arenas.h"
 #include "core/device/cuda_device.h"
 #include "core/plan/gate.h"
 #include "core/plan/pile.h"
@@ -145,13 +146,13 @@ py::tuple timeline_arrays(const Arena& arena) {
 using ArenaClass = py::class_<Arena, std::shared_ptr<Arena>>;
 
 void bind_arena_memory(ArenaClass& arena) {
-  arena.def_static("host", &Arena::host, "capacity"_a, "lanes"_a = 2)
-      .def_static("virtual", &Arena::virtual_only, "capacity"_a, "lanes"_a = 2)
+  arena.def_static("host", &host_arena, "capacity"_a, "lanes"_a = 2)
+      .def_static("virtual", &virtual_arena, "capacity"_a, "lanes"_a = 2)
       .def_static(
           "cuda",
           [](const std::shared_ptr<LaneStreams>& streams, std::size_t capacity, bool host_tensors) {
             const TensorKind kind = host_tensors ? TensorKind::kHost : TensorKind::kCuda;
-            return Arena::cuda(streams, capacity, kind);
+            return cuda_arena(streams, capacity, kind);
           },
           "streams"_a, "capacity"_a, "host_tensors"_a)
       .def(

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "core/device/lane_device.h"
+#include "core/arena/mark.h"
 
 namespace waterflow {
 namespace {
