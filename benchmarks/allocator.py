@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
-from waterflow.allocator_ext import _C
+from benchmarks.replay import Replay
 from waterflow.executor.device.device import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.models.resnet import resnet50
@@ -69,10 +69,11 @@ def main() -> None:
     resnet = prepare(resnet_job())
     seconds = time.perf_counter() - started
     events = resnet[1].memory.profile.events
-    sizes, ids = events["bytes"].tolist(), events["id"].tolist()
+    sizes, ids = events["bytes"], events["id"]
+    replay = Replay()
 
     def measure(allocator: str) -> float:
-        return _C.replay(sizes, ids, allocator, REPLAYS)
+        return replay(sizes, ids, allocator, REPLAYS)
 
     names = ("arena", "planned", "malloc", "torch")
     found = interleaved({n: lambda n=n: measure(n) for n in names}, options.repeats)  # type: ignore[misc]
