@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.round_plan import StepMemory, live_end
+from waterflow.executor.plan.round_plan import StepMemory
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.groups import NodeGroup, partition_for_flow
 
@@ -118,7 +118,7 @@ class FlowPlan:
         Raises ValueError where a step does not fit it.
         """
         self.version = int(arena.version)
-        start, stop = live_end(arena), int(arena.statistics().capacity)
+        start, stop = int(arena.live_end), int(arena.statistics().capacity)
         tallest = max(piled.extent for _, piled in steps)
         if tallest > stop - start:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.round_plan import live_end
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import rounded
 
@@ -62,7 +61,7 @@ class EagerRoom:
         size = max(_ample(need), self.peak, held)
         if not self._take(size):
             return False
-        if int(self._budget.statistics().capacity) - live_end(self._budget) < left:
+        if int(self._budget.statistics().capacity) - int(self._budget.live_end) < left:
             self.close()
         return self.is_open
 

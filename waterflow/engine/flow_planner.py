@@ -7,7 +7,6 @@ from collections.abc import Hashable, Sequence
 from waterflow.engine.job_run import JobRun
 from waterflow.executor.plan.headroom import FlowJob, choose_headroom
 from waterflow.executor.plan.piled_step import FlowPlan, Piles
-from waterflow.executor.plan.round_plan import layout_key, live_end
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner.policies import Policy
@@ -40,11 +39,11 @@ class FlowPlanner:
         """The plan for the captured steps of these jobs; None where there are none, or no room."""
         steps = [(job, step) for job in jobs for step in job.captured.steady]
         among = tuple(step for _, step in steps)
-        if (layout_key(self._arena), among) != self._key:
+        if (int(self._arena.version), among) != self._key:
             self._past = (self.waits, self.deviations)
             self._plan = None
             self._plan = self._make(steps) if steps else None  # it may move things
-            self._key = layout_key(self._arena), among
+            self._key = int(self._arena.version), among
         return self._plan
 
     def _make(self, steps: Sequence[tuple[JobRun, PreparedStep]]) -> FlowPlan | None:
@@ -63,7 +62,7 @@ class FlowPlanner:
         return FlowPlan(self._arena, lanes, flowing)
 
     def _room(self) -> int:
-        return int(self._arena.statistics().capacity) - live_end(self._arena)
+        return int(self._arena.statistics().capacity) - int(self._arena.live_end)
 
 
 def _flow_jobs(steps: Sequence[tuple[JobRun, PreparedStep]]) -> list[FlowJob]:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from waterflow.common.errors import BudgetError
 from waterflow.engine.in_flight import ScheduledStep
 from waterflow.engine.job_run import JobRun
-from waterflow.executor.plan.round_plan import RoundPlan, layout_key, plan_round
+from waterflow.executor.plan.round_plan import RoundPlan, plan_round
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner import PlanJob, Policy
@@ -44,13 +44,13 @@ class RoundPlanner:
             BudgetError: not even one after another fits; what user code keeps is in the way.
         """
         key = tuple((scheduled.job.number, scheduled.step) for scheduled in steps)
-        known = self._plans.get((layout_key(self._arena), key))
+        known = self._plans.get((int(self._arena.version), key))
         if known is not None:
             return known
-        plan = self._make(key, steps)  # it may move things, and so change the layout
+        plan = self._make(key, steps)  # it may move things, and so change the version
         if len(self._plans) >= _KEPT_PLANS:
             self._past_deviations += self._plans.pop(next(iter(self._plans))).deviations
-        self._plans[layout_key(self._arena), key] = plan
+        self._plans[plan.version, key] = plan
         return plan
 
     def _make(self, key: Hashable, steps: Sequence[ScheduledStep]) -> RoundPlan:

@@ -122,7 +122,7 @@ def fits(
     sized: Sequence[SizedJob], memory: int, policy: str, alignment: int, lanes: int = 2
 ) -> bool:
     """Whether `estimate` would find something; for searches, it simulates no more than need be."""
-    if policy == "flow":  # what fits in turn flows
+    if STUDIED[policy]().flows:  # what fits in turn flows
         return fits_in_turn(sized, memory - memory % alignment)
     return estimate(sized, memory, policy, alignment, lanes) is not None
 
@@ -142,9 +142,10 @@ def estimate(
     memory -= memory % alignment
     if not fits_in_turn(sized, memory):
         return None
-    if policy == "flow":
-        return _flow(sized, memory, lanes)
-    return _in_rounds(sized, memory, STUDIED[policy](), alignment, lanes)
+    studied = STUDIED[policy]()
+    if studied.flows:
+        return _flow(sized, memory, studied, lanes)
+    return _in_rounds(sized, memory, studied, alignment, lanes)
 
 
 def _in_rounds(
@@ -184,20 +185,20 @@ def _of_round(
     )
 
 
-def _flow(sized: Sequence[SizedJob], memory: int, lanes: int) -> PolicyEstimate:
+def _flow(sized: Sequence[SizedJob], memory: int, policy: Policy, lanes: int) -> PolicyEstimate:
     persistent = sum(sized_job.persistent_bytes for sized_job in sized)
     room = memory - persistent
     jobs = [sized_job.flow_job for sized_job in sized]
-    choice = choose_headroom(jobs, room, lanes)
+    choice = choose_headroom(jobs, room, lanes, policy.next_job)
     assert choice is not None, "what fits in turn flows"
-    best = forecast(jobs, choice.headroom, room, lanes)
+    best = forecast(jobs, choice.headroom, room, lanes, policy.next_job)
     # A run measures its times, and may find another headroom the best.
     reached = max(
         most_together([job.largest.at(headroom, room) for job in jobs], room, lanes)
         for headroom in choice.fitting
     )
     return PolicyEstimate(
-        policy="flow",
+        policy=policy.name,
         peak_bytes=persistent + reached,
         extent_bytes=memory,
         seconds=best.seconds,
