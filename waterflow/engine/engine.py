@@ -16,6 +16,7 @@ from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
 from waterflow.engine.events import EventStream, Subscriber
 from waterflow.engine.handle import JobHandle
+from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.loop import EngineLoop
 from waterflow.engine.recorder import Recorder, versions
@@ -75,10 +76,7 @@ class Engine:
         self.policy = get_policy(policy) if isinstance(policy, str) else policy
         self.device = where.name
         default = torch.get_num_threads()
-        threads = threads if threads is not None else max(1, default // lanes)
-        if type(threads) is not int or threads < 1:
-            raise JobError(f"threads must be a positive whole number, got {threads!r}")
-        self._lanes = Lanes(where, self.budget, lanes, threads, default)
+        self._lanes = Lanes(where, self.budget, lanes, _threads(threads, lanes, default), default)
         self._arena = self._lanes.arena
         self._arena.record(check)
         self._check = check
@@ -93,7 +91,8 @@ class Engine:
         self._context.events.subscribe(show_on(display))
         capacity = int(self._arena.statistics().capacity)
         admission = Admission(self.budget, capacity, residency)
-        self._loop = EngineLoop(self._context, self.policy, admission)
+        self._queue = JobQueue(self._context, admission)
+        self._loop = EngineLoop(self._context, self.policy, admission, self._queue)
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
         self._loop.start()
@@ -105,18 +104,18 @@ class Engine:
             JobError: its name is taken, its model is on another device, or the engine is closed.
         """
         with self._context.state:
-            if self._loop.is_closed:
+            if self._queue.is_closed:
                 raise JobError(f"job {job.name!r}: the engine is closed; make a new one")
-            if any(other.name == job.name for other in self._loop.jobs):
+            if any(other.name == job.name for other in self._queue.jobs):
                 raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
             _check_place(job, self._lanes.device)
             seed = draw_seed() if job.seed is None else job.seed
-            number = len(self._loop.jobs)
+            number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
             run = JobRun(number, job, seed, self._lanes, self._traces, events, wake, self._audit)
             _C.set_job_name(self._arena, number, job.name)
-            self._loop.add(run)
-        return JobHandle(self._loop, run)
+            self._queue.add(run)
+        return JobHandle(self._queue, run)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Calls `subscriber` with every event from now on: see `waterflow.engine.events`.
@@ -135,7 +134,7 @@ class Engine:
 
     def hold(self) -> None:
         """Lets no job begin before `release`; their first steps are prepared meanwhile."""
-        self._loop.hold_admission()
+        self._queue.holds_admission = True
 
     def release(self) -> None:
         """Waits until the jobs submitted so far are prepared, and lets them begin.
@@ -143,12 +142,12 @@ class Engine:
         Raises:
             BudgetError: one of them does not fit even alone; nothing has run.
         """
-        self._loop.release_admission()
+        self._queue.release()
 
     def stop_all(self) -> None:
         """Ends every job after its present step."""
-        for job in list(self._loop.jobs):
-            self._loop.request_stop(job)
+        for job in list(self._queue.jobs):
+            self._queue.request_stop(job)
 
     def interrupt(self) -> None:
         """Ends every job after its present step; the report says that the run was interrupted."""
@@ -162,25 +161,25 @@ class Engine:
 
     def close(self) -> None:
         """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke."""
-        self._loop.close()
+        self._queue.close()
         # Thread.join forgets a running thread when Ctrl-C interrupts it (CPython before 3.13).
         ended = False
         while not ended:
             try:
-                ended = self._loop.join(0.2)
+                ended = self._queue.join(0.2)
             except KeyboardInterrupt:
                 if self._interrupted:
                     raise
                 self.interrupt()
-        if self._loop.broken is not None:
-            if isinstance(self._loop.broken, DeviceLostError):
-                self._loop.broken.report = self.report()
-            raise self._loop.broken
+        if self._queue.broken is not None:
+            if isinstance(self._queue.broken, DeviceLostError):
+                self._queue.broken.report = self.report()
+            raise self._queue.broken
 
     def report(self) -> Report:
         """The run so far."""
         statistics = self._arena.statistics()
-        jobs = self._loop.jobs
+        jobs = self._queue.jobs
         names = [job.name for job in jobs]
         for job in jobs:
             job.report.peak_bytes = int(self._arena.peak(job.number))
@@ -209,6 +208,15 @@ class Engine:
         if not self._check:
             raise JobError("the engine was made without check=True, it has no record of its memory")
         return list(_C.check_happens_before(self._arena.take_log(), self._lanes.lanes))
+
+
+def _threads(threads: int | None, lanes: int, default: int) -> int:
+    """Intra-op threads of each lane; raises JobError where they are no number of threads."""
+    if threads is None:
+        return max(1, default // lanes)
+    if type(threads) is not int or threads < 1:
+        raise JobError(f"threads must be a positive whole number, got {threads!r}")
+    return threads
 
 
 def _check_place(job: Job, device: Device) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
-from waterflow.engine.loop import EngineLoop
 from waterflow.report.job_report import JobReport, State
 
 
 class JobHandle:
     """A submitted job, seen from outside."""
 
-    def __init__(self, loop: EngineLoop, job: JobRun) -> None:
-        self._loop = loop
+    def __init__(self, queue: JobQueue, job: JobRun) -> None:
+        self._queue = queue
         self._job = job
 
     @property
@@ -31,7 +31,7 @@ class JobHandle:
 
     def stop(self) -> None:
         """Ends the job after its present step."""
-        self._loop.request_stop(self._job)
+        self._queue.request_stop(self._job)
 
     def result(self, timeout: float | None = None) -> JobReport:
         """Waits for the job's end and returns its report.
@@ -39,6 +39,6 @@ class JobHandle:
         Raises:
             TimeoutError: it has not ended within `timeout` seconds.
         """
-        if not self._loop.wait_for_end(self._job, timeout):
+        if not self._queue.wait_for_end(self._job, timeout):
             raise TimeoutError(f"job {self.name!r} has not ended within {timeout} seconds")
         return self._job.report

@@ -117,6 +117,11 @@ class JobRun:
         return self.state.ended
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing has been done for it yet."""
+        return not self.feeder.started
+
+    @property
     def is_gone(self) -> bool:
         """Whether it has ended and left the arena."""
         return self.ended and not self.resident
