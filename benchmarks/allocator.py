@@ -19,11 +19,12 @@ import torch.nn.functional as F
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
-from waterflow.allocator_ext import _C
+from benchmarks.replay import Replay
 from waterflow.executor.device.device import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.models.resnet import resnet50
-from waterflow.steps.step_cache import PreparedStep, Preparer
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import PreparedStep
 
 REPLAYS = 20
 
@@ -43,20 +44,20 @@ def resnet_job(batch: int = 2, side: int = 96) -> wf.Job:
     )
 
 
-def prepare(job: wf.Job) -> tuple[Preparer, PreparedStep]:
-    preparer = Preparer(job, HostDevice(), JobRng(0), 1)
-    ready = preparer(next(iter(job.data)))
-    assert ready.shape is not None
-    assert ready.shape.steady is not None
-    return preparer, ready.shape.steady
+def prepare(job: wf.Job) -> tuple[JobSteps, PreparedStep]:
+    steps = JobSteps(job, HostDevice(), JobRng(0), 1)
+    found = steps.preparer.prepare(next(iter(job.data))).specialization
+    assert found is not None
+    assert found.steady is not None
+    return steps, found.steady
 
 
-def extent_ratio(prepared: Iterable[tuple[Preparer, PreparedStep]]) -> dict[str, float]:
+def extent_ratio(prepared: Iterable[tuple[JobSteps, PreparedStep]]) -> dict[str, float]:
     found = {}
-    for preparer, step in prepared:
-        persistent = preparer.final_persistent_bytes
+    for steps, step in prepared:
+        persistent = steps.persistent.final_bytes
         live = persistent + step.memory.profile.transient_peak_bytes
-        found[preparer.job.name] = (persistent + step.memory.extent) / live
+        found[steps.job.name] = (persistent + step.memory.extent) / live
     return found
 
 
@@ -68,10 +69,11 @@ def main() -> None:
     resnet = prepare(resnet_job())
     seconds = time.perf_counter() - started
     events = resnet[1].memory.profile.events
-    sizes, ids = events["bytes"].tolist(), events["id"].tolist()
+    sizes, ids = events["bytes"], events["id"]
+    replay = Replay()
 
     def measure(allocator: str) -> float:
-        return _C.replay(sizes, ids, allocator, REPLAYS)
+        return replay(sizes, ids, allocator, REPLAYS)
 
     names = ("arena", "planned", "malloc", "torch")
     found = interleaved({n: lambda n=n: measure(n) for n in names}, options.repeats)  # type: ignore[misc]

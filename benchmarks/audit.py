@@ -31,7 +31,7 @@ from waterflow.capture.caller import CallerContext
 from waterflow.job.training_step import eager_step
 from waterflow.models.bert import BERT_BASE
 from waterflow.models.resnet import RESNET50
-from waterflow.steps.audit import CheckSchedule
+from waterflow.steps.check_schedule import CheckSchedule
 
 MEMORY = "12GiB"
 #: Looks at an account, and takings of it, of which the median is told.
@@ -142,7 +142,7 @@ def account_seconds(job: wf.Job) -> tuple[float, float]:
 def scheduled_checks(step: float, check: float, graphs: int) -> int:
     """Checks in 1,000 steps, where each of the first steps uses another graph."""
     schedule, profile, checks = CheckSchedule("log"), SimpleNamespace(seconds=step), 0
-    with mock.patch("waterflow.steps.audit.time.perf_counter") as clock:
+    with mock.patch("waterflow.steps.check_schedule.time.perf_counter") as clock:
         for number in range(1, SCHEDULED + 1):
             if number <= graphs or schedule.is_due(number, profile):  # type: ignore[arg-type]
                 checks += 1

@@ -66,13 +66,14 @@ def engine_seconds(names: str, policy: str) -> float:
 
 def count_operators() -> int:
     from waterflow.executor.run.rng import JobRng
-    from waterflow.steps.step_cache import Preparer
+    from waterflow.steps.job_steps import JobSteps
 
     job = make_job("a")
-    ready = Preparer(job, HostDevice(), JobRng(0), 1)(next(iter(job.data)))
-    assert ready.shape is not None
-    assert ready.shape.steady is not None
-    return len(ready.shape.steady.compiled.tape)
+    steps = JobSteps(job, HostDevice(), JobRng(0), 1)
+    found = steps.preparer.prepare(next(iter(job.data))).specialization
+    assert found is not None
+    assert found.steady is not None
+    return len(found.steady.compiled.tape)
 
 
 def pair_boundary_seconds(pairs: int = 2000) -> float:

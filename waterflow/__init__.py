@@ -30,7 +30,8 @@ if TYPE_CHECKING:
         ReportError,
         WaterflowError,
     )
-    from waterflow.engine.engine import Engine, JobHandle
+    from waterflow.engine.engine import Engine
+    from waterflow.engine.handle import JobHandle
     from waterflow.engine.run import run
     from waterflow.job.job import STOP, Job, StepResult
     from waterflow.job.training_step import run_eager
@@ -72,7 +73,8 @@ _NAMES = {
         "BudgetError CaptureError DeviceLostError JobError NonFiniteLossError NumbersDifferError "
         "OpaqueStepWarning PlanError ReportError WaterflowError"
     ),
-    "engine.engine": "Engine JobHandle",
+    "engine.engine": "Engine",
+    "engine.handle": "JobHandle",
     "engine.run": "run",
     "job.job": "STOP Job StepResult",
     "job.training_step": "run_eager",

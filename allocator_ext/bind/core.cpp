@@ -16,7 +16,7 @@
 
 #include "core/arena/arena.h"
 #include "core/check/checker.h"
-#include "core/check/drive.h"
+#include "core/device/arenas.h"
 #include "core/device/cuda_device.h"
 #include "core/plan/gate.h"
 #include "core/plan/pile.h"
@@ -52,10 +52,6 @@ std::optional<std::uintptr_t> as_address(const void* pointer) {
 }
 
 void bind_values(py::module_& m) {
-  py::native_enum<Keying>(m, "Keying", "enum.Enum")
-      .value("USERS", Keying::kUsers)
-      .value("ALLOCATING_LANE", Keying::kAllocatingLane)
-      .finalize();
   py::native_enum<ChunkState>(m, "ChunkState", "enum.Enum")
       .value("LIVE", ChunkState::kLive)
       .value("UNSYNCED", ChunkState::kUnsynced)
@@ -99,10 +95,10 @@ void bind_values(py::module_& m) {
 
 void bind_allocator(py::module_& m) {
   py::class_<Allocator>(m, "Allocator")
-      .def(py::init([](std::size_t capacity, std::size_t alignment, int lanes, Keying keying) {
-             return Allocator(Options{capacity, alignment, lanes, keying});
+      .def(py::init([](std::size_t capacity, std::size_t alignment, int lanes) {
+             return Allocator(Options{capacity, alignment, lanes});
            }),
-           "capacity"_a, "alignment"_a = 64, "lanes"_a = 2, "keying"_a = Keying::kUsers)
+           "capacity"_a, "alignment"_a = 64, "lanes"_a = 2)
       .def("allocate", &Allocator::allocate, "bytes"_a, "lane"_a, "job"_a, "may_sync"_a = true)
       .def("allocate_at", &Allocator::allocate_at, "offset"_a, "bytes"_a, "lane"_a, "job"_a)
       .def("use", &Allocator::use, "offset"_a, "lane"_a)
@@ -122,6 +118,8 @@ void bind_allocator(py::module_& m) {
       .def("peak", py::overload_cast<JobId>(&Allocator::peak, py::const_), "job"_a)
       .def("live", &Allocator::live)
       .def("extent", &Allocator::extent)
+      .def("live_end", &Allocator::live_end)
+      .def("version", &Allocator::version)
       .def("capacity", &Allocator::capacity)
       .def("alignment", &Allocator::alignment)
       .def("lanes", &Allocator::lanes)
@@ -150,13 +148,13 @@ py::tuple timeline_arrays(const Arena& arena) {
 using ArenaClass = py::class_<Arena, std::shared_ptr<Arena>>;
 
 void bind_arena_memory(ArenaClass& arena) {
-  arena.def_static("host", &Arena::host, "capacity"_a, "lanes"_a = 2)
-      .def_static("virtual", &Arena::virtual_only, "capacity"_a, "lanes"_a = 2)
+  arena.def_static("host", &host_arena, "capacity"_a, "lanes"_a = 2)
+      .def_static("virtual", &virtual_arena, "capacity"_a, "lanes"_a = 2)
       .def_static(
           "cuda",
           [](const std::shared_ptr<LaneStreams>& streams, std::size_t capacity, bool host_tensors) {
             const TensorKind kind = host_tensors ? TensorKind::kHost : TensorKind::kCuda;
-            return Arena::cuda(streams, capacity, kind);
+            return cuda_arena(streams, capacity, kind);
           },
           "streams"_a, "capacity"_a, "host_tensors"_a)
       .def(
@@ -226,6 +224,8 @@ void bind_arena_state(ArenaClass& arena) {
       .def("peak", &Arena::peak, "job"_a)
       .def("statistics", &Arena::statistics)
       .def("reset_peaks", &Arena::reset_peaks)
+      .def_property_readonly("live_end", &Arena::live_end)
+      .def_property_readonly("version", &Arena::version)
       .def("snapshot", &Arena::snapshot)
       .def("record", &Arena::record, "on"_a)
       .def("take_log", [](Arena& self) { return as_array(self.take_log()); })
@@ -298,14 +298,15 @@ void begin_scripts(const Arena& arena,
 void bind_script(py::module_& m) {
   py::class_<Script, std::shared_ptr<Script>>(m, "Script")
       .def(py::init([](const StepArrays& step, const Array<std::int32_t>& instructions,
-                       std::size_t num_instructions, std::vector<std::size_t> offsets) {
+                       std::size_t num_instructions, std::vector<std::size_t> offsets,
+                       std::uint64_t version) {
              return std::make_shared<Script>(
                  as_step(step).events,
                  std::vector<std::int32_t>(instructions.data(),
                                            instructions.data() + instructions.size()),
-                 num_instructions, std::move(offsets));
+                 num_instructions, std::move(offsets), version);
            }),
-           "step"_a, "instructions"_a, "num_instructions"_a, "offsets"_a)
+           "step"_a, "instructions"_a, "num_instructions"_a, "offsets"_a, "version"_a)
       .def_property_readonly("deviations", &Script::deviations)
       .def("begin_instruction", &Script::begin_instruction, "index"_a)
       .def("end_instruction", &Script::end_instruction, "arena"_a, "lane"_a)
@@ -375,20 +376,6 @@ void bind_flow(py::module_& m) {
       .def_property_readonly("waits", &Gate::waits);
 }
 
-py::dict drive_dict(std::uint64_t seed, std::uint64_t operations, int lanes, Keying keying,
-                    bool checked) {
-  DriveReport report;
-  {
-    py::gil_scoped_release release;
-    report = drive(seed, operations, lanes, keying, checked);
-  }
-  return py::dict("operations"_a = report.operations, "allocations"_a = report.allocations,
-                  "planned"_a = report.planned, "refused"_a = report.refused,
-                  "uses"_a = report.uses, "frees"_a = report.frees, "syncs"_a = report.syncs,
-                  "resizes"_a = report.resizes, "consistency_checks"_a = report.consistency_checks,
-                  "violations"_a = report.violations, "first_violation"_a = report.first_violation);
-}
-
 void bind_judges(py::module_& m) {
   m.attr("EVENT_DTYPE") = py::dtype::of<Event>();
   m.def(
@@ -397,8 +384,6 @@ void bind_judges(py::module_& m) {
         return check_happens_before({log.data(), log.data() + log.size()}, lanes);
       },
       "log"_a, "lanes"_a);
-  m.def("drive", &drive_dict, "seed"_a, "operations"_a, "lanes"_a = 2, "keying"_a = Keying::kUsers,
-        "checked"_a = true);
 }
 
 }  // namespace
@@ -407,6 +392,7 @@ void bind_core(py::module_& m) {
   PYBIND11_NUMPY_DTYPE(Event, offset, bytes, lane, job, kind);
   // Subclasses of ValueError, as an offset is an argument; and of RuntimeError.
   py::register_exception<UnknownChunk>(m, "UnknownChunk", PyExc_ValueError);
+  py::register_exception<StalePlan>(m, "StalePlan", PyExc_RuntimeError);
   py::register_exception<BackendError>(m, "BackendError", PyExc_RuntimeError);
   py::register_exception<Inconsistent>(m, "Inconsistent", PyExc_AssertionError);
   m.attr("NO_LANE") = kNoLane;

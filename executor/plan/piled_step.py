@@ -17,12 +17,14 @@ import numpy.typing as npt
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.plan.round_plan import StepMemory
-from waterflow.executor.run.residency import live_end
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.groups import NodeGroup, partition_for_flow
 
 HEADROOMS = (0.10, 0.03, 0.01, 0.0)
 """How much higher than the step's live peak its pile may get: the higher, the sooner it falls."""
+
+#: Piles kept of a step: another room is another pile, and rooms change with every job that comes.
+_MOST_PILES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,23 @@ def pile_step(memory: StepMemory, headroom: float, room: int) -> PiledStep:
     return PiledStep(groups, np.asarray(offsets, np.int64), sizes[sizes > 0], demand, demand.most)
 
 
+class Piles:
+    """A step piled up for one room after another, remembered."""
+
+    def __init__(self, memory: StepMemory) -> None:
+        self.memory = memory
+        self._known: dict[tuple[float, int], PiledStep] = {}
+
+    def at(self, headroom: float, room: int) -> PiledStep:
+        """The step piled up as `pile_step` does; most rooms are ample and change nothing."""
+        room = min(room, int(self.memory.profile.transient_peak_bytes * (1 + headroom)))
+        if (headroom, room) not in self._known:
+            if len(self._known) >= _MOST_PILES:
+                self._known.clear()
+            self._known[headroom, room] = pile_step(self.memory, headroom, room)
+        return self._known[headroom, room]
+
+
 def _demand(memory: StepMemory, groups: Sequence[NodeGroup], reach: npt.NDArray[np.int64]) -> Any:
     """`reach` has an entry per event: how far the pile reaches after it."""
     levels = np.concatenate([[0], reach])
@@ -90,6 +109,7 @@ class FlowPlan:
     Attributes:
         gate: admits their groups.
         lanes: how many of the lanes there is memory for.
+        version: the arena's (`Arena.version`), for which the plan was made.
     """
 
     def __init__(self, arena: Any, lanes: int, steps: Sequence[tuple[Flowing, PiledStep]]) -> None:
@@ -97,7 +117,8 @@ class FlowPlan:
 
         Raises ValueError where a step does not fit it.
         """
-        start, stop = live_end(arena), int(arena.statistics().capacity)
+        self.version = int(arena.version)
+        start, stop = int(arena.live_end), int(arena.statistics().capacity)
         tallest = max(piled.extent for _, piled in steps)
         if tallest > stop - start:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")
@@ -136,6 +157,9 @@ class FlowPlan:
             step: one of the plan's.
             lane: where it is about to run.
             own_blocks: it keeps its blocks itself; see `RoundPlan.begin`.
+
+        Raises:
+            StalePlan: it keeps its blocks, and a place of the plan is not free any more.
         """
         key = (id(step), lane)
         if key not in self._made:
@@ -148,7 +172,8 @@ class FlowPlan:
     def _make(self, flowing: Flowing, piled: PiledStep, lane: int) -> tuple[Any, Any]:
         job, step, memory = flowing
         start, stop = self._ranges[lane // 2]
-        script = memory.script(piled.places(start, stop, from_top=lane % 2 == 1))
+        places = piled.places(start, stop, from_top=lane % 2 == 1)
+        script = memory.script(places, self.version)
         groups = [(group.start, group.stop) for group in piled.groups]
         return script, _C.FlowStep((step.tape, script, job, step.inbox), groups, piled.demand)
 

@@ -17,6 +17,7 @@ import numpy as np
 from waterflow.allocator_ext import _C
 from waterflow.executor.plan.piled_step import PiledStep, divided
 from waterflow.partitioner.policies.arrangement import PAIR_SECONDS
+from waterflow.partitioner.policies.fair_share import NextJob, Share, fair_share
 from waterflow.partitioner.profile import FloatArray
 from waterflow.partitioner.schedule import Schedule
 
@@ -61,8 +62,7 @@ class _Runner:
     number: int
     piled: PiledStep
     seconds: list[float]
-    weight: float
-    used: float = 0.0  # seconds of lanes, by its weight
+    share: Share
     steps: int = 0
     lane: int | None = None
     group: int = 0
@@ -102,6 +102,7 @@ def simulate_flow(
     range_bytes: int,
     lanes: int,
     weights: Sequence[float] | None = None,
+    next_job: NextJob = fair_share,
 ) -> FlowForecast:
     """Lets jobs flow by the clock of their profiles.
 
@@ -111,19 +112,23 @@ def simulate_flow(
         range_bytes: memory for the piles.
         lanes: how many lanes there are.
         weights: the jobs' weights, all 1.0 if None.
+        next_job: who takes a free lane, as in a run.
     """
     weights = weights or [1.0] * len(steps)
     runners = [
-        _Runner(i, step, np.add.reduceat(time, [g.start for g in step.groups]).tolist(), weight)
+        _Runner(
+            i, step, np.add.reduceat(time, [g.start for g in step.groups]).tolist(), Share(weight)
+        )
         for i, (step, time, weight) in enumerate(zip(steps, times, weights, strict=True))
     ]
     tallest = max(step.extent for step in steps)
-    return _Simulation(runners, *divided(range_bytes, tallest, lanes)).run()
+    return _Simulation(runners, *divided(range_bytes, tallest, lanes), next_job).run()
 
 
 class _Simulation:
-    def __init__(self, runners: list[_Runner], size: int, lanes: int) -> None:
+    def __init__(self, runners: list[_Runner], size: int, lanes: int, next_job: NextJob) -> None:
         self.runners = runners
+        self.next_job = next_job
         self.gate = _C.Gate(size, lanes)
         self.on_lane: list[_Runner | None] = [None] * lanes
         self.running = [False] * lanes
@@ -187,7 +192,7 @@ class _Simulation:
         if not self.gate.try_enter(lane):
             return False
         seconds = runner.seconds[runner.group]
-        runner.used += seconds / runner.weight
+        runner.share = runner.share.after(seconds)
         self.running[lane] = True
         now = self.clock.now
         self.spans.append(SimulatedSpan(now, now + seconds, lane, runner.number, runner.group))
@@ -195,11 +200,11 @@ class _Simulation:
         return True
 
     def _take_job(self, lane: int) -> bool:
-        """Whose turn it is: the job that has had the least of the lanes, by its weight."""
+        """Gives the lane to a job that is on none, if there is one that may begin."""
         free = [runner for runner in self.runners if runner.lane is None]
         if not free:
             return False
-        runner = min(free, key=lambda runner: runner.used)
+        runner = free[self.next_job([runner.share for runner in free])]
         if not self.gate.try_begin(lane, runner.piled.demand):
             return False
         runner.lane, runner.group = lane, 0

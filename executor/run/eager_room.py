@@ -15,7 +15,7 @@ import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import live_end, rounded
+from waterflow.executor.run.residency import rounded
 
 #: The block is larger than the largest step so far by a part of it, or so many bytes.
 _SPARE, _LEAST_SPARE = 1 / 8, 64 << 10
@@ -61,7 +61,7 @@ class EagerRoom:
         size = max(_ample(need), self.peak, held)
         if not self._take(size):
             return False
-        if int(self._budget.statistics().capacity) - live_end(self._budget) < left:
+        if int(self._budget.statistics().capacity) - int(self._budget.live_end) < left:
             self.close()
         return self.is_open
 

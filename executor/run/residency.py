@@ -23,11 +23,6 @@ def rounded(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def live_end(arena: Any) -> int:
-    """The end of the highest chunk of an arena that is in use."""
-    return int(_C.layout(arena)[1])
-
-
 def span_of(tensor: torch.Tensor) -> torch.Tensor:
     """All that a tensor's strides cover, as one row."""
     if tensor.numel() == 0:

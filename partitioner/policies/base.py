@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from waterflow.common.errors import BudgetError, JobError
+from waterflow.partitioner.policies.fair_share import Share, fair_share
 from waterflow.partitioner.profile import Profile, format_bytes
 from waterflow.partitioner.schedule import Schedule
 
@@ -32,7 +33,7 @@ class PlanJob:
 
 
 class Policy(ABC):
-    """Decides which node groups run side by side. One verb: ``schedule``.
+    """Decides which node groups run side by side (``schedule``), and who runs next.
 
     The contract, which the oracle and the tests hold every policy to:
 
@@ -58,6 +59,14 @@ class Policy(ABC):
         Raises BudgetError when not even one after another fits, JobError when there are no jobs
         or no lanes.
         """
+
+    def next_job(self, waiting: Sequence[Share]) -> int:
+        """The place in ``waiting`` of the job that a free lane takes: its fair share, by weight.
+
+        Asked where lanes take steps at their own pace. Pure, like ``schedule``; there is at least
+        one job.
+        """
+        return fair_share(waiting)
 
 
 def temporal_need(profiles: Sequence[Profile]) -> int:

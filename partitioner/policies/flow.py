@@ -13,9 +13,9 @@ from waterflow.partitioner.schedule import Schedule
 class Flow(Policy):
     """Each lane takes one step after another; a gate admits node groups while memory lasts.
 
-    There are no rounds: whenever a lane is free it takes the job that has had the least of the
-    lanes' time, by the jobs' weights, and a step goes on as soon as its next group fits beside
-    what the other lane holds. Whatever fits one after another flows. See `executor.flow`.
+    There are no rounds: a lane that is free takes the next job (`next_job`), and a step goes on as
+    soon as its next group fits beside what the other lane holds. Whatever fits one after another
+    flows. How lanes share memory is in `executor.plan.flow_plan`.
     """
 
     name: ClassVar[str] = "flow"

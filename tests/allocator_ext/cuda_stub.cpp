@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device/arenas.h"
 #include "core/device/cuda_device.h"
 #include "cuda/cuda_lanes.h"
 #include "cuda/forwarding.h"
@@ -147,7 +148,7 @@ struct Lane {
   explicit Lane(const char* driver) {
     auto device = std::make_shared<waterflow::CudaDevice>(waterflow::Driver::load(driver), 0);
     auto streams = std::make_shared<waterflow::LaneStreams>(device, 2);
-    arena = waterflow::Arena::cuda(streams, 64 * kBytes, waterflow::TensorKind::kCuda);
+    arena = waterflow::cuda_arena(streams, 64 * kBytes, waterflow::TensorKind::kCuda);
     arena->commit();
     waterflow::register_arena(arena);
     waterflow::bind_cuda_stream(0, reinterpret_cast<waterflow::cu::Stream>(kLane));

@@ -16,9 +16,10 @@
 
 #include "core/arena/arena.h"
 #include "core/check/checker.h"
-#include "core/check/drive.h"
+#include "core/device/arenas.h"
 #include "core/plan/gate.h"
 #include "core/plan/rehearsal.h"
+#include "drive.h"
 
 namespace {
 
@@ -62,7 +63,7 @@ std::thread spawn(Body body) {
 // Chunks travel between the lanes: allocated on one, verified and freed on any.
 class Exchange {
  public:
-  explicit Exchange(int lanes) : arena_(Arena::host(std::size_t{1} << 20, lanes)), lanes_(lanes) {}
+  explicit Exchange(int lanes) : arena_(host_arena(std::size_t{1} << 20, lanes)), lanes_(lanes) {}
 
   void run(int operations) {
     arena_->record(true);
@@ -206,7 +207,7 @@ class PlannedRun {
   }
 
   std::mt19937 random_;
-  std::shared_ptr<Arena> arena_ = Arena::host(std::size_t{8} << 20, kSteps);
+  std::shared_ptr<Arena> arena_ = host_arena(std::size_t{8} << 20, kSteps);
   std::vector<StepEvents> steps_;
   std::vector<std::vector<Slot>> pairs_;
   RehearsalResult plan_;
@@ -294,9 +295,7 @@ class GateRun {
 // On a device a group must wait for the last one of the neighbour that reached into its place, in
 // whatever step that was. The marks here are numbers only.
 void marks_of_neighbours() {
-  alignas(CudaEvent) static unsigned char never_used[sizeof(CudaEvent)];
-  const std::shared_ptr<CudaEvent> event(std::shared_ptr<CudaEvent>(),
-                                         reinterpret_cast<CudaEvent*>(never_used));
+  const auto event = std::make_shared<DeviceEvent>();
   std::mt19937 random(5);
   Gate gate(kRange, 2);
   std::vector<std::pair<std::size_t, double>> done[2];  // reach and mark of every group so far
@@ -321,15 +320,13 @@ void marks_of_neighbours() {
 
 void random_runs() {
   for (int lanes : {1, 2, 5}) {
-    const DriveReport report = drive(lanes, 20'000, lanes, Keying::kUsers, true);
+    const DriveReport report = drive(lanes, 20'000, lanes);
     expect(report.violations == 0, report.first_violation);
   }
-  expect(drive(1, 5'000, 2, Keying::kAllocatingLane, true).violations > 0,
-         "the paper's keying went unnoticed");
 }
 
 void resizing() {
-  const auto arena = Arena::host(std::size_t{1} << 20, 2);
+  const auto arena = host_arena(std::size_t{1} << 20, 2);
   filled(arena->pointer_to(0), std::size_t{1} << 20, 7);
   expect(arena->resize(std::size_t{1} << 18), "an empty arena did not shrink");
   expect(!arena->owns(arena->pointer_to(std::size_t{1} << 18)), "owns what it gave back");

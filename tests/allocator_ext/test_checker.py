@@ -1,14 +1,31 @@
 """The happens-before checker: what it accepts, what it rejects, and a million random events."""
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 
+from tests.support.programs import (
+    CORE,
+    PLAIN,
+    Done,
+    ended,
+    linked,
+    objects,
+    objects_with_the_papers_keying,
+)
+from tests.support.tasks import Task
 from waterflow.allocator_ext import _C
 
 pytestmark = pytest.mark.virtual
 
 ALLOC, USE, FREE, SYNC = (int(_C.EventKind[name]) for name in ("ALLOC", "USE", "FREE", "SYNC"))
 Entry = tuple[int, int, int, int]  # kind, lane, offset, bytes
+DRIVE = [*CORE, *(Path(__file__).with_name(name) for name in ("drive.cpp", "drive_main.cpp"))]
+OURS = linked("drive", PLAIN, objects(DRIVE, PLAIN))
+PAPER = linked("drive-paper", PLAIN, objects_with_the_papers_keying(DRIVE, PLAIN))
 
 
 def complaints(*entries: Entry, lanes: int = 2) -> list[tuple[int, str]]:
@@ -75,10 +92,8 @@ def test_a_log_with_more_lanes_than_told_is_refused() -> None:
 
 
 @pytest.mark.parametrize("touch", ["use", "free"])
-@pytest.mark.parametrize("keying", list(_C.Keying))
-def test_keying_by_the_allocating_lane_races(keying: _C.Keying, touch: str) -> None:
-    """Section 4.2 b of the paper: lane 0 gets back what lane 1 may still read."""
-    allocator = _C.Allocator(1024, keying=keying)
+def test_a_lane_does_not_get_back_what_another_may_still_read(touch: str) -> None:
+    allocator = _C.Allocator(1024)
     allocator.record(True)
     feature_map = allocator.allocate(64, 0, 0)
     allocator.synchronize()
@@ -86,24 +101,35 @@ def test_keying_by_the_allocating_lane_races(keying: _C.Keying, touch: str) -> N
         allocator.use(feature_map, 1)
     allocator.free(feature_map, 0 if touch == "use" else 1)
     again = allocator.allocate(64, 0, 0)
-    found = _C.check_happens_before(allocator.take_log(), 2)
-    if keying is _C.Keying.USERS:
-        assert again != feature_map
-        assert found == []
-    else:
-        assert again == feature_map
-        assert "lane 0 may overwrite what lane 1 still uses" in found[0].message
+    assert again != feature_map
+    assert _C.check_happens_before(allocator.take_log(), 2) == []
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3, 64])
-def test_a_million_random_operations(lanes: int) -> None:
-    report = _C.drive(seed=lanes, operations=1_000_000, lanes=lanes)
+def printed(done: Done) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("drive", [ended(PAPER, "example", t) for t in ("use", "free")], ids=str)
+def test_keying_by_the_allocating_lane_races(drive: Task[Done]) -> None:
+    """Section 4.2 b of the paper: lane 0 gets back what lane 1 may still read."""
+    found = printed(drive.result())
+    assert found["same"]
+    assert "lane 0 may overwrite what lane 1 still uses" in found["first_violation"]
+
+
+@pytest.mark.parametrize(
+    "drive", [ended(OURS, "run", lanes, 1_000_000, lanes) for lanes in (1, 2, 3, 64)], ids=str
+)
+def test_a_million_random_operations(drive: Task[Done]) -> None:
+    report = printed(drive.result())
     assert report["violations"] == 0, report["first_violation"]
     rare = ("planned", "refused", "uses", "frees", "syncs", "resizes", "consistency_checks")
     assert all(report[name] > 10 for name in rare), report
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_random_runs_with_the_papers_keying_race(seed: int) -> None:
-    report = _C.drive(seed, 20_000, lanes=2, keying=_C.Keying.ALLOCATING_LANE)
-    assert report["violations"] > 0
+@pytest.mark.parametrize(
+    "drive", [ended(PAPER, "run", seed, 20_000, 2) for seed in range(5)], ids=str
+)
+def test_random_runs_with_the_papers_keying_race(drive: Task[Done]) -> None:
+    assert printed(drive.result())["violations"] > 0

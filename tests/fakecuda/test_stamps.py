@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.fake_cuda import LIBRARY, SOURCES
-from tests.support.programs import CORE, PLAIN, THREAD, Done, ended, linked, objects
+from tests.support.programs import (
+    CORE,
+    PLAIN,
+    THREAD,
+    Done,
+    ended,
+    linked,
+    objects,
+    objects_with_the_papers_keying,
+)
 from tests.support.tasks import Task, call
 
 pytestmark = pytest.mark.fakecuda
@@ -14,6 +23,14 @@ STAMPS = [*CORE, Path(__file__).with_name("stamps.cpp")]
 PROGRAM = linked("stamps", PLAIN, objects(STAMPS, PLAIN), "-ldl")
 # The driver is part of the program under the sanitizer, which then finds it by its symbols.
 SANITIZED = linked("stamps", THREAD, objects([*STAMPS, *SOURCES], THREAD), "-rdynamic", "-ldl")
+PAPER = linked("stamps-paper", PLAIN, objects_with_the_papers_keying(STAMPS, PLAIN), "-ldl")
+SANITIZED_PAPER = linked(
+    "stamps-paper",
+    THREAD,
+    objects_with_the_papers_keying([*STAMPS, *SOURCES], THREAD),
+    "-rdynamic",
+    "-ldl",
+)
 
 
 def expect_ok(done: Done) -> None:
@@ -37,9 +54,9 @@ def test_stamps_are_lost_where_streams_do_not_wait(program: Task[Path]) -> None:
     run(program, LIBRARY.result(), "unordered", 6)
 
 
-@pytest.mark.parametrize("program", [PROGRAM], ids=str)
-def test_the_papers_keying_loses_a_stamp(program: Task[Path]) -> None:
-    run(program, LIBRARY.result(), "keying", 1)
+@pytest.mark.parametrize(("program", "mode"), [(PROGRAM, "keying"), (PAPER, "paper")], ids=str)
+def test_the_papers_keying_loses_a_stamp(program: Task[Path], mode: str) -> None:
+    run(program, LIBRARY.result(), mode, 1)
 
 
 @pytest.mark.slow
@@ -49,6 +66,8 @@ def test_stamps_under_the_thread_sanitizer(stamps: Task[Done]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [SANITIZED], ids=str)
-def test_the_papers_keying_under_the_thread_sanitizer(program: Task[Path]) -> None:
-    run(program, "", "keying", 6)
+@pytest.mark.parametrize(
+    ("program", "mode"), [(SANITIZED, "keying"), (SANITIZED_PAPER, "paper")], ids=str
+)
+def test_the_papers_keying_under_the_thread_sanitizer(program: Task[Path], mode: str) -> None:
+    run(program, "", mode, 6)

@@ -12,7 +12,10 @@ from tests.support.programs import COMPILER, EXTENSION, ROOT, WARNINGS, require_
 from tests.support.tasks import Task
 
 SOURCES = sorted((ROOT / "tests" / "fakecuda").glob("fake_*.cpp"))
-HEADERS = [*sorted((ROOT / "tests" / "fakecuda").glob("*.h")), EXTENSION / "core" / "driver.h"]
+HEADERS = [
+    *sorted((ROOT / "tests" / "fakecuda").glob("*.h")),
+    EXTENSION / "core" / "device" / "driver.h",
+]
 # Never unloaded: the threads of its streams run on after the last dlclose.
 FLAGS = ["-std=c++17", "-O1", "-g1", "-pthread", "-fPIC", "-shared", "-Wl,-z,defs,-z,nodelete"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import shlex
 import shutil
@@ -18,6 +19,11 @@ from tests.support.tasks import Task, call, folder
 ROOT = Path(__file__).parents[2]
 EXTENSION = ROOT / "allocator_ext"
 CORE = sorted((EXTENSION / "core").rglob("*.cpp"))
+_ALLOCATOR = EXTENSION / "core" / "arena" / "allocator.cpp"
+_PAPERS_KEYING = (
+    "return one_lane ? __builtin_ctzll(users) : kNoLane;",
+    "static_cast<void>(one_lane);\n  return record.lane;",
+)
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 WARNINGS = ["-Wall", "-Wextra", "-Werror"]
 
@@ -86,8 +92,32 @@ def compiled(source: Path, kind: Kind) -> Task[Path]:
     return Task(source.name, work, [_runtime(kind)])
 
 
+@functools.cache
+def changed(source: Path, kind: Kind, old: str, new: str) -> Task[Path]:
+    """The object file of a copy of the source with one place changed: to show what it is for."""
+
+    def work(_: None) -> Path:
+        text = source.read_text()
+        assert text.count(old) == 1, f"{source} has {old!r} {text.count(old)} times"
+        name = f"{source.stem}-{hashlib.sha256((old + new).encode()).hexdigest()[:8]}-{kind.name}"
+        copy, target = folder() / f"{name}.cpp", folder() / f"{name}.o"
+        copy.write_text(text.replace(old, new))
+        succeed(*kind.command, "-c", copy, "-o", target)
+        return target
+
+    return Task(f"changed {source.name}", work, [_runtime(kind)])
+
+
 def objects(sources: Sequence[Path], kind: Kind) -> list[Task[Path]]:
     return [compiled(source, kind) for source in sources]
+
+
+def objects_with_the_papers_keying(sources: Sequence[Path], kind: Kind) -> list[Task[Path]]:
+    """With the rule of the Waterwave paper (section 4.2 b) of who may take a freed chunk before a
+    sync: the lane that allocated it. It races once a job's groups move between lanes."""
+    others = [source for source in sources if source != _ALLOCATOR]
+    assert len(others) == len(sources) - 1
+    return [changed(_ALLOCATOR, kind, *_PAPERS_KEYING), *objects(others, kind)]
 
 
 def linked(name: str, kind: Kind, parts: Sequence[Task[Path]], *flags: str) -> Task[Path]:

@@ -1,4 +1,4 @@
-"""Capture: one whole training step of a job as one flat graph (design, section 5).
+"""Joins the traces of a training step into one flat graph: all that a job does per batch.
 
 The forward and backward pass and the optimizer's step are traced apart and joined here, so that an
 optimizer which cannot be captured exactly runs eagerly while the rest still flows. The first step,

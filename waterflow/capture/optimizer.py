@@ -22,13 +22,13 @@ from waterflow.capture.stride_rules import CaptureMode
 from waterflow.capture.trace_diff import Place, live_constants
 from waterflow.capture.traced_floats import (
     Expression,
+    FloatTrace,
     Guard,
-    Marks,
     TracedFloat,
     holds,
     leaves,
-    mark,
-    markable,
+    odd_value,
+    traceable,
 )
 from waterflow.capture.tracing import fake_twin, reason_of, trace
 from waterflow.job.job import Job
@@ -80,7 +80,7 @@ class OptimizerTrace:
         )
 
     def _live(self, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
-        return {key for key in values if key not in self.fixed and markable(values[key])}
+        return {key for key in values if key not in self.fixed and traceable(values[key])}
 
 
 def trace_optimizer(
@@ -89,7 +89,7 @@ def trace_optimizer(
     state: StateLayout,
     watch: TraceWatch | None = None,
 ) -> OptimizerTrace:
-    """Traces the job's optimizer step twice with different marks and compares.
+    """Traces the job's optimizer step twice with different odd values and compares.
 
     Args:
         job: whose optimizer it is.
@@ -104,7 +104,7 @@ def trace_optimizer(
         with TraceWatch(job) as watch:
             return trace_optimizer(job, gradients, state, watch)
     values = hyperparameters(job.optimizer)
-    fixed = {key for key, value in values.items() if not markable(value)}
+    fixed = {key for key, value in values.items() if not traceable(value)}
     for _ in range(len(values) + 1):
         first = _Attempt(job, gradients, state, fixed, seed=1).run(watch)
         if broken := _guards_broken(first, values):
@@ -119,7 +119,7 @@ def trace_optimizer(
 
 
 class _Attempt:
-    """One trace of the optimizer with one set of marks."""
+    """One trace of the optimizer with one set of odd values."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Attempt:
         self.state = state
         self.fixed = fixed
         self.real = trained_parameters(job.optimizer)
-        self.marks = Marks()
+        self.floats = FloatTrace()
         self.random = random.Random(seed)
         self.outputs: list[tuple[int, Any]] = []
         self.state_after: StateLayout = []
@@ -188,7 +188,7 @@ class _Attempt:
         for index, parameter in enumerate(parameters):
             parameter.grad = given.get(("gradient", index))
         state = self._state_for(parameters, given)
-        groups = self._marked_groups(parameters, given)
+        groups = self._traced_groups(parameters, given)
         shadow = shadow_optimizer(self.job.optimizer, [dict(group) for group in groups], state)
         update_parameters(shadow, self.job.clip_grad_norm)
         _check_groups(groups, shadow.param_groups)
@@ -213,33 +213,33 @@ class _Attempt:
                 }
         return state
 
-    def _marked_groups(
+    def _traced_groups(
         self, parameters: Sequence[torch.Tensor], given: Mapping[Any, torch.Tensor]
     ) -> list[dict[str, Any]]:
         groups, start = [], 0
         for number, group in enumerate(self.job.optimizer.param_groups):
             stop = start + len(group["params"])
-            marked = {
-                key: given.get(("hyper", (number, key)), self._marked(number, key, value))
+            traced = {
+                key: given.get(("hyper", (number, key)), self._traced(number, key, value))
                 for key, value in group.items()
             }
-            marked["params"] = list(parameters[start:stop])
-            groups.append(marked)
+            traced["params"] = list(parameters[start:stop])
+            groups.append(traced)
             start = stop
         return groups
 
-    def _marked(self, group: int, key: str, value: Any) -> Any:
+    def _traced(self, group: int, key: str, value: Any) -> Any:
         if numbers_of(value):
-            return type(value)(self._mark((group, key, i), v) for i, v in enumerate(value))
-        return self._mark((group, key), value)
+            return type(value)(self._traced_float((group, key, i), v) for i, v in enumerate(value))
+        return self._traced_float((group, key), value)
 
-    def _mark(self, key: HyperKey, value: Any) -> Any:
-        if key in self.fixed or not markable(value):
+    def _traced_float(self, key: HyperKey, value: Any) -> Any:
+        if key in self.fixed or not traceable(value):
             return value
-        return self.marks.number(mark(value, self.random), ("hyper", key))
+        return self.floats.number(odd_value(value, self.random), ("hyper", key))
 
     def _read(self, tensor: torch.Tensor) -> TracedFloat:
-        """A read of a traced tensor becomes a read in the graph, and a marked number here."""
+        """A read of a traced tensor becomes a read in the graph, and a traced float here."""
         mode = get_proxy_mode()
         if mode is None or not isinstance(tensor, FakeTensor):
             raise NotCapturableError("it reads a number from a tensor that is not in its state")
@@ -248,7 +248,7 @@ class _Attempt:
         slot = get_proxy_slot(tensor, mode.tracer)
         target = torch.ops.aten._local_scalar_dense.default
         proxy = mode.tracer.create_proxy("call_function", target, (slot.proxy,), {})
-        return self.marks.number(self.random.uniform(5.0, 9.0), ("item", proxy.node.name))
+        return self.floats.number(self.random.uniform(5.0, 9.0), ("item", proxy.node.name))
 
     def _new_state(
         self,
@@ -325,9 +325,9 @@ def _check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, An
 
 
 def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
-    """Hyperparameters whose marks changed a decision; they must be fixed."""
+    """Hyperparameters whose odd values changed a decision; they must be fixed."""
     broken: set[HyperKey] = set()
-    for guard in dict.fromkeys(attempt.marks.guards):
+    for guard in dict.fromkeys(attempt.floats.guards):
         found = leaves(guard.left) + leaves(guard.right)
         if any(leaf[0] == "item" for leaf in found):
             raise NotCapturableError("its control flow depends on its state, step by step")
@@ -337,7 +337,7 @@ def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[Hyp
 
 
 def _combine(first: _Attempt, second: _Attempt, fixed: dict[HyperKey, Any]) -> OptimizerTrace:
-    constants = live_constants((first.module, second.module), (first.marks, second.marks))
+    constants = live_constants((first.module, second.module), (first.floats, second.floats))
     output = next(node for node in reversed(first.module.graph.nodes) if node.op == "output")
     return OptimizerTrace(
         module=first.module,
@@ -346,5 +346,5 @@ def _combine(first: _Attempt, second: _Attempt, fixed: dict[HyperKey, Any]) -> O
         constants=constants,
         state_after=first.state_after,
         fixed=fixed,
-        guards=list(dict.fromkeys([*first.marks.guards, *second.marks.guards])),
+        guards=list(dict.fromkeys([*first.floats.guards, *second.floats.guards])),
     )

@@ -18,7 +18,7 @@ from waterflow.capture.forward import ForwardTrace
 from waterflow.capture.join import gradient_layouts, only_copied
 from waterflow.capture.optimizer import OptimizerTrace, trace_optimizer
 from waterflow.capture.side_effects import TraceWatch
-from waterflow.capture.traced_floats import markable
+from waterflow.capture.traced_floats import traceable
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import (
     Layout,
@@ -90,18 +90,18 @@ def _key(job: Job, gradients: list[Layout | None], state: StateLayout) -> str | 
     step: Any = attributes.get("step")
     if getattr(step, "_wrapped_by_lr_sched", False) and step.__wrapped__ is type(own).step:
         del attributes["step"]
-    identity = Fingerprint()
+    fingerprint = Fingerprint()
     try:
-        identity.add("optimizer", (type(own), attributes, job.clip_grad_norm, gradients))
+        fingerprint.add("optimizer", (type(own), attributes, job.clip_grad_norm, gradients))
     except Exception:  # objects may refuse to be looked at in any way
         return None
-    return None if identity.doubts else identity.digest()
+    return None if fingerprint.doubts else fingerprint.digest()
 
 
 def _without_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
     """Without the values that a trace keeps live, or checks before each step."""
     return {
-        key: "number" if markable(value) else len(value) if numbers_of(value) else value
+        key: "number" if traceable(value) else len(value) if numbers_of(value) else value
         for key, value in group.items()
     }
 

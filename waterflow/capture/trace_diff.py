@@ -1,4 +1,4 @@
-"""Compares two traces of one optimizer step, made with different marks: what differs is live."""
+"""Compares two traces of one optimizer step, made with other odd values: what differs is live."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from waterflow.capture.traced_floats import Expression, Marks, bits, common_meaning
+from waterflow.capture.traced_floats import Expression, FloatTrace, bits, common_meaning
 from waterflow.job.optimizer_state import NotCapturableError, same_value
 
 #: Where a constant stands: (node's name, path in its arguments).
@@ -18,20 +18,20 @@ _CHANGING_OPERATIONS = "its operations depend on the values of its hyperparamete
 
 
 def live_constants(
-    modules: Sequence[fx.GraphModule], marks: Sequence[Marks]
+    modules: Sequence[fx.GraphModule], floats: Sequence[FloatTrace]
 ) -> dict[Place, Expression]:
     """The constants that differ between two traces, with the expression that each stands for.
 
     Raises:
         NotCapturableError: something differs that no expression explains.
     """
-    return _Match(modules, marks).run()
+    return _Match(modules, floats).run()
 
 
 class _Match:
-    def __init__(self, modules: Sequence[fx.GraphModule], marks: Sequence[Marks]) -> None:
+    def __init__(self, modules: Sequence[fx.GraphModule], floats: Sequence[FloatTrace]) -> None:
         self.modules = modules
-        self.marks = marks
+        self.floats = floats
         self.found: dict[Place, Expression] = {}
 
     def run(self) -> dict[Place, Expression]:
@@ -73,8 +73,8 @@ class _Match:
         if bits(left) == bits(right):
             return
         one, other = (
-            marks.meanings.get(bits(value), [])
-            for marks, value in zip(self.marks, (left, right), strict=True)
+            trace.meanings.get(bits(value), [])
+            for trace, value in zip(self.floats, (left, right), strict=True)
         )
         meaning = common_meaning(one, other)
         if meaning is None:

@@ -2,9 +2,9 @@
 
 An optimizer computes with Python numbers (``alpha=-lr``, ``1 - beta1 ** step``) and hands the
 results to operators, where a trace sees only their values. To keep such a constant up to date, the
-optimizer is traced with *marked* numbers: floats of an odd, random value that remember how they
+optimizer is traced with *traced floats*: numbers of an odd, random value that remember how they
 were computed. A constant in the trace whose value is that of a remembered expression in two traces
-with different marks is that expression; everything else must be equal in both. Comparisons are
+with different odd values is that expression; everything else must be equal in both. Comparisons are
 remembered as guards: the trace holds while they come out the same.
 """
 
@@ -41,7 +41,10 @@ COMPARISON: Mapping[str, Callable[[float, float], bool]] = {
 
 
 class UnfollowableError(TypeError):
-    """A computation with a marked number that no expression describes."""
+    """A computation with a traced float that no expression describes.
+
+    Never a user's: it ends a trace, and the optimizer runs eagerly.
+    """
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Guard:
 
 
 @dataclass
-class Marks:
-    """All marked numbers of one trace: what each value means, and the comparisons made."""
+class FloatTrace:
+    """The traced floats of one trace: what each value means, and the comparisons made."""
 
     meanings: dict[bytes, list[Expression]] = field(default_factory=dict)
     guards: list[Guard] = field(default_factory=list)
@@ -68,16 +71,16 @@ class Marks:
 
 
 class TracedFloat(float):
-    """A float that remembers how it was computed."""
+    """A float that remembers how it was computed, and in which trace."""
 
     expression: Expression
-    marks: Marks
+    trace: FloatTrace
 
-    def __new__(cls, value: float, expression: Expression, marks: Marks) -> TracedFloat:
-        """A number of `value`; see `Marks.number`."""
+    def __new__(cls, value: float, expression: Expression, trace: FloatTrace) -> TracedFloat:
+        """A number of `value`; see `FloatTrace.number`."""
         self = super().__new__(cls, value)
         self.expression = expression
-        self.marks = marks
+        self.trace = trace
         return self
 
     def __bool__(self) -> bool:
@@ -86,7 +89,7 @@ class TracedFloat(float):
     __hash__ = float.__hash__
 
     def _lost(self, *_: Any) -> Any:
-        """Rounding gives equal numbers for different marks: nobody would see that it is live."""
+        """Rounding gives equal numbers for different values: nobody would see that it is live."""
         raise UnfollowableError("it rounds a number that changes from step to step")
 
     __int__ = __trunc__ = __floor__ = __ceil__ = __round__ = _lost
@@ -99,7 +102,7 @@ def bits(value: float) -> bytes:
 
 
 def expression_of(value: float) -> Expression:
-    """The expression of a marked number; a plain one stands for itself."""
+    """The expression of a traced float; a plain number stands for itself."""
     if isinstance(value, TracedFloat):
         return value.expression
     return ("number", float(value))
@@ -130,13 +133,13 @@ def holds(guard: Guard, values: Mapping[Any, float]) -> bool:
     return COMPARISON[guard.comparison](left, right) == guard.outcome
 
 
-def mark(value: float, rng: random.Random) -> float:
+def odd_value(value: float, rng: random.Random) -> float:
     """A value near `value`, on the same side of 0 and 1, whose bits nobody else has."""
     return value * (1.0 - rng.uniform(0.004, 0.015))
 
 
-def markable(value: Any) -> bool:
-    """Whether a hyperparameter's value can be marked: a finite, non-zero float."""
+def traceable(value: Any) -> bool:
+    """Whether a hyperparameter's value can be a traced float: a finite, non-zero float."""
     return type(value) is float and math.isfinite(value) and value != 0.0
 
 
@@ -146,15 +149,15 @@ def _compute(symbol: str, *operands: float) -> Any:
     value = ARITHMETIC[symbol](*(float(operand) for operand in operands))
     if isinstance(value, complex):
         return value
-    marks = next(operand.marks for operand in operands if isinstance(operand, TracedFloat))
-    return marks.number(value, (symbol, *map(expression_of, operands)))
+    trace = next(operand.trace for operand in operands if isinstance(operand, TracedFloat))
+    return trace.number(value, (symbol, *map(expression_of, operands)))
 
 
 def _compare(symbol: str, left: TracedFloat, right: Any) -> Any:
     if not isinstance(right, (int, float)):
         return NotImplemented
     outcome = COMPARISON[symbol](float(left), float(right))
-    left.marks.guards.append(Guard(symbol, left.expression, expression_of(right), outcome))
+    left.trace.guards.append(Guard(symbol, left.expression, expression_of(right), outcome))
     return outcome
 
 

@@ -33,7 +33,7 @@ WAYS_OUT = (
     "the job capture=False (its steps run as eager Python: same numbers, no memory flow)."
 )
 
-_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
@@ -76,7 +76,10 @@ def reason_of(error: Exception) -> str:
 
 
 class StateMovedError(CaptureError):
-    """The step changes state that later steps read; perhaps only once, as a cache does."""
+    """The step changes state that later steps read; perhaps only once, as a cache does.
+
+    Users see a `CaptureError`; this one tells who prepares batches that a trial may help.
+    """
 
 
 def capture_error(

@@ -1,4 +1,8 @@
-"""Who may enter the arena: what fits alone, beside others, and shares nothing that is trained."""
+"""Who may enter the arena: what fits alone, beside others, and shares nothing that is trained.
+
+Jobs wait in the order of their submission; one that does not fit is asked again when somebody has
+left.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Sequence
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
 from waterflow.engine.job_run import JobRun
+from waterflow.executor.plan.need import fit_in_turn
 from waterflow.executor.run.residency import Residency, storage_key
 
 
@@ -18,58 +23,69 @@ class Admission:
         self._budget = budget
         self._capacity = capacity
         self._residency = residency
+        self._waiting: set[JobRun] = set()  # have been asked since somebody left
 
-    def check(self, member: JobRun, admitted: Sequence[JobRun]) -> None:
+    def is_waiting(self, job: JobRun) -> bool:
+        """Whether it is known that the job has no room for now."""
+        return job in self._waiting
+
+    def wait(self, job: JobRun) -> None:
+        """The job has no room until somebody leaves."""
+        self._waiting.add(job)
+
+    def somebody_left(self) -> None:
+        """There is room again, perhaps."""
+        self._waiting.clear()
+
+    def check(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Whether the job may ever enter.
 
         Raises:
             BudgetError: it does not fit even alone.
             JobError: it shares a tensor with an admitted job and one of them trains it.
         """
-        if not self.fits_alone(member):
-            raise BudgetError(self._does_not_fit(member))
-        self._check_sharing(member, admitted)
+        if not self.fits_alone(job):
+            raise BudgetError(self._does_not_fit(job))
+        self._check_sharing(job, admitted)
 
-    def fits_alone(self, member: JobRun) -> bool:
+    def fits_alone(self, job: JobRun) -> bool:
         """Whether the job can run by itself."""
-        return member.needed_bytes <= self._capacity
+        return fit_in_turn([job.needs.memory], self._capacity)
 
-    def fits_beside(self, member: JobRun, admitted: Sequence[JobRun]) -> bool:
+    def fits_beside(self, job: JobRun, admitted: Sequence[JobRun]) -> bool:
         """Whether all fit at least one step after another, everybody's persistent tensors held."""
-        together = [*admitted, member]
-        persistent = sum(m.preparer.final_persistent_bytes for m in together)
-        return persistent + max(m.solo_extent for m in together) <= self._capacity
+        return fit_in_turn([m.needs.memory for m in (*admitted, job)], self._capacity)
 
-    def _does_not_fit(self, member: JobRun) -> str:
-        need = member.needed_bytes
+    def _does_not_fit(self, job: JobRun) -> str:
+        need = job.needs.memory.alone_bytes
         return (
-            f"job {member.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
+            f"job {job.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
             f"budget is {self._budget} bytes ({format_bytes(self._budget)}). Raise the budget or "
             "use a smaller batch."
         )
 
-    def _check_sharing(self, member: JobRun, admitted: Sequence[JobRun]) -> None:
+    def _check_sharing(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
         numbers = {m.number: m for m in admitted}
-        trained = {storage_key(t) for m in admitted for t in m.preparer.mutated()}
-        own = {storage_key(t) for t in member.preparer.mutated()}
-        for tensor in member.preparer.all_persistent():
-            others = self._residency.users(tensor) - {member.number}
+        trained = {storage_key(t) for m in admitted for t in m.steps.cache.written()}
+        own = {storage_key(t) for t in job.steps.cache.written()}
+        for tensor in job.steps.persistent.all():
+            others = self._residency.users(tensor) - {job.number}
             if others and storage_key(tensor) in trained | own:
                 raise JobError(
-                    f"jobs {numbers[min(others)].name!r} and {member.name!r} share a tensor of "
+                    f"jobs {numbers[min(others)].name!r} and {job.name!r} share a tensor of "
                     f"shape {tuple(tensor.shape)} that one of them changes: give each its own copy "
                     "of the model (copy.deepcopy) and an optimizer of that copy's parameters"
                 )
 
-    def too_small(self, members: Sequence[JobRun]) -> str:
+    def too_small(self, jobs: Sequence[JobRun]) -> str:
         """What to say where some of these jobs do not fit even one after another."""
+        alone = {m.name: m.needs.memory.alone_bytes for m in jobs}
         needs = "; ".join(
-            f"{m.name!r} needs {m.needed_bytes} bytes ({format_bytes(m.needed_bytes)})"
-            for m in members
+            f"{name!r} needs {need} bytes ({format_bytes(need)})" for name, need in alone.items()
         )
-        fitting = [repr(m.name) for m in members if self.fits_alone(m)]
-        largest = max(m.needed_bytes for m in members)
+        fitting = [repr(m.name) for m in jobs if self.fits_alone(m)]
+        largest = max(alone.values())
         return (
             f"the budget of {self._budget} bytes ({format_bytes(self._budget)}) is too small even "
             f"for one job after another: {needs}. What would fit: jobs "

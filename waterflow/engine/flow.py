@@ -1,418 +1,263 @@
 """Lets jobs flow: every lane takes one step after another, beside the other lanes and their steps.
 
-Rounds and flowing take turns. While jobs flow, no persistent tensor comes, goes or moves:
-whatever needs that (a job that joins or ends, a step that is new) ends the stretch, and the engine
-sees to it while no step is under way.
+Rounds and flowing take turns. While jobs flow, no persistent tensor comes, goes or moves: whatever
+needs that (a job that joins or ends, a step that is new) ends the stretch, and the engine sees to
+it while no step is under way.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from waterflow.capture.side_effects import PYTHON_TURNS
+from waterflow.capture.python_turns import PYTHON_TURNS
+from waterflow.engine.context import RunContext
+from waterflow.engine.events import Event, GroupsRan
+from waterflow.engine.flow_planner import FlowPlanner
+from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
-from waterflow.engine.recorder import Recorder
-from waterflow.engine.rounds import Guard
 from waterflow.executor.data.feeder import FeedItem
-from waterflow.executor.plan.piled_step import HEADROOMS, FlowPlan, PiledStep, pile_step
-from waterflow.executor.plan.round_plan import layout_key
-from waterflow.executor.plan.simulate import simulate_flow
-from waterflow.executor.run.eager_room import EagerRoom
-from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import Residency, live_end
-from waterflow.partitioner.profile import node_times
-from waterflow.steps.step_cache import PreparedBatch, PreparedStep
+from waterflow.executor.plan.piled_step import FlowPlan
+from waterflow.partitioner.policies.fair_share import NextJob, Share, newcomer
+from waterflow.steps.prepared import PreparedBatch
 
-#: So many jobs are simulated to choose how steep their piles are; more would say little new.
-_MOST_SIMULATED = 6
-#: Piles kept of a step: another room is another pile, and rooms change with every job that comes.
-_MOST_PILES = 16
-
-
-@dataclass
-class _Queued:
-    """A step whose loss has not been read yet."""
-
-    result: Any
-    rates: tuple[float, ...]
-    batch: PreparedBatch  # kept, as the device may still read it
-
-
-_Begun = tuple[PreparedStep, Any, tuple[float, ...]]
-"""A step, its form for its lane, and the learning rates that it runs with."""
+Batches = list[tuple[JobRun, PreparedBatch]]
 
 
 class FlowExecutor:
-    """Runs stretches of flowing steps for one engine."""
+    """Runs the stretches of one engine in which jobs flow."""
 
     def __init__(
         self,
-        lanes: Lanes,
-        residency: Residency,
-        recorder: Recorder,
-        state: threading.Condition,
-        *,
-        check: bool,
-        guard: Guard,
-        show: Callable[[JobRun], None],
-        check_device: Callable[[], None],
+        context: RunContext,
+        planner: FlowPlanner,
+        in_flight: StepsInFlight,
+        next_job: NextJob,
     ) -> None:
-        """Args beyond the obvious.
+        self._context = context
+        self._planner = planner
+        self._in_flight = in_flight
+        self._next_job = next_job
+        self._shares: dict[str, Share] = {}
+        self._flowing = False
+        context.events.subscribe(self._count)
 
-        state: the engine's; notified when a feeder has a batch and when somebody wants something.
-        check: every block goes through the arena, whose log is judged later.
-        guard: runs something of a user's; an error ends that job alone, and False is returned.
-        show: tells the user of a job's progress.
-        check_device: raises DeviceLostError where the device is lost.
-        """
-        self._lanes = lanes
-        self._residency = residency
-        self._recorder = recorder
-        self._state = state
-        self._check = check
-        self._guard = guard
-        self._show = show
-        self._check_device = check_device
-        # What users wrote, and all that is done for a job in Python, runs one at a time.
-        self._python = threading.RLock()
-        self._plan: FlowPlan | None = None
-        self._plan_key: Hashable = None
-        self._past = (0, 0)  # waits and deviations of former plans
-        self._members: Sequence[JobRun] = ()
-        self._interrupted: Callable[[], bool] = lambda: False
-        self._over = False  # something else is to be done
-        self._ending = False
-        self._busy: set[JobRun] = set()
-        self._captured = 0  # captured steps under way
-        self._stepped: set[JobRun] = set()  # in this stretch
-        self._left: list[tuple[JobRun, PreparedBatch]] = []
-        self._used: dict[JobRun, float] = {}  # seconds of lanes, by the job's weight
-        self._queued: dict[JobRun, _Queued] = {}
+    def _count(self, event: Event) -> None:
+        """What jobs have of the lanes while they flow."""
+        if self._flowing and isinstance(event, GroupsRan):
+            for _, place, _, start, stop in event.spans:
+                name = event.jobs[place]
+                self._shares[name] = self._shares[name].after(stop - start)
 
-    @property
-    def waits(self) -> int:
-        """How often a node group has waited for memory that the other lane held."""
-        return self._past[0] + (int(self._plan.gate.waits) if self._plan else 0)
-
-    @property
-    def deviations(self) -> int:
-        """Requests for memory that were not as profiled."""
-        return self._past[1] + (self._plan.deviations if self._plan else 0)
-
-    def can_flow(self, member: JobRun) -> bool:
-        """Whether the job's next turn needs nothing but its lane, as far as is known by now."""
-        if not member.admitted or member.ended:
-            return False
-        fed = member.next_turn()
-        if fed is None:  # one that waits for its data flows with the others when it comes
-            captured = not member.exclusive and any(not s.creates_state for s in member.bound)
-            return captured or (member.room is not None and member.room.is_open)
-        if fed.item is None:
-            return False
-        return member.ready_step(fed.item) is not None or member.runs_on_its_lane(fed.item)
-
-    def open_rooms(self, members: Sequence[JobRun]) -> None:
+    def open_rooms(self, jobs: Sequence[JobRun]) -> None:
         """Sets memory aside for the eager steps of jobs, as far as it leaves enough for the others,
         so that they can flow. Between stretches only."""
-        steps = [step for member in members for step in member.bound]
+        steps = [step for job in jobs for step in job.captured.bound]
         left = max((step.memory.extent for step in steps), default=0)
-        for member in members:
-            need = member.eager_bytes
-            if need is None or member.ended:
-                continue
-            if member.room is None:
-                member.room = EagerRoom(self._lanes, member.number, member.name)
-            if not member.room.is_open:
-                member.room.open(need, left)
+        for job in jobs:
+            if not job.ended:
+                job.eager.open_room(self._context.lanes, left)
 
-    def close_rooms(self, members: Sequence[JobRun]) -> bool:
-        """Gives that memory back; returns whether there was any. Between stretches only."""
-        rooms = [m.room for m in members if m.room is not None and m.room.is_open]
-        for room in rooms:
-            room.close()
-        return bool(rooms)
+    def close_rooms(self, jobs: Sequence[JobRun]) -> None:
+        """Gives that memory back. Between stretches only."""
+        for job in jobs:
+            job.eager.close_room()
 
-    def run(self, members: Sequence[JobRun], interrupted: Callable[[], bool]) -> bool:
+    def run(self, jobs: Sequence[JobRun], interrupted: Callable[[], bool]) -> Batches | None:
         """Lets these jobs flow until something else has to be done; then whoever can and has not
         had a step yet gets one.
 
         Args:
-            members: jobs that can flow, one of them at least ready for it.
+            jobs: that can flow, one of them at least ready for it.
             interrupted: whether the engine has something to do; asked with the engine's lock.
 
         Returns:
-            False where they find no room for their piles; then nothing has run.
+            Batches that were taken, but could not flow after all; None where the jobs find no room
+            for their piles, and nothing has run.
 
         Raises:
             DeviceLostError: the device fails every call from now on.
         """
-        plan = self._plan_for(members)
-        if plan is None and any(not member.exclusive for member in members):
-            return False
+        plan = self._planner.plan(jobs)
+        if plan is None and any(not job.captured.exclusive for job in jobs):
+            return None
         if plan is not None:
             plan.open()
-        self._members, self._interrupted = members, interrupted
-        self._over = self._ending = False
-        self._captured = 0
-        self._stepped.clear()
-        newest = min((self._used[m] for m in members if m in self._used), default=0.0)
-        self._used = {member: self._used.get(member, newest) for member in members}
-        self._lanes.arena.synchronize()  # what was done on lane 0 comes first
+        known = {job.name: self._shares[job.name] for job in jobs if job.name in self._shares}
+        self._shares = {
+            job.name: known.get(job.name) or newcomer(job.job.weight, known.values())
+            for job in jobs
+        }
+        stretch = _Stretch(self._context, plan, self._in_flight, jobs, interrupted, self._choose)
+        self._context.arena.synchronize()  # what was done on lane 0 comes first
+        self._flowing = True
         try:
-            self._lanes.run_on_all(lambda lane: self._serve(lane, plan))
+            self._context.lanes.run_on_all(stretch.serve)
+            self._in_flight.complete_all()
         finally:
-            self._busy.clear()
-        for member in list(self._queued):
-            self._conclude(member)
-        self._lanes.arena.synchronize()
-        return True
+            self._flowing = False
+        self._context.arena.synchronize()
+        return stretch.left
 
-    def take_left(self) -> list[tuple[JobRun, PreparedBatch]]:
-        """Turns that were taken, but could not flow after all."""
-        left, self._left = self._left, []
-        return left
+    def _choose(self, waiting: Sequence[JobRun]) -> JobRun:
+        return waiting[self._next_job([self._shares[job.name] for job in waiting])]
 
-    # The plan
 
-    def _plan_for(self, members: Sequence[JobRun]) -> FlowPlan | None:
-        steps = [(m, step) for m in members for step in m.bound if not step.creates_state]
-        key = (layout_key(self._lanes.arena), tuple(step for _, step in steps))
-        if key != self._plan_key:
-            if self._plan is not None:
-                self._past = (self.waits, self.deviations)
-            self._plan = self._make_plan(steps) if steps else None
-            self._plan_key = layout_key(self._lanes.arena), key[1]
-        return self._plan
+class _Stretch:
+    """One stretch of flowing steps. `RunContext.state` guards what its lanes share."""
 
-    def _make_plan(self, steps: Sequence[tuple[JobRun, PreparedStep]]) -> FlowPlan | None:
-        arena = self._lanes.arena
-        lowest = max(step.memory.extent for _, step in steps)
-        if lowest > self._room():
-            self._residency.repack()  # gaps between persistent tensors may be what is in the way
-        room = self._room()
-        if lowest > room:
-            return None
-        headroom = self._choose_headroom(steps, room)
-        flowing = [
-            ((member.number, step.compiled, step.memory), pile_of(step, headroom, room))
-            for member, step in steps
-        ]
-        return FlowPlan(arena, self._lanes.lanes, flowing)
+    def __init__(
+        self,
+        context: RunContext,
+        plan: FlowPlan | None,
+        in_flight: StepsInFlight,
+        jobs: Sequence[JobRun],
+        interrupted: Callable[[], bool],
+        choose: Callable[[Sequence[JobRun]], JobRun],
+    ) -> None:
+        self._context = context
+        self._plan = plan
+        self._in_flight = in_flight
+        self._jobs = jobs
+        self._interrupted = interrupted
+        self._choose = choose
+        self._over = False  # something else is to be done
+        self._ending = False  # no step begins any more
+        self._busy: set[JobRun] = set()
+        self._captured = 0  # captured steps under way
+        self._stepped: set[JobRun] = set()
+        self.left: Batches = []
 
-    def _room(self) -> int:
-        arena = self._lanes.arena
-        return int(arena.statistics().capacity) - live_end(arena)
-
-    def _choose_headroom(self, steps: Sequence[tuple[JobRun, PreparedStep]], room: int) -> float:
-        """How steep the piles are to be: by simulation, where memory does not suffice for all."""
-        last = dict(steps)
-        simulated = sorted(last.items(), key=lambda item: -item[1].memory.extent)[:_MOST_SIMULATED]
-        fitting = [
-            headroom
-            for headroom in HEADROOMS
-            if all(pile_of(step, headroom, room).extent <= room for _, step in steps)
-        ]
-        tallest = max(pile_of(step, fitting[0], room).extent for _, step in steps)
-        if len(simulated) == 1 or tallest * 2 <= room:
-            return fitting[0]
-        times = node_times([step.memory.profile for _, step in simulated])
-        weights = [member.job.weight for member, _ in simulated]
-
-        def seconds(headroom: float) -> float:
-            piles = [pile_of(step, headroom, room) for _, step in simulated]
-            return simulate_flow(piles, times, room, self._lanes.lanes, weights).seconds
-
-        return min(fitting, key=seconds)
-
-    # A lane, while jobs flow
-
-    def _serve(self, lane: int, plan: FlowPlan | None) -> None:
-        served = plan is None or lane < plan.lanes
+    def serve(self, lane: int) -> None:
+        """Runs steps on this lane until the stretch is over."""
         try:
-            while (turn := self._next(lane, plan, served)) is not None:
-                member, fed = turn
-                if self._is_captured(member, fed):
-                    assert plan is not None
-                    self._run_step(lane, plan, member, fed)
+            while (taken := self._next(lane)) is not None:
+                job, fed = taken
+                if self._is_captured(job, fed):
+                    self._run_step(lane, job, fed)
                 else:
-                    self._run_eager_step(lane, member, fed)
+                    self._run_eager_step(lane, job, fed)
         except BaseException:
-            self._end_stretch()
+            self._end()
             raise
 
-    def _is_captured(self, member: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
-        return fed.item is not None and not member.runs_on_its_lane(fed.item)
+    # Who runs next
 
-    def _next(
-        self, lane: int, plan: FlowPlan | None, captured: bool
-    ) -> tuple[JobRun, FeedItem[PreparedBatch]] | None:
-        """Waits for a job's turn and takes it; None when the stretch is over.
-
-        Args:
-            lane: whose turn.
-            plan: of the captured steps.
-            captured: whether the lane has room for them.
-        """
-        with self._state:
+    def _next(self, lane: int) -> tuple[JobRun, FeedItem[PreparedBatch]] | None:
+        """Waits for a job that may run on this lane and takes its batch; None when all is over."""
+        with self._context.state:
             while not self._ending:
-                waiting = [
-                    m
-                    for m in self._members
-                    if m not in self._busy
-                    and (fed := m.next_turn())
-                    and (captured if self._is_captured(m, fed) else m.may_run_on(lane))
-                ]
-                if self._is_over(plan):
-                    waiting = [m for m in waiting if self._may_have_last_step(m)]
+                waiting = [job for job in self._jobs if self._may_run(job, lane)]
+                if self._is_over():
+                    waiting = [job for job in waiting if self._may_have_last_step(job)]
                 if not waiting and self._over:
-                    self._end_stretch()
+                    self._end()
                 elif not waiting:
-                    self._state.wait()
+                    self._context.state.wait()
                 else:
-                    member = min(waiting, key=lambda member: self._used[member])
-                    if self.can_flow(member):
-                        self._busy.add(member)
-                        self._stepped.add(member)
-                        fed = member.feeder.take()
-                        self._captured += self._is_captured(member, fed)
-                        return member, fed
+                    job = self._choose(waiting)
+                    if job.can_flow:
+                        return job, self._take(job)
                     self._over = True
         return None
 
-    def _is_over(self, plan: FlowPlan | None) -> bool:
-        ended = any(member.ended for member in self._members)
-        deviated = plan is not None and plan.deviated
+    def _may_run(self, job: JobRun, lane: int) -> bool:
+        fed = job.next_batch()
+        if fed is None or job in self._busy:
+            return False
+        if self._is_captured(job, fed):
+            return self._plan is None or lane < self._plan.lanes
+        return job.eager.may_run_on(lane)
+
+    def _is_captured(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
+        return fed.item is not None and not job.eager.needs_lane_only(fed.item)
+
+    def _is_over(self) -> bool:
+        ended = any(job.ended for job in self._jobs)
+        deviated = self._plan is not None and self._plan.deviated
         self._over = self._over or deviated or ended or self._interrupted()
         return self._over
 
-    def _may_have_last_step(self, member: JobRun) -> bool:
-        """Whoever has not had a turn yet gets one: else others could starve him."""
-        return member not in self._stepped and not member.stop_requested and self.can_flow(member)
+    def _may_have_last_step(self, job: JobRun) -> bool:
+        """Whoever has not had a step yet gets one: else others could starve him."""
+        return job not in self._stepped and not job.stop_requested and job.can_flow
 
-    def _end_stretch(self) -> None:
-        with self._state:
+    def _take(self, job: JobRun) -> FeedItem[PreparedBatch]:
+        self._busy.add(job)
+        self._stepped.add(job)
+        fed = job.feeder.take()
+        self._captured += self._is_captured(job, fed)
+        return fed
+
+    def _give_back(self, job: JobRun, captured: bool) -> None:
+        with self._context.state:
+            self._busy.discard(job)
+            self._captured -= captured
+            self._context.state.notify_all()
+
+    def _end(self) -> None:
+        with self._context.state:
             self._ending = True
-            self._state.notify_all()
+            self._context.state.notify_all()
 
-    def _run_step(
-        self, lane: int, plan: FlowPlan, member: JobRun, fed: FeedItem[PreparedBatch]
-    ) -> None:
+    # How a step runs
+
+    def _run_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert fed.item is not None
-        begun: list[_Begun | None] = []
-        with self._python:
-            self._guard(member, lambda: begun.append(self._begin(lane, plan, member, fed)))
-        if begun and begun[0] is None:
-            self._left.append((member, fed.item))
-            self._end_stretch()
-        elif begun and begun[0] is not None:
-            step, flow_step, rates = begun[0]
-            former = self._queued.get(member)
-            result = self._lanes.run_step(lane, flow_step, plan.gate, former and former.result)
-            self._settle(member, step, _Queued(result, rates, fed.item))
-        with self._state:
-            self._busy.discard(member)
-            self._captured -= 1
-            self._state.notify_all()
+        assert self._plan is not None
+        with self._context.python:
+            begun = self._context.run_isolated(job, lambda: self._begin(lane, job, fed))
+        if begun is not None and begun.value is None:
+            self.left.append((job, fed.item))
+            self._end()
+        elif begun is not None and begun.value is not None:
+            scheduled, flow_step = begun.value
+            former = self._in_flight.result_of(job)
+            result = self._context.lanes.run_step(lane, flow_step, self._plan.gate, former)
+            launch = Launch(result, [scheduled])
+            if not launch.has_failed:
+                job.captured.send_ahead(job.next_batch())
+            self._in_flight.settle(launch)
+        self._give_back(job, captured=True)
 
-    def _run_eager_step(self, lane: int, member: JobRun, fed: FeedItem[PreparedBatch]) -> None:
+    def _begin(
+        self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]
+    ) -> tuple[ScheduledStep, Any] | None:
+        """The step and its form for the lane; None where it needs more than a lane after all."""
+        assert fed.item is not None
+        assert self._plan is not None
+        job.loop.enter_epoch(fed.epoch)
+        step = job.captured.ready_step(fed.item)
+        if step is None or not self._plan.has(step.compiled):
+            return None
+        job.captured.load(step, fed.item)
+        flow_step = self._plan.begin(step.compiled, lane, own_blocks=not self._context.check)
+        return ScheduledStep(job, step, fed.item, job.loop.rates()), flow_step
+
+    def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """A step in the user's Python, which no other lane waits for."""
-        ready = fed.item
-        assert ready is not None
-        done: list[tuple[float, tuple[float, ...]]] = []
-        started = time.perf_counter()
+        batch = fed.item
+        assert batch is not None
 
-        def step() -> None:
-            member.enter_epoch(fed.epoch)
-            rates = member.rates()
-            loss = member.run_on_lane(ready, lambda size: self._make_room(member, size))
-            done.append((loss, rates))
+        def step() -> tuple[float, tuple[float, ...]]:
+            job.loop.enter_epoch(fed.epoch)
+            rates = job.loop.rates()
+            return job.eager.run_on_lane(batch, lambda size: self._make_room(job, size)), rates
 
-        def finish() -> None:
-            member.step_queued()
-            member.finish_step(*done[0])
+        run_eager_step(self._context, job, lane, step)
+        job.feeder.step_done()  # callbacks come before the next batch is fetched
+        with self._context.state:
+            self._over = self._over or not job.steps.persistent.state_holds()
+        self._give_back(job, captured=False)
 
-        self._guard(member, step)
-        span = (lane, 0, 0, started, time.perf_counter())
-        with self._python:
-            self._recorder.keep([span], [member])
-            self._used[member] += (span[4] - span[3]) / member.job.weight
-            if done:
-                self._guard(member, finish)
-            member.drop_gradients(self._residency)
-            self._show(member)
-        member.feeder.step_done()  # callbacks come before the next batch is fetched
-        with self._state:
-            self._over = self._over or not member.preparer.state_holds()
-            self._busy.discard(member)
-            self._state.notify_all()
-
-    def _make_room(self, member: JobRun, size: int) -> bool:
+    def _make_room(self, job: JobRun, size: int) -> bool:
         """Enlarges the room of an eager step that needs more than any before it.
 
         Captured steps keep their places by plan, so the memory between them is nobody's to take
         while one is under way: this ends the stretch and waits for those that are.
         """
-        assert member.room is not None
-        with PYTHON_TURNS.paused(), self._state:
-            self._ending = True
-            self._state.notify_all()
-            self._state.wait_for(lambda: self._captured == 0)
-            return member.room.grow(size)
-
-    def _begin(
-        self, lane: int, plan: FlowPlan, member: JobRun, fed: FeedItem[PreparedBatch]
-    ) -> _Begun | None:
-        assert fed.item is not None
-        member.enter_epoch(fed.epoch)
-        step = member.ready_step(fed.item)
-        if step is None or not plan.has(step.compiled):
-            return None
-        member.load(step, fed.item)
-        return step, plan.begin(step.compiled, lane, own_blocks=not self._check), member.rates()
-
-    def _settle(self, member: JobRun, step: PreparedStep, queued: _Queued) -> None:
-        (error,) = queued.result.errors
-        self._conclude(member)
-        with self._python:
-            if error is not None:
-                self._check_device()
-                step.compiled.tape.clear(step.compiled.transient)
-                member.fail(error)
-                self._show(member)
-            if error is not None:
-                member.feeder.step_done()
-                return
-            member.send_ahead()
-            self._guard(member, member.step_queued)
-            self._queued[member] = queued
-        if not self._lanes.device.queues or member.waits_for_loss:
-            self._conclude(member)
-        member.feeder.step_done()  # callbacks come before the next batch is fetched
-
-    def _conclude(self, member: JobRun) -> None:
-        """Waits for the job's step that is still under way, if there is one, and finishes it."""
-        queued = self._queued.pop(member, None)
-        if queued is None:
-            return
-        queued.result.wait()
-        spans = queued.result.spans()
-        with self._python:
-            self._used[member] += sum(stop - start for *_, start, stop in spans) / member.job.weight
-            self._recorder.keep(spans, [member])
-            loss = queued.result.losses()[0]
-            self._guard(member, lambda: member.finish_step(loss, queued.rates))
-            self._show(member)
-
-
-def pile_of(step: PreparedStep, headroom: float, room: int) -> PiledStep:
-    """The step piled up, remembered: most rooms are ample and change nothing."""
-    room = min(room, int(step.memory.profile.transient_peak_bytes * (1 + headroom)))
-    if (headroom, room) not in step.piles:
-        if len(step.piles) >= _MOST_PILES:
-            step.piles.clear()
-        step.piles[headroom, room] = pile_step(step.memory, headroom, room)
-    return step.piles[headroom, room]
+        assert job.eager.room is not None
+        with PYTHON_TURNS.paused(), self._context.state:
+            self._end()
+            self._context.state.wait_for(lambda: self._captured == 0)
+            return job.eager.room.grow(size)

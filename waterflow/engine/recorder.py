@@ -5,14 +5,26 @@ from __future__ import annotations
 import collections
 import platform
 import time
-from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
 import numpy as np
 import torch
 
-from waterflow.engine.job_run import JobRun
+from waterflow.engine.events import (
+    CaptureKnown,
+    EagerStepBegun,
+    EngineEnded,
+    EpochEntered,
+    Event,
+    GroupsRan,
+    JobJoined,
+    NeedsKnown,
+    StateChanged,
+    StepChecked,
+    StepDone,
+)
+from waterflow.engine.states import JobState
 from waterflow.report.report import Spans, Timeline
 
 #: Spans of the first and the last groups are kept, this many of each.
@@ -20,22 +32,62 @@ _KEPT_SPANS = 10_000
 
 
 class Recorder:
-    """Records one engine's run in constant memory."""
+    """Records one engine's run in constant memory, but for a loss per step; subscribes to events.
+
+    The jobs' reports say of their lives what the events say, and nothing else does.
+    """
 
     def __init__(self) -> None:
         self._origin = time.perf_counter()
         self._started: float | None = None
         self._stopped: float | None = None
+        self._jobs: dict[str, JobJoined] = {}
+        self._since: dict[str, float] = {}  # when each has begun to run
         self._first: list[tuple[Any, ...]] = []
         self._last: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=_KEPT_SPANS)
 
-    def start(self) -> None:
-        """Training begins (the first call counts)."""
-        self._started = self._started or time.perf_counter()
+    def __call__(self, event: Event) -> None:
+        """Takes down what has happened."""
+        match event:
+            case JobJoined():
+                self._jobs[event.job] = event
+            case GroupsRan():
+                self._keep(event)
+            case StepDone():
+                report = self._jobs[event.job].report
+                report.losses.append(event.loss)
+                report.steps = event.step
+            case EagerStepBegun():
+                self._jobs[event.job].report.eager_steps += 1
+            case StepChecked():
+                self._jobs[event.job].report.checks += 1
+            case NeedsKnown():
+                report = self._jobs[event.job].report
+                report.persistent_bytes = event.persistent_bytes
+                report.solo_peak_bytes = max(report.solo_peak_bytes or 0, event.solo_peak_bytes)
+            case CaptureKnown():
+                report = self._jobs[event.job].report
+                report.captured, report.recaptures = event.captured, event.recaptures
+                report.notes = list(event.notes)
+            case EpochEntered():
+                self._jobs[event.job].report.epochs = event.epoch
+            case StateChanged():
+                self._change_state(event)
+            case EngineEnded():
+                self._stopped = time.perf_counter()
 
-    def stop(self) -> None:
-        """Training has ended."""
-        self._stopped = time.perf_counter()
+    def _change_state(self, event: StateChanged) -> None:
+        report = self._jobs[event.job].report
+        if event.after is JobState.RUNNING:
+            self._since.setdefault(event.job, time.perf_counter())
+            self._started = self._started or time.perf_counter()
+        if event.after.ended and event.job in self._since:
+            report.wall_seconds = time.perf_counter() - self._since[event.job]
+        if event.error is not None:
+            report.exception = event.error
+            report.error_type = type(event.error).__name__
+            report.error = str(event.error) or type(event.error).__name__
+        report.state = event.after.status
 
     @property
     def seconds(self) -> float:
@@ -43,11 +95,11 @@ class Recorder:
         end = self._stopped or time.perf_counter()
         return end - (self._started or end)
 
-    def keep(self, spans: Iterable[tuple[Any, ...]], members: Sequence[JobRun]) -> None:
-        """Keeps spans (lane, place in `members`, group, start, stop) of the present steps."""
-        for lane, place, group, start, stop in spans:
-            member = members[place]
-            span = (lane, member.number, member.report.steps + 1, group, start, stop)
+    def _keep(self, event: GroupsRan) -> None:
+        jobs = [self._jobs[name] for name in event.jobs]
+        for lane, place, group, start, stop in event.spans:
+            job = jobs[place]
+            span = (lane, job.number, job.report.steps + 1, group, start, stop)
             (self._first if len(self._first) < _KEPT_SPANS else self._last).append(span)
 
     def spans(self, names: list[str]) -> Spans:

@@ -6,30 +6,27 @@ import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 
 from waterflow.common.errors import BudgetError
+from waterflow.engine.in_flight import ScheduledStep
 from waterflow.engine.job_run import JobRun
-from waterflow.executor.plan.round_plan import RoundPlan, layout_key, plan_round
+from waterflow.executor.plan.round_plan import RoundPlan, plan_round
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner import PlanJob, Policy
 from waterflow.partitioner.policies.fallback import schedules_to_try
 from waterflow.partitioner.schedule import Schedule
-from waterflow.steps.step_cache import PreparedStep
 
 #: Plans kept; more layouts than this mean that something moves in every round.
 _KEPT_PLANS = 64
 
-Turn = tuple[JobRun, PreparedStep]
-
 
 class RoundPlanner:
-    """Makes the plan of a round, and keeps it while the arena's persistent part stays as it is."""
+    """Makes the plan of a round, and keeps it for as long as the arena is as the plan found it."""
 
     def __init__(self, policy: Policy, lanes: Lanes, residency: Residency) -> None:
         self._policy = policy
         self._lanes = lanes
         self._arena = lanes.arena
         self._residency = residency
-        self._layout: int | None = None
         self._plans: dict[Hashable, RoundPlan] = {}
         self._schedules: dict[Hashable, Schedule] = {}
         self._past_deviations = 0
@@ -40,59 +37,57 @@ class RoundPlanner:
         """Requests for memory so far that were not as planned."""
         return self._past_deviations + sum(plan.deviations for plan in self._plans.values())
 
-    def moved(self) -> None:
-        """Something persistent has come, gone or moved."""
-        self._layout = None
-
-    def plan(self, turns: Sequence[Turn]) -> RoundPlan:
+    def plan(self, steps: Sequence[ScheduledStep]) -> RoundPlan:
         """The plan for one step of each job.
 
         Raises:
             BudgetError: not even one after another fits; what user code keeps is in the way.
         """
-        if self._layout is None:
-            self._layout = layout_key(self._arena)
-        steps = tuple((member.number, id(step)) for member, step in turns)
-        if (self._layout, steps) not in self._plans:
-            plan = self._make(steps, turns)  # it may move things, and so change the layout
-            if len(self._plans) >= _KEPT_PLANS:
-                self._past_deviations += self._plans.pop(next(iter(self._plans))).deviations
-            self._plans[self._layout, steps] = plan
-        return self._plans[self._layout, steps]
+        key = tuple((scheduled.job.number, scheduled.step) for scheduled in steps)
+        known = self._plans.get((int(self._arena.version), key))
+        if known is not None:
+            return known
+        plan = self._make(key, steps)  # it may move things, and so change the version
+        if len(self._plans) >= _KEPT_PLANS:
+            self._past_deviations += self._plans.pop(next(iter(self._plans))).deviations
+        self._plans[plan.version, key] = plan
+        return plan
 
-    def _make(self, steps: Hashable, turns: Sequence[Turn]) -> RoundPlan:
-        executed = [(m.number, step.compiled, step.memory) for m, step in turns]
+    def _make(self, key: Hashable, steps: Sequence[ScheduledStep]) -> RoundPlan:
+        executed = [(s.job.number, s.step.compiled, s.step.memory) for s in steps]
+        names = [scheduled.job.name for scheduled in steps]
         for may_repack in (True, False):
-            budget = self._budget_for([member for member, _ in turns])
-            for schedule in self._candidates((steps, budget), turns, budget):
+            budget = self._budget_for([scheduled.job for scheduled in steps])
+            for schedule in self._candidates((key, budget), steps, budget):
                 plan = plan_round(self._arena, schedule, executed)
                 if plan is not None:
-                    self._schedules[steps, budget] = schedule
-                    self.texts.setdefault(schedule.describe([m.name for m, _ in turns]))
+                    self._schedules[key, budget] = schedule
+                    self.texts.setdefault(schedule.describe(names))
                     return plan
             if may_repack:  # gaps between persistent tensors may be what is in the way
                 self._residency.repack()
-                self._layout = layout_key(self._arena)
-        names = ", ".join(repr(m.name) for m, _ in turns)
         raise BudgetError(
-            f"jobs {names} were admitted but find no place; tensors that user code keeps in the "
-            "arena may be in the way"
+            f"jobs {', '.join(map(repr, names))} were admitted but find no place; tensors that "
+            "user code keeps in the arena may be in the way"
         )
 
-    def _budget_for(self, members: Sequence[JobRun]) -> int:
+    def _budget_for(self, jobs: Sequence[JobRun]) -> int:
         """The arena's bytes less what others than these jobs hold."""
         statistics = self._arena.statistics()
-        held = sum(int(self._arena.held(member.number)) for member in members)
+        held = sum(int(self._arena.held(job.number)) for job in jobs)
         return int(statistics.capacity) - (int(statistics.live) - held)
 
-    def _candidates(self, key: Hashable, turns: Sequence[Turn], budget: int) -> Iterator[Schedule]:
+    def _candidates(
+        self, key: Hashable, steps: Sequence[ScheduledStep], budget: int
+    ) -> Iterator[Schedule]:
         """The schedule that worked last, then new ones from the boldest to one after another."""
         if key in self._schedules:
             yield self._schedules[key]
-        jobs = [self._plan_job(member, step) for member, step in turns]
+        jobs = [self._plan_job(scheduled) for scheduled in steps]
         yield from schedules_to_try(self._policy, jobs, budget, self._lanes.lanes)
 
-    def _plan_job(self, member: JobRun, step: PreparedStep) -> PlanJob:
-        held = int(self._arena.held(member.number))
+    def _plan_job(self, scheduled: ScheduledStep) -> PlanJob:
+        held = int(self._arena.held(scheduled.job.number))
+        step = scheduled.step
         profile = dataclasses.replace(step.memory.profile, persistent_bytes=held)
-        return PlanJob(member.name, profile, step.compiled.boundary or None)
+        return PlanJob(scheduled.job.name, profile, step.compiled.boundary or None)

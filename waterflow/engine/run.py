@@ -60,16 +60,15 @@ def run(
         progress=progress,
         audit=audit,
     )
-    engine._hold_admission = True
+    engine.hold()
     try:
         with _stopped_by_interrupt(engine), engine:
             for job in jobs:
-                if not engine._interrupted:
+                if not engine.interrupted:
                     engine.submit(job)
-            engine._release_when_prepared()
+            engine.release()
     except KeyboardInterrupt:  # of a handler of the user's own, or the second one
-        engine._interrupted = True
-        engine.stop_all()
+        engine.interrupt()
         engine.close()
     return engine.report()
 
@@ -87,10 +86,9 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if engine._interrupted:
+        if engine.interrupted:
             signal.default_int_handler(signum, frame)
-        engine._interrupted = True
-        engine.stop_all()
+        engine.interrupt()
 
     signal.signal(signal.SIGINT, stop)
     try:

@@ -20,7 +20,10 @@ StateLayout = list[dict[Any, Any]]
 
 
 class NotCapturableError(Exception):
-    """The optimizer's step cannot be captured exactly; it will run eagerly. Says why."""
+    """The optimizer's step cannot be captured exactly. Says why.
+
+    Never a user's: whoever captures a step leaves the optimizer out, to run eagerly.
+    """
 
 
 @dataclass(frozen=True)

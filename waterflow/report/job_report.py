@@ -8,7 +8,7 @@ from typing import Any, Literal, cast, get_args
 from waterflow.common.errors import ReportError
 from waterflow.report.json_fields import Fields, encode_float
 
-State = Literal["queued", "running", "finished", "stopped", "failed", "out_of_memory"]
+State = Literal["queued", "running", "suspended", "finished", "stopped", "failed", "out_of_memory"]
 
 
 @dataclass(kw_only=True)

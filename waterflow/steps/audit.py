@@ -9,8 +9,7 @@ as in the loop.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +18,13 @@ import torch
 from waterflow.account.purity import observer, undisturbed
 from waterflow.executor.profile.measured import Scratch
 from waterflow.job.batch import FlatBatch, moved
+from waterflow.job.job import Job
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.partitioner.graph.step_graph import Input
-from waterflow.partitioner.profile import Profile
-from waterflow.steps.step_cache import PreparedStep, Preparer, Specialization
-
-#: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
-_CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
-
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import CheckedStep, PreparedStep, Specialization
+from waterflow.steps.same_bits import same_bits, same_number
 
 
 @dataclass
@@ -48,26 +44,9 @@ class Prediction:
     stream: torch.Tensor
 
 
-@dataclass
-class CheckedStep:
-    """A step that was made eagerly, and what was learnt of its graph.
-
-    Attributes:
-        loss: the eager step's loss.
-        difference: where the graph's numbers are not the eager ones; None if they are equal.
-        seen: the Python code and the C functions that the eager step has called.
-        adopted: whether there was no memory for the eager step, so that the graph's numbers count.
-    """
-
-    loss: float
-    difference: str | None
-    seen: Any
-    adopted: bool = False
-
-
 def check_step(
-    preparer: Preparer,
-    shape: Specialization,
+    steps: JobSteps,
+    specialization: Specialization,
     step: PreparedStep,
     flat: FlatBatch,
     batch: Any,
@@ -80,8 +59,8 @@ def check_step(
     The eager step and the copies take ordinary memory, beside the budget.
 
     Args:
-        preparer: the job's.
-        shape: what is prepared for the batch.
+        steps: the job's.
+        specialization: what is prepared for the batch.
         step: its captured form. It is left without tensors.
         flat: the batch, taken apart.
         batch: the batch as the data made it.
@@ -91,45 +70,62 @@ def check_step(
     Raises:
         Whatever the eager step raises.
     """
-    job = preparer.job
+    job = steps.job
     predicted: Prediction | None = None
     if compare:
-        predicted = preparer.device.profile(lambda: _predict(preparer, step, flat))
-    gradients: list[str | None] = []  # looked at as soon as they are all there
-
-    observed = contextlib.ExitStack()
-
-    def after_backward() -> None:
-        if step.optimizer is not None:
-            return
-        observed.close()  # what the optimizer's own Python does, it does in every step
-        if predicted is not None:
-            gradients.append(_gradient_difference(job.optimizer, predicted))
-
-    def eagerly() -> float:
-        with torch.autograd.set_multithreading_enabled(False), observed:
-            observed.enter_context(undisturbed(seen))
-            return eager_step(job, given, after_backward)
-
-    seen = observer()
+        predicted = steps.device.profile(lambda: _predict(steps, step, flat))
     groups = [dict(group) for group in job.optimizer.param_groups]
-    given = moved(batch, preparer.device.tensors)
+    eager = _EagerStep(job, moved(batch, steps.device.tensors), step, predicted)
     try:
-        loss = python(eagerly)
+        loss = python(eager.make)
     except torch.OutOfMemoryError:
-        if predicted is None or (step.optimizer is None and gradients):
+        if predicted is None or eager.has_compared:
             raise  # a step of the optimizer that was begun cannot be taken back
-        _adopt(preparer, step, predicted, python)
-        return CheckedStep(predicted.loss, None, seen, adopted=True)
-    preparer.put_back_buffers(shape)
+        _adopt(steps, step, predicted, python)
+        return CheckedStep(predicted.loss, None, eager.seen, adopted=True)
+    steps.persistent.put_back_buffers(specialization)
     difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
-    if predicted is None or difference is not None:
-        return CheckedStep(loss, difference, seen)
-    difference = gradients[0] if gradients else None
-    if not same_number(loss, predicted.loss):
-        difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
-    difference = difference or _state_difference(preparer, step, predicted)
-    return CheckedStep(loss, difference, seen)
+    if predicted is not None and difference is None:
+        difference = eager.gradient_difference
+        if not same_number(loss, predicted.loss):
+            difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
+        difference = difference or _state_difference(steps, step, predicted)
+    return CheckedStep(loss, difference, eager.seen)
+
+
+class _EagerStep:
+    """The user's own step, observed as far as its graph goes.
+
+    Attributes:
+        seen: what has observed it.
+        has_compared: whether gradients were compared, after which the optimizer's own step begins.
+        gradient_difference: where they are not the graph's; None if they are, or were not compared.
+    """
+
+    def __init__(
+        self, job: Job, batch: Any, step: PreparedStep, predicted: Prediction | None
+    ) -> None:
+        self._job = job
+        self._batch = batch
+        self._step = step
+        self._predicted = predicted
+        self._observed = contextlib.ExitStack()
+        self.seen = observer()
+        self.has_compared = False
+        self.gradient_difference: str | None = None
+
+    def make(self) -> float:
+        with torch.autograd.set_multithreading_enabled(False), self._observed:
+            self._observed.enter_context(undisturbed(self.seen))
+            return eager_step(self._job, self._batch, self._after_backward)
+
+    def _after_backward(self) -> None:
+        if self._step.optimizer is not None:
+            return
+        self._observed.close()  # what the optimizer's own Python does, it does in every step
+        if self._predicted is not None:  # compared as soon as they are all there
+            self.gradient_difference = _gradient_difference(self._job.optimizer, self._predicted)
+            self.has_compared = True
 
 
 def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]) -> str | None:
@@ -141,13 +137,13 @@ def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]
     return None
 
 
-def _predict(preparer: Preparer, step: PreparedStep, flat: FlatBatch) -> Prediction:
-    scratch = Scratch(preparer.device)
-    generators = preparer.rng.copy().generators
+def _predict(steps: JobSteps, step: PreparedStep, flat: FlatBatch) -> Prediction:
+    scratch = Scratch(steps.device)
+    generators = steps.rng.copy().generators
     try:
-        (twins,) = preparer.twins(scratch, [step])
+        (twins,) = steps.binder.twins(scratch, [step])
         batch = scratch.batch(flat.tensors)
-        scratch.bind(step.compiled, twins, batch, generators, preparer.registers(step))
+        scratch.bind(step.compiled, twins, batch, generators, steps.binder.registers(step))
         loss = scratch.run(step.compiled)
         tape = step.compiled.tape
         made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
@@ -167,26 +163,24 @@ def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction
     return None
 
 
-def _state_difference(preparer: Preparer, step: PreparedStep, predicted: Prediction) -> str | None:
+def _state_difference(steps: JobSteps, step: PreparedStep, predicted: Prediction) -> str | None:
     """Where tensors or random streams differ after the step; whoever writes, both must agree."""
     opaque_optimizer = step.optimizer is None
-    trained = {id(parameter) for parameter in trained_parameters(preparer.job.optimizer)}
-    for meaning, tensor in preparer.inputs_of(step).items():
+    trained = {id(parameter) for parameter in trained_parameters(steps.job.optimizer)}
+    for meaning, tensor in steps.persistent.inputs_of(step).items():
         updated = opaque_optimizer and (meaning.kind == "state" or id(tensor) in trained)
         if not updated and not same_bits(tensor, predicted.tensors[meaning]):
             return f"{meaning.kind} {meaning.key!r}"
     if opaque_optimizer:
         return None
-    if not torch.equal(predicted.stream, preparer.rng.host.get_state()):
+    if not torch.equal(predicted.stream, steps.rng.host.get_state()):
         return "the random stream"
-    return _new_state_difference(preparer, step, predicted)
+    return _new_state_difference(steps, step, predicted)
 
 
-def _new_state_difference(
-    preparer: Preparer, step: PreparedStep, predicted: Prediction
-) -> str | None:
-    state = preparer.job.optimizer.state
-    parameters = trained_parameters(preparer.job.optimizer)
+def _new_state_difference(steps: JobSteps, step: PreparedStep, predicted: Prediction) -> str | None:
+    state = steps.job.optimizer.state
+    parameters = trained_parameters(steps.job.optimizer)
     for (index, key), made in predicted.made.items():
         entry = state.get(parameters[index], {}).get(key)
         if not isinstance(entry, torch.Tensor) or not same_bits(entry, made):
@@ -198,20 +192,20 @@ def _new_state_difference(
 
 
 def _adopt(
-    preparer: Preparer,
+    steps: JobSteps,
     step: PreparedStep,
     predicted: Prediction,
     python: Callable[[Callable[[], float]], float],
 ) -> None:
     """Makes the graph's numbers the job's: the eager step ended where memory did."""
-    job = preparer.job
+    job = steps.job
     with torch.no_grad():
-        for meaning, tensor in preparer.inputs_of(step).items():
+        for meaning, tensor in steps.persistent.inputs_of(step).items():
             tensor.detach().copy_(predicted.tensors[meaning])
-    preparer.rng.host.set_state(predicted.stream)
+    steps.rng.host.set_state(predicted.stream)
     made = {key: tensor.detach().clone() for key, tensor in predicted.made.items()}
     if step.creates_state:
-        preparer.put_state(step, made)
+        steps.persistent.put_state(step, made)
     if step.optimizer is not None:
         return
 
@@ -222,74 +216,3 @@ def _adopt(
         return predicted.loss
 
     python(update)
-
-
-def same_number(left: float, right: float) -> bool:
-    """Whether two losses are the same number; NaN is NaN."""
-    return left == right or (left != left and right != right)
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors hold the same values, bit for bit; one NaN counts as another."""
-    if left.dtype != right.dtype or left.shape != right.shape or left.layout != right.layout:
-        return False
-    if left.layout != torch.strided:
-        return torch.equal(left.detach().to_dense(), right.detach().to_dense())
-    one, other = _plain(left), _plain(right)
-    whole = _WHOLE[one.element_size()]
-    if torch.equal(one.view(whole), other.view(whole)):
-        return True
-    if not one.is_floating_point():
-        return False
-    differ = one.view(whole) != other.view(whole)
-    return not bool((differ & ~(one.isnan() & other.isnan())).any())
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-class CheckSchedule:
-    """When a job's captured steps are checked, beside the first use of each graph.
-
-    "log" means steps 1, 2, 4, 8, ...; where a check costs many steps, as it does where steps are
-    hardly more than Python, a due one waits until all of them cost less than their share.
-    """
-
-    def __init__(self, audit: str) -> None:
-        self._audit = audit
-        self._due = 1  # from this step on
-        self._seconds = 0.0  # that checks have taken beyond the steps in whose place they were
-        self._last = 0.0
-        self._step_seconds = 0.0  # what a captured step takes
-
-    @property
-    def compares(self) -> bool:
-        """Whether checks compare numbers; with "off" a first use only looks at what is called."""
-        return self._audit != "off"
-
-    def is_due(self, step: int, profile: Profile) -> bool:
-        """Whether the job's step of this number (1, 2, ...) is to be checked.
-
-        Args:
-            step: its number.
-            profile: of its captured form.
-        """
-        if self._audit != "log" or step < self._due:
-            return self._audit == "all"
-        self._step_seconds = profile.seconds
-        share = _CHECK_SHARE * max(step, _CHECK_STEPS) * self._step_seconds
-        return self._seconds + self._last <= share
-
-    @contextlib.contextmanager
-    def timed(self, step: int) -> Iterator[None]:
-        """Around the check of the step of this number."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            taken = time.perf_counter() - started
-            self._last = max(0.0, taken - self._step_seconds)
-            self._seconds += self._last
-            self._due = 1 << step.bit_length()

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.piled_step import HEADROOMS, PiledStep, most_together, pile_step
+from waterflow.executor.plan.headroom import FlowJob, choose_headroom, forecast
+from waterflow.executor.plan.need import MemoryNeed, fit_in_turn
+from waterflow.executor.plan.piled_step import Piles, most_together
 from waterflow.executor.plan.round_plan import StepMemory, rehearse_round
 from waterflow.executor.plan.simulate import (
     SimulatedSpan,
     serial_seconds,
-    simulate_flow,
     simulate_round,
 )
 from waterflow.partitioner import PlanJob, Policy, get_policy
@@ -76,11 +77,12 @@ class PolicyEstimate:
 class SizedJob:
     """A job's footprint, with what is worked out from it and used again."""
 
-    def __init__(self, footprint: Footprint, alignment: int) -> None:
+    def __init__(self, footprint: Footprint, alignment: int, weight: float = 1.0) -> None:
+        """Takes the footprint, the arena's alignment, and the job's weight beside others."""
         self.footprint = footprint
         self.steady = StepMemory(footprint.steady, alignment)
         self._first = None if footprint.first is None else StepMemory(footprint.first, alignment)
-        self._piles: dict[tuple[float, int], PiledStep] = {}
+        self.flow_job = FlowJob([Piles(self.steady)], weight)
 
     @property
     def persistent_bytes(self) -> int:
@@ -88,17 +90,17 @@ class SizedJob:
         return self.footprint.persistent_bytes
 
     @property
-    def extent(self) -> int:
-        """Bytes of arena that any of its steps needs above the final persistent ones."""
-        first = 0
+    def need(self) -> MemoryNeed:
+        """What it needs to take any of its steps."""
+        steps = [(self.steady, 0)]
         if self._first is not None:
-            first = self._first.extent - self._first.profile.surviving_bytes
-        return max(self.steady.extent, first)
+            steps.append((self._first, self._first.profile.surviving_bytes))
+        return MemoryNeed.of(self.persistent_bytes, steps)
 
     @property
     def solo_bytes(self) -> int:
         """The smallest budget under which it can run alone."""
-        return self.persistent_bytes + self.extent
+        return self.need.alone_bytes
 
     @property
     def profile(self) -> Profile:
@@ -110,24 +112,17 @@ class SizedJob:
         profile = dataclasses.replace(self.profile, persistent_bytes=self.persistent_bytes)
         return PlanJob(self.footprint.name, profile, self.footprint.boundary)
 
-    def pile(self, headroom: float, room: int) -> PiledStep:
-        """Its steady step piled up."""
-        if (headroom, room) not in self._piles:
-            self._piles[headroom, room] = pile_step(self.steady, headroom, room)
-        return self._piles[headroom, room]
-
 
 def fits_in_turn(sized: Sequence[SizedJob], memory: int) -> bool:
     """Whether the jobs fit one after another: what every job needs before it may enter."""
-    persistent = sum(sized_job.persistent_bytes for sized_job in sized)
-    return persistent + max(sized_job.extent for sized_job in sized) <= memory
+    return fit_in_turn([sized_job.need for sized_job in sized], memory)
 
 
 def fits(
     sized: Sequence[SizedJob], memory: int, policy: str, alignment: int, lanes: int = 2
 ) -> bool:
     """Whether `estimate` would find something; for searches, it simulates no more than need be."""
-    if policy == "flow":  # what fits in turn flows
+    if STUDIED[policy]().flows:  # what fits in turn flows
         return fits_in_turn(sized, memory - memory % alignment)
     return estimate(sized, memory, policy, alignment, lanes) is not None
 
@@ -147,9 +142,10 @@ def estimate(
     memory -= memory % alignment
     if not fits_in_turn(sized, memory):
         return None
-    if policy == "flow":
-        return _flow(sized, memory, lanes)
-    return _in_rounds(sized, memory, STUDIED[policy](), alignment, lanes)
+    studied = STUDIED[policy]()
+    if studied.flows:
+        return _flow(sized, memory, studied, lanes)
+    return _in_rounds(sized, memory, studied, alignment, lanes)
 
 
 def _in_rounds(
@@ -189,36 +185,28 @@ def _of_round(
     )
 
 
-def _flow(sized: Sequence[SizedJob], memory: int, lanes: int) -> PolicyEstimate:
+def _flow(sized: Sequence[SizedJob], memory: int, policy: Policy, lanes: int) -> PolicyEstimate:
     persistent = sum(sized_job.persistent_bytes for sized_job in sized)
     room = memory - persistent
-    times = node_times([sized_job.profile for sized_job in sized])
-    fitting = [
-        s for s in HEADROOMS if all(sized_job.pile(s, room).extent <= room for sized_job in sized)
-    ]
-    forecasts = {
-        headroom: simulate_flow(
-            [sized_job.pile(headroom, room) for sized_job in sized], times, room, lanes
-        )
-        for headroom in fitting
-    }
-    headroom = min(fitting, key=lambda headroom: forecasts[headroom].seconds)
-    best = forecasts[headroom]
+    jobs = [sized_job.flow_job for sized_job in sized]
+    choice = choose_headroom(jobs, room, lanes, policy.next_job)
+    assert choice is not None, "what fits in turn flows"
+    best = forecast(jobs, choice.headroom, room, lanes, policy.next_job)
     # A run measures its times, and may find another headroom the best.
     reached = max(
-        most_together([sized_job.pile(headroom, room) for sized_job in sized], room, lanes)
-        for headroom in fitting
+        most_together([job.largest.at(headroom, room) for job in jobs], room, lanes)
+        for headroom in choice.fitting
     )
     return PolicyEstimate(
-        policy="flow",
+        policy=policy.name,
         peak_bytes=persistent + reached,
         extent_bytes=memory,
         seconds=best.seconds,
-        serial_seconds=serial_seconds(times),
+        serial_seconds=serial_seconds(node_times([sized_job.profile for sized_job in sized])),
         overlap=best.overlap,
         syncs_per_step=best.waits,
         spans=best.spans,
-        groups=tuple(sized_job.pile(headroom, room).groups for sized_job in sized),
+        groups=tuple(job.largest.at(choice.headroom, room).groups for job in jobs),
     )
 
 

@@ -17,7 +17,7 @@ from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function
 from waterflow.models.zoo import TASKS
-from waterflow.steps.step_cache import Preparer
+from waterflow.steps.job_steps import JobSteps
 from waterflow.study.batch_scaling import FootprintModel, footprint_model
 from waterflow.study.estimate import SizedJob
 from waterflow.study.footprint import Footprint, footprint_of, job_of
@@ -38,16 +38,19 @@ class StudyJob:
         source: FootprintModel | Footprint,
         hardware: Hardware,
         batch: int | None = None,
+        weight: float = 1.0,
     ) -> None:
         """Args beyond the obvious.
 
         source: footprints by batch size, or the one of a job as it is.
         batch: the batch size asked for, None if it is open.
+        weight: that of the job, beside others.
         """
         self.name = name
         self.batch = batch
         self._source = source
         self._hardware = hardware
+        self._weight = weight
         self._subjects: dict[int | None, SizedJob] = {}
 
     @property
@@ -60,7 +63,9 @@ class StudyJob:
         if batch not in self._subjects:
             source = self._source
             footprint = source if isinstance(source, Footprint) else source.at(batch or 1)
-            self._subjects[batch] = SizedJob(self._timed(footprint), self._hardware.alignment)
+            self._subjects[batch] = SizedJob(
+                self._timed(footprint), self._hardware.alignment, self._weight
+            )
         return self._subjects[batch]
 
     def _timed(self, footprint: Footprint) -> Footprint:
@@ -153,27 +158,28 @@ def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces)
     footprint = footprint_of(job, alignment=hardware.alignment, traces=traces)
     if measure:
         footprint = _measured(job, footprint, traces)
-    return StudyJob(job.name, footprint, hardware)
+    return StudyJob(job.name, footprint, hardware, weight=job.weight)
 
 
 def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footprint:
     """The footprint with profiles taken on the host, of steps on copies; the job stays as it is."""
     rng = JobRng(torch.initial_seed())
     threads = torch.get_num_threads()
-    preparer = Preparer(job, HostDevice(), rng, threads, traces=traces, may_try=False)
-    shape = preparer(next(iter(job.data))).shape
-    if shape is None or shape.steady is None:
-        reason = preparer.opaque_step or "; ".join(preparer.notes) or "at first, to be observed"
+    steps = JobSteps(job, HostDevice(), rng, threads, traces=traces, may_try=False)
+    found = steps.preparer.prepare(next(iter(job.data))).specialization
+    if found is None or found.steady is None:
+        notes = "; ".join(steps.opacity.notes)
+        reason = steps.opacity.step or notes or "at first, to be observed"
         raise JobError(
             f"job {job.name!r}: its steps run as eager Python ({reason}), so its memory is known "
             "only by a run"
         )
-    first = None if shape.first is None else shape.first.memory.profile
+    first = None if found.first is None else found.first.memory.profile
     return dataclasses.replace(
         footprint,
         first=first,
-        steady=shape.steady.memory.profile,
-        persistent_bytes=preparer.final_persistent_bytes,
+        steady=found.steady.memory.profile,
+        persistent_bytes=steps.persistent.final_bytes,
     )
 
 

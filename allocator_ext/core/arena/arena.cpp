@@ -4,8 +4,6 @@
 #include <string>
 #include <utility>
 
-#include "core/device/cuda_backend.h"
-
 namespace waterflow {
 namespace {
 
@@ -14,9 +12,6 @@ using Lock = std::lock_guard<PatientMutex>;
 // Virtual addresses start where no mapping can be, so that one used by mistake faults at once, and
 // offset 0 differs from nullptr.
 constexpr std::uintptr_t kVirtualBase = std::uintptr_t{1} << 60;
-
-// What PyTorch's own CUDA allocator guarantees: kernels and libraries choose by it.
-constexpr std::size_t kCudaAlignment = 512;
 
 std::size_t whole_units(std::size_t capacity, std::size_t alignment) {
   return capacity - capacity % alignment;
@@ -29,36 +24,13 @@ Options with_capacity(Options options, std::size_t capacity) {
 
 }  // namespace
 
-Arena::Arena(std::unique_ptr<Backend> backend, Options options)
+Arena::Arena(std::unique_ptr<Backend> backend, Options options, TensorKind tensors)
     : backend_(std::move(backend)),
       base_(backend_->base() ? reinterpret_cast<std::uintptr_t>(backend_->base()) : kVirtualBase),
       allocator_(with_capacity(options, backend_->capacity())),
+      tensors_(tensors),
       capacity_(allocator_.capacity()) {
   allocator_.set_sync_hook([this] { backend_->synchronize(); });
-}
-
-std::shared_ptr<Arena> Arena::host(std::size_t capacity, int lanes) {
-  Options options;
-  options.lanes = lanes;
-  capacity = whole_units(capacity, options.alignment);
-  return std::make_shared<Arena>(std::make_unique<HostBackend>(capacity), options);
-}
-
-std::shared_ptr<Arena> Arena::virtual_only(std::size_t capacity, int lanes) {
-  Options options;
-  options.lanes = lanes;
-  return std::make_shared<Arena>(std::make_unique<VirtualBackend>(capacity), options);
-}
-
-std::shared_ptr<Arena> Arena::cuda(const std::shared_ptr<LaneStreams>& streams,
-                                   std::size_t capacity, TensorKind tensors) {
-  Options options;
-  options.lanes = streams->lanes();
-  options.alignment = kCudaAlignment;
-  capacity = whole_units(capacity, options.alignment);
-  auto arena = std::make_shared<Arena>(std::make_unique<CudaBackend>(streams, capacity), options);
-  arena->tensors_ = tensors;
-  return arena;
 }
 
 void* Arena::granted(std::size_t offset, JobId job) {
@@ -139,11 +111,7 @@ void Arena::commit() {
 
 void Arena::give_back() {
   Lock lock(mutex_);
-  std::size_t end = 0;
-  for (const Chunk& chunk : allocator_.chunks()) {
-    if (chunk.state == ChunkState::kLive) end = chunk.offset + chunk.bytes;
-  }
-  backend_->give_back(end);
+  backend_->give_back(allocator_.live_end());
 }
 
 void Arena::set_growth(std::size_t step) {
@@ -229,6 +197,16 @@ void Arena::reset_peaks() {
   planned_peak_.store(0);
   planned_extent_ = 0;
   planned_job_peaks_.clear();
+}
+
+std::size_t Arena::live_end() const {
+  Lock lock(mutex_);
+  return allocator_.live_end();
+}
+
+std::uint64_t Arena::version() const {
+  Lock lock(mutex_);
+  return allocator_.version();
 }
 
 Allocator Arena::snapshot() const {

@@ -12,14 +12,12 @@
 #include <vector>
 
 #include "core/arena/allocator.h"
+#include "core/arena/backend.h"
 #include "core/arena/patient_mutex.h"
 #include "core/arena/timeline.h"
 #include "core/arena/types.h"
-#include "core/device/backend.h"
 
 namespace waterflow {
-
-class LaneStreams;
 
 // Which tensors that a lane makes come from the arena. All others are PyTorch's own business, such
 // as the host tensors of a job on a GPU.
@@ -40,13 +38,8 @@ struct Statistics {
 
 class Arena {
  public:
-  // `options.capacity` is ignored: the backend has it.
-  Arena(std::unique_ptr<Backend> backend, Options options);
-  static std::shared_ptr<Arena> host(std::size_t capacity, int lanes);
-  static std::shared_ptr<Arena> virtual_only(std::size_t capacity, int lanes);
-  // Device memory for the lanes of `streams`: addresses now, memory at commit().
-  static std::shared_ptr<Arena> cuda(const std::shared_ptr<LaneStreams>& streams,
-                                     std::size_t capacity, TensorKind tensors);
+  // `options.capacity` is ignored: the backend has it. See core/device/arenas.h.
+  Arena(std::unique_ptr<Backend> backend, Options options, TensorKind tensors = TensorKind::kHost);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
@@ -94,6 +87,9 @@ class Arena {
   std::size_t peak(JobId job) const;
   Statistics statistics() const;
   void reset_peaks();
+  std::size_t live_end() const;
+  std::uint64_t version()
+      const;  // as the allocator's; blocks that steps keep themselves do not count
 
   Allocator snapshot() const;  // to rehearse on
   void record(bool on);
@@ -111,7 +107,7 @@ class Arena {
   std::unique_ptr<Backend> backend_;
   std::uintptr_t base_;
   Allocator allocator_;
-  TensorKind tensors_ = TensorKind::kHost;
+  const TensorKind tensors_;
   std::size_t growth_ = 0;
   std::atomic<std::size_t> capacity_;
   std::size_t planned_extent_ = 0;

@@ -23,11 +23,6 @@ inline constexpr LaneMask mask_of(Lane lane) {
   return lane == kNoLane ? kEveryLane : LaneMask{1} << lane;
 }
 
-// Whose set does a freed chunk join? kUsers: that of the only lane which used it since the last
-// sync, else nobody's. kAllocatingLane is the rule of the Waterwave paper (section 4.2 b); it races
-// once a job's groups move between lanes and is kept so that tests can show the race.
-enum class Keying { kUsers, kAllocatingLane };
-
 enum class ChunkState : std::uint8_t { kLive, kUnsynced, kSynced };
 
 // A snapshot of one chunk. `lane` is the allocating lane of a live chunk, and the only lane that

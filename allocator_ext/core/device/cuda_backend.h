@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/device/backend.h"
+#include "core/arena/backend.h"
 #include "core/device/cuda_device.h"
 
 namespace waterflow {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/arena/mark.h"
 #include "core/arena/types.h"
 #include "core/device/driver.h"
 
@@ -75,10 +76,10 @@ void in_context(const CudaDevice& device, Function function) {
 }
 
 // An event of a device; destroyed with its owner.
-class CudaEvent {
+class CudaEvent final : public DeviceEvent {
  public:
   CudaEvent(std::shared_ptr<const CudaDevice> device, bool timed);
-  ~CudaEvent();
+  ~CudaEvent() override;
   CudaEvent(const CudaEvent&) = delete;
   CudaEvent& operator=(const CudaEvent&) = delete;
 

@@ -1,3 +1,5 @@
+#include "core/device/host_backend.h"
+
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -6,7 +8,6 @@
 #include <string>
 
 #include "core/arena/types.h"
-#include "core/device/backend.h"
 
 namespace waterflow {
 namespace {

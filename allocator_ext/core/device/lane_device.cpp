@@ -1,14 +1,14 @@
 #include "core/device/lane_device.h"
 
-#include <chrono>
 #include <utility>
 
 namespace waterflow {
+namespace {
 
-double steady_seconds() {
-  using namespace std::chrono;
-  return duration<double>(steady_clock::now().time_since_epoch()).count();
-}
+// Its marks and waits know no other kind.
+const CudaEvent& cuda(const DeviceEvent& event) { return static_cast<const CudaEvent&>(event); }
+
+}  // namespace
 
 CudaLaneDevice::CudaLaneDevice(std::shared_ptr<LaneStreams> streams, BindStream bind,
                                bool host_functions)
@@ -54,15 +54,17 @@ Mark CudaLaneDevice::mark(Lane lane) {
 
 double CudaLaneDevice::seconds(const Mark& mark) {
   std::lock_guard lock(mutex_);
-  const double seconds = origin_.seconds + mark.event->seconds_since(*origin_.event);
+  const double seconds = origin_.seconds + cuda(*mark.event).seconds_since(cuda(*origin_.event));
   // A device counts in single precision: near origins keep the times fine.
   constexpr double kFar = 60;
   if (seconds - origin_.seconds > kFar) origin_ = {seconds, mark.event};
   return seconds;
 }
 
-void CudaLaneDevice::hold_back(Lane lane, const CudaEvent& event) {
-  event.hold_back(streams_->stream(lane));
+void CudaLaneDevice::wait(const Mark& mark) { cuda(*mark.event).wait(); }
+
+void CudaLaneDevice::hold_back(Lane lane, const DeviceEvent& event) {
+  cuda(event).hold_back(streams_->stream(lane));
 }
 
 void CudaLaneDevice::record(Lane lane, CudaEvent& event) { event.record(streams_->stream(lane)); }

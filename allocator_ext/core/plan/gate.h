@@ -23,8 +23,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/arena/mark.h"
 #include "core/arena/types.h"
-#include "core/device/lane_device.h"
 
 namespace waterflow {
 

@@ -26,7 +26,7 @@ from waterflow.models.bert import bert_tiny
 from waterflow.models.lstm import LstmModel
 from waterflow.models.resnet import ResNet
 from waterflow.partitioner.graph.step_graph import Input, StepGraph
-from waterflow.steps.step_cache import Preparer
+from waterflow.steps.job_steps import JobSteps
 
 pytestmark = pytest.mark.cpu
 
@@ -119,9 +119,9 @@ def known_profiles(name):
 def profiles(job):
     """Per step of the job: its step graph, its measured profile and its fake one."""
     device, threads = get_device("cpu"), torch.get_num_threads()
-    preparer = Preparer(job, device, JobRng(0), threads)
-    shape = preparer(next(iter(job.data))).shape
-    for step in (shape.first, shape.steady):
+    steps = JobSteps(job, device, JobRng(0), threads)
+    found = steps.preparer.prepare(next(iter(job.data))).specialization
+    for step in (found.first, found.steady):
         if step is not None:
             fake = fake_profile(
                 step.graph,

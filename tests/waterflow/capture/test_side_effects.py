@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import waterflow as wf
 from tests.support.data import rows
 from tests.support.differences import MEMORY
 from tests.support.models import Mlp
-from waterflow.capture.side_effects import PYTHON_TURNS, TraceWatch
+from waterflow.capture.side_effects import TraceWatch
 from waterflow.executor.run.rng import JobRng
 
 pytestmark = [
@@ -174,35 +172,3 @@ def test_no_count_is_lost_where_another_job_is_traced(policy):
     assert report.ok, [job.error for job in report]
     assert SHARED["calls"] == 60
     assert report.jobs["counts"].losses == wf.run_eager(job_of(steps=60), threads=1).losses
-
-
-def test_a_trace_runs_beside_no_step():
-    inside, overlaps, done = [], [], threading.Event()
-
-    def steps():
-        while not done.is_set():
-            with PYTHON_TURNS.shared():
-                inside.append(1)
-                time.sleep(0.001)
-                inside.pop()
-
-    threads = [threading.Thread(target=steps) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(20):
-        with PYTHON_TURNS.alone():
-            overlaps.append(len(inside))
-            time.sleep(0.001)
-            overlaps.append(len(inside))
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert set(overlaps) == {0}
-
-
-def test_a_trace_may_run_where_a_step_waits():
-    with PYTHON_TURNS.shared():
-        started = time.monotonic()
-        with PYTHON_TURNS.paused(), PYTHON_TURNS.alone():
-            pass
-        assert time.monotonic() - started < 1

@@ -1,4 +1,4 @@
-"""Marked numbers compute like plain ones and remember how."""
+"""Traced floats compute like plain ones and remember how."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from waterflow.capture.traced_floats import (
     ARITHMETIC,
     COMPARISON,
-    Marks,
+    FloatTrace,
     TracedFloat,
     UnfollowableError,
     bits,
@@ -22,8 +22,8 @@ from waterflow.capture.traced_floats import (
     expression_of,
     holds,
     leaves,
-    mark,
-    markable,
+    odd_value,
+    traceable,
 )
 
 NUMBERS = st.floats(-50, 50, allow_nan=False).filter(lambda x: x == 0 or abs(x) > 1e-3)
@@ -49,14 +49,14 @@ def run(program, numbers):
     return OPERATIONS[program[0]](*(run(part, numbers) for part in program[1:]))
 
 
-def marked(values):
-    marks = Marks()
-    return marks, {key: marks.number(v, ("hyper", key)) for key, v in values.items()}
+def traced(values):
+    trace = FloatTrace()
+    return trace, {key: trace.number(v, ("hyper", key)) for key, v in values.items()}
 
 
 @given(programs(), VALUES, VALUES)
 def test_an_expression_evaluates_like_the_plain_computation(program, values, others):
-    _, numbers = marked(values)
+    _, numbers = traced(values)
     try:
         expected = run(program, values)
         result = run(program, numbers)
@@ -75,7 +75,7 @@ def test_an_expression_evaluates_like_the_plain_computation(program, values, oth
 
 @given(st.floats(0.1, 0.999), st.floats(1, 500))
 def test_powers(base, exponent):
-    _, numbers = marked({"a": base, "b": exponent, "c": 2.0})
+    _, numbers = traced({"a": base, "b": exponent, "c": 2.0})
     value = 1 - numbers["a"] ** numbers["b"]
     assert bits(value) == bits(1 - base**exponent)
     assert bits(evaluate(value.expression, {"a": base, "b": exponent})) == bits(float(value))
@@ -84,18 +84,18 @@ def test_powers(base, exponent):
 
 @given(st.sampled_from(sorted(COMPARISON)), NUMBERS, NUMBERS, NUMBERS)
 def test_guards_hold_exactly_while_the_comparison_comes_out_the_same(symbol, left, right, later):
-    marks, numbers = marked({"a": left, "b": right, "c": 1.0})
+    trace, numbers = traced({"a": left, "b": right, "c": 1.0})
     outcome = COMPARISON[symbol](numbers["a"], numbers["b"])
     assert outcome == COMPARISON[symbol](left, right)
-    (guard,) = marks.guards
+    (guard,) = trace.guards
     assert holds(guard, {"a": left, "b": right})
     assert holds(guard, {"a": later, "b": right}) == (COMPARISON[symbol](later, right) == outcome)
 
 
 def test_truth_is_a_guard():
-    marks, numbers = marked({"a": 0.5})
+    trace, numbers = traced({"a": 0.5})
     assert numbers["a"]
-    (guard,) = marks.guards
+    (guard,) = trace.guards
     assert not holds(guard, {"a": 0.0})
 
 
@@ -103,30 +103,30 @@ def test_truth_is_a_guard():
     "lose", [int, round, math.floor, math.ceil, math.trunc, lambda x: x // 2, lambda x: x % 2]
 )
 def test_rounding_is_refused(lose):
-    _, numbers = marked({"a": 5.5})
+    _, numbers = traced({"a": 5.5})
     with pytest.raises(UnfollowableError, match="rounds"):
         lose(numbers["a"])
 
 
 @given(st.floats(1e-8, 1e6), st.integers(0, 100))
-def test_a_mark_is_near_and_odd(value, seed):
-    one, other = mark(value, random.Random(seed)), mark(value, random.Random(seed + 1))
+def test_an_odd_value_is_near(value, seed):
+    one, other = odd_value(value, random.Random(seed)), odd_value(value, random.Random(seed + 1))
     assert one != other
     assert 0.98 * value < one < value
     assert one > 0
     assert value > 1 or one < 1
 
 
-def test_what_can_be_marked():
-    assert all(map(markable, (0.1, -2.0, 1.0)))
-    assert not any(map(markable, (0.0, 1, True, None, math.inf, math.nan, "x")))
+def test_what_can_be_traced():
+    assert all(map(traceable, (0.1, -2.0, 1.0)))
+    assert not any(map(traceable, (0.0, 1, True, None, math.inf, math.nan, "x")))
 
 
 def test_leaves_and_meanings():
-    marks, numbers = marked({"a": 0.5, "b": 2.0})
+    trace, numbers = traced({"a": 0.5, "b": 2.0})
     value = -(numbers["a"] * 3 + numbers["b"])
     assert leaves(value.expression) == [("hyper", "a"), ("hyper", "b")]
-    assert marks.meanings[bits(value)] == [value.expression]
+    assert trace.meanings[bits(value)] == [value.expression]
     assert expression_of(3) == ("number", 3.0)
     assert common_meaning([("a",), ("b",)], [("b",)]) == ("b",)
     assert common_meaning([("a",)], [("b",)]) is None

@@ -21,7 +21,7 @@ from waterflow.allocator_ext import _C
 from waterflow.executor.device.device import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.partitioner.profile import Profile
-from waterflow.steps.step_cache import Preparer
+from waterflow.steps.job_steps import JobSteps
 
 pytestmark = pytest.mark.cpu
 
@@ -282,8 +282,8 @@ def measured(model: nn.Module, shape: tuple[int, ...]) -> Profile:
     batch = images.reshape(32, *shape), labels
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     job = wf.Job("a", model=model, optimizer=optimizer, loss=cross_entropy, data=[batch], seed=0)
-    preparer = Preparer(job, HostDevice(), JobRng(0), 1)
-    prepared = preparer(batch).shape
+    steps = JobSteps(job, HostDevice(), JobRng(0), 1)
+    prepared = steps.preparer.prepare(batch).specialization
     assert prepared is not None
     assert prepared.steady is not None
     return prepared.steady.memory.profile
@@ -355,8 +355,8 @@ def test_learning_rates_change_from_step_to_step() -> None:
 def test_a_job_that_needs_the_engine_for_itself_takes_turns_with_those_that_flow() -> None:
     callback = OneAtATime()
     jobs = [
-        make_job("a", 32, steps=160, on_step=callback),
-        make_job("b", 24, steps=160, on_step=callback),
+        make_job("a", 32, steps=400, on_step=callback),
+        make_job("b", 24, steps=400, on_step=callback),
         make_job("eager", 16, steps=12, on_step=callback, capture=False),
     ]
     fresh = make_job("eager", 16, steps=12, capture=False)
@@ -433,7 +433,7 @@ def test_a_step_leaves_the_gate_whatever_happens() -> None:
     tape.add_load(0, 0, [])  # and keeps what it has loaded
     tape.set_batch([torch.ones(UNIT // 4)])
     events = np.array([UNIT], np.int64), np.array([0], np.int32), np.array([1], np.int32)
-    script = _C.Script(events, np.array([0], np.int32), 1, [0])
+    script = _C.Script(events, np.array([0], np.int32), 1, [0], arena.version)
     step = _C.FlowStep((tape, script, 0, None), [(0, 1)], _C.Demand([4 * UNIT], [0, 0]))
     pool, gate = _C.LanePool(arena, 2, _C.LaneDevice()), _C.Gate(4 * UNIT, 2)
     _C.begin_scripts(arena, [(script, 0)], _C.RoundMemory(UNIT, 4 * UNIT), True)

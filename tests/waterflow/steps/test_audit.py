@@ -15,8 +15,9 @@ from tests.support.data import cross_entropy, rows
 from tests.support.differences import MEMORY, assert_same_numbers
 from tests.support.models import Cnn, Mlp, Noisy
 from waterflow.common.errors import JobError, NumbersDifferError
-from waterflow.steps import audit, step_cache
-from waterflow.steps.audit import CheckSchedule, same_bits, same_number
+from waterflow.steps import audit, check_schedule, step_builder
+from waterflow.steps.check_schedule import CheckSchedule
+from waterflow.steps.step_binder import StepBinder
 
 pytestmark = [
     pytest.mark.cpu,
@@ -80,13 +81,14 @@ def heavy():
 def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
     steps = []
 
-    def noted(preparer, *arguments, **options):
+    def noted(steps_of_job, *arguments, **options):
         steps.append(done[0] + 1)
-        return check(preparer, *arguments, **options)
+        return check(steps_of_job, *arguments, **options)
 
     check, done = audit.check_step, [0]
-    monkeypatch.setattr(audit, "_CHECK_SHARE", 0.1)  # so that a busy machine does not delay them
-    monkeypatch.setattr("waterflow.engine.job_run.check_step", noted)
+    # So that a busy machine does not delay them.
+    monkeypatch.setattr(check_schedule, "_CHECK_SHARE", 0.1)
+    monkeypatch.setattr("waterflow.engine.eager_steps.check_step", noted)
     plain = functools.partial(optim.SGD, lr=0.01)
     job = job_of(model=heavy, optimizer=plain)
     x, y = rows(8)
@@ -96,27 +98,6 @@ def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
     assert steps == [1, 2, 4, 8]
     assert report.checks == 4
     assert report.captured == "captured"
-
-
-def profile_of(seconds):
-    class Profile:
-        pass
-
-    Profile.seconds = seconds
-    return Profile
-
-
-def test_checks_that_cost_much_wait_until_their_share_is_earned(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(audit.time, "perf_counter", lambda: now[0])
-    schedule, checked = CheckSchedule("log"), []
-    for step in range(1, 20_001):
-        if schedule.is_due(step, profile_of(0.001)):
-            checked.append(step)
-            with schedule.timed(step):
-                now[0] += 0.021  # twenty steps more than the captured step
-    assert len(checked) * 20 <= 0.01 * 20_000
-    assert checked == [1, 4000, 6000, 8192, 16384]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -178,7 +159,7 @@ def test_the_users_python_runs_as_often_as_in_the_loop():
 
 def tampered(monkeypatch, name="a"):
     """Graphs of this job have sigmoid where its model has tanh."""
-    join = step_cache.join
+    join = step_builder.join
 
     def wrong(job, *parts):
         graph = join(job, *parts)
@@ -187,7 +168,7 @@ def tampered(monkeypatch, name="a"):
                 node.target = torch.ops.aten.sigmoid.default
         return graph
 
-    monkeypatch.setattr(step_cache, "join", wrong)
+    monkeypatch.setattr(step_builder, "join", wrong)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -215,14 +196,14 @@ def test_a_wrong_graph_ends_a_job_that_insists(monkeypatch):
 
 def astray(monkeypatch, after):
     """From a step on, captured steps of job "a" get twice its learning rate."""
-    registers, done = step_cache.Preparer.registers, [0]
+    registers, done = StepBinder.registers, [0]
 
     def wrong(self, step):
         found = registers(self, step)
         factor = 2 if self.job.name == "a" and done[0] >= after else 1
         return {register: value * factor for register, value in found.items()}
 
-    monkeypatch.setattr(step_cache.Preparer, "registers", wrong)
+    monkeypatch.setattr(StepBinder, "registers", wrong)
     return lambda result: done.__setitem__(0, result.step)
 
 
@@ -295,30 +276,6 @@ def test_without_memory_for_it_the_graphs_numbers_count(monkeypatch, policy, opt
     assert report.state == "finished", report.error
     assert len(made) >= at
     assert_equal_to_loop(job, report, model=Cnn, kind="images", optimizer=optimizer)
-
-
-# What counts as equal
-
-
-def test_bits_are_compared():
-    zero, nan = torch.tensor([0.0]), torch.tensor([float("nan")])
-    assert same_bits(zero, zero.clone())
-    assert not same_bits(zero, -zero)
-    assert same_bits(nan, (nan.view(torch.int32) ^ 1).view(torch.float32))
-    assert not same_bits(nan, zero)
-    assert not same_bits(zero, zero.double())
-    assert not same_bits(zero, torch.zeros(1, 1))
-    assert same_bits(torch.ones(2, 3).T, torch.ones(3, 2))
-    assert same_bits(torch.tensor([1j]).conj(), torch.tensor([complex(0, -1)]))
-    assert same_bits(torch.eye(2).to_sparse(), torch.eye(2).to_sparse())
-    for dtype in (torch.bool, torch.bfloat16, torch.float64, torch.int8, torch.complex64):
-        assert same_bits(torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype))
-        assert not same_bits(torch.ones(2, dtype=dtype), torch.zeros(2, dtype=dtype))
-
-
-def test_nan_is_the_same_number():
-    assert same_number(float("nan"), float("nan"))
-    assert not same_number(1.0, float("nan"))
 
 
 def test_what_torch_imports_in_its_first_step_is_no_call_of_the_step():

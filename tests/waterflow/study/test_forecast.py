@@ -22,7 +22,7 @@ from waterflow.executor.device.device import get_device
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.training_step import eager_step
 from waterflow.models.task import Task
-from waterflow.steps.step_cache import Preparer
+from waterflow.steps.job_steps import JobSteps
 from waterflow.study.footprint import RunOnlyError
 from waterflow.study.forecast import footprint_of, forecast, job_of
 
@@ -56,16 +56,16 @@ def job(model=None, optimizer=momentum, loss=cross_entropy, data=None, **options
 
 def prepared(made):
     """What preparing the same job for a run finds, by running its steps."""
-    preparer = Preparer(made, get_device("cpu"), JobRng(0), torch.get_num_threads())
+    steps = JobSteps(made, get_device("cpu"), JobRng(0), torch.get_num_threads())
     batch = next(iter(made.data))
-    ready = preparer(batch)
+    ready = steps.preparer.prepare(batch)
     while ready.trial:
-        before, seen = preparer.begin_trial(), observer()
+        before, seen = steps.trials.begin(), observer()
         with undisturbed(seen):
             eager_step(made, batch)
-        preparer.end_trial(ready, before, seen)
-        ready = preparer(batch)
-    return preparer, ready.shape.first, ready.shape.steady
+        steps.trials.end(ready, before, seen)
+        ready = steps.preparer.prepare(batch)
+    return steps, ready.specialization.first, ready.specialization.steady
 
 
 def same(one, other):
@@ -124,10 +124,10 @@ JOBS = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_forecast_is_what_preparing_for_a_run_finds(name):
-    told, (preparer, first, steady) = forecast(JOBS[name]), prepared(JOBS[name]())
+    told, (steps, first, steady) = forecast(JOBS[name]), prepared(JOBS[name]())
     assert told.name == "mine"
     assert told.source == "fake"
-    assert told.persistent_bytes == preparer.final_persistent_bytes
+    assert told.persistent_bytes == steps.persistent.final_bytes
     assert told.boundary == steady.compiled.boundary
     assert len(told.flops) == len(told.moved_bytes) == told.steady.num_nodes
     assert told.flops.dtype == told.moved_bytes.dtype == np.int64

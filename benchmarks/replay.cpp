@@ -1,32 +1,32 @@
-#include "runtime/replay.h"
-
+// Replays an allocation log against several allocators.
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
-#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/arena/arena.h"
+#include "core/device/arenas.h"
 
-namespace waterflow {
 namespace {
 
+using waterflow::Arena;
+
 struct Log {
-  const std::vector<std::int64_t>& bytes;
-  const std::vector<std::int32_t>& ids;
+  std::vector<std::int64_t> bytes;
+  std::vector<std::int32_t> ids;
   std::size_t blocks;
   std::size_t pairs;
 };
 
-Log make_log(const std::vector<std::int64_t>& bytes, const std::vector<std::int32_t>& ids) {
-  if (bytes.size() != ids.size() || bytes.empty()) {
-    throw std::invalid_argument("a log needs events, and one id for each");
-  }
+Log make_log(std::vector<std::int64_t> bytes, std::vector<std::int32_t> ids) {
   const auto frees = std::count_if(bytes.begin(), bytes.end(), [](auto b) { return b < 0; });
   const auto last = *std::max_element(ids.begin(), ids.end());
-  return {bytes, ids, static_cast<std::size_t>(last) + 1, static_cast<std::size_t>(frees)};
+  return {std::move(bytes), std::move(ids), static_cast<std::size_t>(last) + 1,
+          static_cast<std::size_t>(frees)};
 }
 
 // Allocations that the log never frees are freed after each repeat, outside the clock.
@@ -62,7 +62,7 @@ std::size_t total_bytes(const Log& log) {
 }
 
 double replay_arena(const Log& log, int repeats, bool planned) {
-  auto arena = Arena::virtual_only(total_bytes(log), 1);
+  auto arena = waterflow::virtual_arena(total_bytes(log), 1);
   std::vector<std::size_t> offsets;
   if (planned) {  // the places that best fit finds serve as the plan
     timed(
@@ -87,9 +87,15 @@ double replay_arena(const Log& log, int repeats, bool planned) {
 
 }  // namespace
 
-double replay(const std::vector<std::int64_t>& bytes, const std::vector<std::int32_t>& ids,
-              const std::string& allocator, int repeats) {
-  const Log log = make_log(bytes, ids);
+// Nanoseconds per allocate+free pair. `bytes` and `ids` are a step's `events` (bytes < 0 frees);
+// `name` is "arena" (best fit), "planned" (allocate_at), "malloc" or "torch"; -1 for any other.
+extern "C" __attribute__((visibility("default"))) double waterflow_replay(const std::int64_t* bytes,
+                                                                          const std::int32_t* ids,
+                                                                          std::size_t events,
+                                                                          const char* name,
+                                                                          int repeats) {
+  const Log log = make_log({bytes, bytes + events}, {ids, ids + events});
+  const std::string allocator = name;
   if (allocator == "arena") return replay_arena(log, repeats, false);
   if (allocator == "planned") return replay_arena(log, repeats, true);
   if (allocator == "malloc") {
@@ -97,11 +103,9 @@ double replay(const std::vector<std::int64_t>& bytes, const std::vector<std::int
         log, repeats, [](std::size_t size, std::size_t) { return std::malloc(size); },
         [](void* block) { std::free(block); });
   }
-  if (allocator != "torch") throw std::invalid_argument("no allocator named " + allocator);
+  if (allocator != "torch") return -1;
   auto* standard = c10::GetDefaultCPUAllocator();
   return timed(
       log, repeats, [&](std::size_t size, std::size_t) { return standard->raw_allocate(size); },
       [&](void* block) { standard->raw_deallocate(block); });
 }
-
-}  // namespace waterflow

@@ -1,4 +1,4 @@
-#include "core/check/drive.h"
+#include "drive.h"
 
 #include <random>
 #include <utility>
@@ -16,18 +16,15 @@ constexpr std::uint64_t kOperationsPerCheck = 2048;
 
 class Driver {
  public:
-  Driver(std::uint64_t seed, int lanes, Keying keying, bool checked)
-      : random_(seed),
-        allocator_(Options{kCapacity, 64, lanes, keying}),
-        checker_(lanes),
-        checked_(checked) {
-    allocator_.record(checked);
+  Driver(std::uint64_t seed, int lanes)
+      : random_(seed), allocator_(Options{kCapacity, 64, lanes}), checker_(lanes) {
+    allocator_.record(true);
   }
 
   DriveReport run(std::uint64_t operations) {
     for (; report_.operations < operations; ++report_.operations) {
       act();
-      if (checked_ && report_.operations % kOperationsPerCheck == 0) judge();
+      if (report_.operations % kOperationsPerCheck == 0) judge();
     }
     while (!live_.empty()) free();
     allocator_.synchronize();
@@ -111,16 +108,14 @@ class Driver {
   std::mt19937_64 random_;
   Allocator allocator_;
   HappensBefore checker_;
-  bool checked_;
   std::vector<std::size_t> live_;
   DriveReport report_;
 };
 
 }  // namespace
 
-DriveReport drive(std::uint64_t seed, std::uint64_t operations, int lanes, Keying keying,
-                  bool checked) {
-  return Driver(seed, lanes, keying, checked).run(operations);
+DriveReport drive(std::uint64_t seed, std::uint64_t operations, int lanes) {
+  return Driver(seed, lanes).run(operations);
 }
 
 }  // namespace waterflow

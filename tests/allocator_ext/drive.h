@@ -1,5 +1,6 @@
-// Random runs for tests: millions of operations in seconds, from one seed, with the allocator's
-// own consistency checked every so often and every event judged by the happens-before checker.
+// Random runs of the allocator: millions of operations in seconds, from one seed, with the
+// allocator's own consistency checked every so often and every event judged by the happens-before
+// checker.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,7 @@ struct DriveReport {
   std::string first_violation;
 };
 
-// Throws Inconsistent. `checked` false leaves out both judges (to time the allocator alone).
-DriveReport drive(std::uint64_t seed, std::uint64_t operations, int lanes, Keying keying,
-                  bool checked);
+// Throws Inconsistent.
+DriveReport drive(std::uint64_t seed, std::uint64_t operations, int lanes);
 
 }  // namespace waterflow

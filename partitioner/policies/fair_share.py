@@ -1,0 +1,41 @@
+"""Who runs next: the job that has had the least of the lanes' time, by its weight.
+
+Pure functions of what each job has used. The engine asks them where a lane is free, and so does the
+simulator, so that what is predicted is what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+
+class Share(NamedTuple):
+    """What a job has had of the lanes.
+
+    Attributes:
+        weight: its share among others; positive.
+        used: seconds of lanes divided by the weight: equal for jobs that have had their due.
+    """
+
+    weight: float = 1.0
+    used: float = 0.0
+
+    def after(self, seconds: float) -> Share:
+        """The share once lanes have worked for the job that long."""
+        return Share(self.weight, self.used + seconds / self.weight)
+
+
+NextJob = Callable[[Sequence[Share]], int]
+"""From the shares of jobs that could run now, at least one, to the place of the one that does."""
+
+
+def fair_share(waiting: Sequence[Share]) -> int:
+    """The job that has used the least by its weight; of equals the first."""
+    return min(range(len(waiting)), key=lambda place: waiting[place].used)
+
+
+def newcomer(weight: float, others: Iterable[Share]) -> Share:
+    """The share of a job that joins: as if it had used as much as the one with the least, so that
+    it neither overtakes the others for long nor waits for them."""
+    return Share(weight, min((share.used for share in others), default=0.0))

@@ -1,0 +1,174 @@
+"""What both traces share: twins of tensors, whose line an error names, constants by reference."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from waterflow.capture.stride_rules import CaptureMode
+from waterflow.capture.tracing import (
+    JobMode,
+    StateMovedError,
+    capture_error,
+    fake_twin,
+    functions_of,
+    is_of_job,
+    nodes_so_far,
+    reason_of,
+    trace,
+    users_line,
+)
+from waterflow.common.errors import CaptureError
+from waterflow.job.batch import flatten
+
+pytestmark = pytest.mark.cpu
+
+HERE = str(Path(__file__))
+
+
+def raised(function):
+    try:
+        function()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+# Errors
+
+
+def test_the_line_is_the_users_though_the_packages_own_code_raises():
+    def reads_a_batch():
+        flatten([object()])
+
+    line = reads_a_batch.__code__.co_firstlineno + 1
+    assert users_line(raised(reads_a_batch)) == f"{HERE}:{line} in reads_a_batch"
+
+
+def test_the_line_is_the_users_though_torch_raises():
+    def multiplies():
+        torch.nn.functional.linear(torch.zeros(2, 3), torch.zeros(2, 4))
+
+    assert users_line(raised(multiplies)).endswith("in multiplies")
+
+
+def test_without_a_line_the_function_is_named():
+    def loss():
+        pass
+
+    first = loss.__code__.co_firstlineno
+    assert users_line(None, functools.partial(loss)) == f"{HERE}:{first} in loss"
+    assert users_line(None, len) == "the model's code"
+
+
+class Callable:
+    def __call__(self):
+        pass
+
+    def method(self):
+        pass
+
+
+def test_functions_behind_callables():
+    assert functions_of(Callable()) == [Callable.__call__]
+    assert functions_of(Callable().method) == [Callable.method]
+    assert functions_of(None) == []
+
+
+def test_a_reason_is_one_line():
+    assert reason_of(ValueError("first\nsecond")) == "ValueError: first"
+    assert reason_of(KeyError()) == "KeyError: no message"
+
+
+def test_an_error_says_where_why_and_what_to_do():
+    error = capture_error("a", "it rolls dice", "file.py:3 in f", StateMovedError)
+    assert isinstance(error, CaptureError)
+    assert "job 'a' cannot be captured at file.py:3 in f: it rolls dice." in str(error)
+    assert "capture=False" in str(error)
+    assert error.reason == "it rolls dice (file.py:3 in f)"
+
+
+# Twins and traces
+
+
+def test_a_twin_has_the_layout_and_the_hooks_and_no_gradient():
+    real, called = nn.Parameter(torch.zeros(3, 4)), []
+    real.grad = torch.ones(3, 4)
+    real.register_hook(called.append)
+    twin = fake_twin(CaptureMode(), real)
+    assert tuple(twin.shape) == (3, 4)
+    assert twin.requires_grad
+    assert twin.grad is None
+    with twin.fake_mode:
+        twin.sum().backward()
+    assert len(called) == 1
+    assert real.grad.sum() == 12
+
+
+def test_a_tensor_that_has_only_a_layout_counts_as_one_of_the_host():
+    assert fake_twin(CaptureMode(), torch.zeros(2, device="meta")).device.type == "cpu"
+
+
+def test_whose_fake_a_tensor_is():
+    with JobMode():
+        of_job = torch.zeros(2)
+    assert is_of_job(of_job)
+    assert not is_of_job(fake_twin(CaptureMode(), torch.zeros(2)))
+    assert not is_of_job(torch.zeros(2))
+
+
+def traced(function, *reals):
+    mode = CaptureMode()
+    return trace(function, mode, [fake_twin(mode, real) for real in reals], reals)
+
+
+def test_a_real_tensor_stands_for_its_twin_wherever_the_code_meets_it():
+    real = torch.ones(2)
+    module = traced(lambda tensors: [real * tensors[0]], real)
+    (product,) = (node for node in module.graph.nodes if node.op == "call_function")
+    assert product.args[0] is product.args[1]
+
+
+def test_another_real_tensor_is_a_constant_by_reference_and_is_not_computed_with():
+    count, given = torch.zeros(()), torch.ones(2)
+
+    def counting(tensors):
+        count.add_(1)
+        return [tensors[0] + count]
+
+    module = traced(counting, given)
+    assert count == 0
+    constants = [node for node in module.graph.nodes if node.op == "get_attr"]
+    assert {id(getattr(module, node.target)) for node in constants} == {id(count)}
+
+
+def test_what_a_trace_cannot_record_is_refused():
+    def assigning(tensors):
+        tensors[0].data = torch.zeros(2)
+
+    with pytest.raises(RuntimeError, match=r"assigns to \.data"):
+        traced(assigning, torch.ones(2))
+
+
+def test_real_tensors_may_be_swapped_after_a_trace():
+    one, other = torch.ones(2), torch.zeros(2)
+    traced(lambda tensors: [tensors[0] * 2], one)
+    torch.utils.swap_tensors(one, other)
+    assert one.sum() == 0
+
+
+def test_nodes_are_counted_while_they_are_recorded():
+    counts = []
+
+    def counting(tensors):
+        counts.append(nodes_so_far())
+        doubled = tensors[0] * 2
+        counts.append(nodes_so_far())
+        return [doubled]
+
+    traced(counting, torch.ones(2))
+    assert counts[1] == counts[0] + 1

@@ -1,0 +1,150 @@
+"""What an engine tells of a run: complete, in order, and the same as its report."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import waterflow as wf
+from tests.support.data import cross_entropy, pairs
+from waterflow.engine.events import (
+    CaptureKnown,
+    EagerStepBegun,
+    EngineEnded,
+    EpochEntered,
+    Event,
+    EventStream,
+    GroupsRan,
+    JobJoined,
+    MemoryMoved,
+    NeedsKnown,
+    StateChanged,
+    StepChecked,
+    StepDone,
+)
+from waterflow.engine.states import JobState
+
+STEPS = 5
+
+
+def make_job(name: str, **options: Any) -> wf.Job:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    settings = {"data": pairs(), "steps": STEPS, "seed": 0, **options}
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    return wf.Job(name, model=model, optimizer=optimizer, loss=cross_entropy, **settings)
+
+
+def events_of(
+    *jobs: wf.Job, memory: str = "64MiB", policy: str = "flow"
+) -> tuple[list[Event], wf.Report]:
+    events: list[Event] = []
+    with wf.Engine(memory, policy=policy, threads=1) as engine:
+        engine.subscribe(events.append)
+        for job in jobs:
+            engine.submit(job)
+    return events, engine.report()
+
+
+def of(events: list[Event], kind: type, job: str) -> list[Any]:
+    return [event for event in events if isinstance(event, kind) and event.job == job]
+
+
+def states(events: list[Event], job: str) -> list[JobState]:
+    changes = of(events, StateChanged, job)
+    for before, after in itertools.pairwise(changes):
+        assert before.after is after.before
+    return [changes[0].before, *(change.after for change in changes)]
+
+
+@pytest.mark.virtual
+def test_subscribers_hear_all_in_the_order_of_their_subscription() -> None:
+    stream, heard = EventStream(), []
+    stream.subscribe(lambda event: heard.append(("a", event)))
+    first, second = EngineEnded(), MemoryMoved("x", 1)
+    stream.publish(first)
+    stream.subscribe(lambda event: heard.append(("b", event)))
+    stream.publish(second)
+    assert heard == [("a", first), ("a", second), ("b", second)]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("policy", ["flow", "temporal", "waterwave"])
+def test_a_run_as_events_is_the_run_as_its_report(policy: str) -> None:
+    epochs = {"data": pairs(sizes=(4, 4, 4)), "epochs": 2, "steps": None}
+    events, report = events_of(make_job("a"), make_job("b", **epochs), policy=policy)
+    for name in "ab":
+        job = report.jobs[name]
+        done = of(events, StepDone, name)
+        assert [event.step for event in done] == list(range(1, job.steps + 1))
+        assert [event.loss for event in done] == job.losses
+        assert states(events, name) == [
+            JobState.QUEUED,
+            JobState.PREPARING,
+            JobState.RUNNING,
+            JobState.FINISHED,
+        ]
+        assert len(of(events, EagerStepBegun, name)) == job.eager_steps
+        assert len(of(events, StepChecked, name)) == job.checks > 0
+        assert [event.number for event in of(events, JobJoined, name)] == ["ab".index(name)]
+        assert of(events, NeedsKnown, name)[-1].persistent_bytes == job.persistent_bytes
+        assert of(events, CaptureKnown, name)[-1].captured == job.captured == "captured"
+        assert [event.epoch for event in of(events, EpochEntered, name)] == [1, 2][: job.epochs]
+    assert report.jobs["b"].epochs == 2
+    assert isinstance(events[-1], EngineEnded)
+
+
+@pytest.mark.cpu
+def test_memory_comes_before_the_first_step_and_goes_after_the_last() -> None:
+    events, _ = events_of(make_job("a"))
+    places = [place for place, event in enumerate(events) if isinstance(event, MemoryMoved)]
+    steps = [place for place, event in enumerate(events) if isinstance(event, StepDone)]
+    came, went = (events[places[0]], events[places[-1]])
+    assert places[0] < steps[0]
+    assert steps[-1] < places[-1]
+    assert came.held > 0  # type: ignore[union-attr]
+    assert went == MemoryMoved("a", 0)
+
+
+@pytest.mark.cpu
+def test_every_group_is_told_of_before_its_step_is_done() -> None:
+    events, _ = events_of(make_job("a"), make_job("b"))
+    ran = dict.fromkeys("ab", 0)
+    done = dict.fromkeys("ab", 0)
+    for event in events:
+        if isinstance(event, GroupsRan):
+            for name in event.jobs:
+                ran[name] += 1
+            assert all(start <= stop for *_, start, stop in event.spans)
+        elif isinstance(event, StepDone):
+            done[event.job] += 1
+            assert ran[event.job] >= done[event.job]
+    assert done == dict.fromkeys("ab", STEPS)
+
+
+@pytest.mark.cpu
+def test_an_error_ends_one_job_and_says_which() -> None:
+    def broken(result: wf.StepResult) -> None:
+        if result.step == 3:
+            raise ValueError("enough")
+
+    events, report = events_of(make_job("a", on_step=broken), make_job("b"))
+    (failed,) = [event for event in of(events, StateChanged, "a") if event.error is not None]
+    assert failed.after is JobState.FAILED
+    assert failed.error is report.jobs["a"].exception
+    assert len(of(events, StepDone, "a")) == 3
+    assert states(events, "b")[-1] is JobState.FINISHED
+
+
+@pytest.mark.cpu
+def test_a_job_that_waits_for_room_is_queued_again() -> None:
+    need = wf.run([make_job("a")], memory="64MiB").jobs["a"].solo_peak_bytes
+    assert need is not None
+    events, report = events_of(make_job("a", steps=40), make_job("b"), memory=str(need))
+    assert {job.state for job in report.jobs.values()} == {"finished"}
+    late = next(name for name in "ab" if JobState.QUEUED in states(events, name)[1:])
+    assert states(events, late)[1:4] == [JobState.PREPARING, JobState.QUEUED, JobState.RUNNING]

@@ -1,0 +1,49 @@
+"""When captures that replace others have become too many."""
+
+import pytest
+
+from tests.support.steps import specialization
+from waterflow.common.errors import CaptureError
+from waterflow.steps.recaptures import Recaptures
+
+pytestmark = pytest.mark.virtual
+
+
+def stale(runs):
+    made = specialization(changed="global 'beta'")
+    made.runs = runs
+    return made
+
+
+def test_one_former_capture_counts_once():
+    recaptures, former = Recaptures("a"), stale(100)
+    recaptures.count_after(former)
+    recaptures.count_after(former)
+    assert recaptures.count == 1
+
+
+def test_the_third_in_haste_is_too_many():
+    recaptures = Recaptures("a")
+    recaptures.count_after(stale(7))
+    recaptures.count_after(stale(8))  # has paid
+    recaptures.count_after(stale(0))
+    with pytest.raises(CaptureError, match=r"job 'a': global 'beta' has changed 4 times") as caught:
+        recaptures.count_after(stale(3))
+    assert caught.value.reason == "global 'beta' changes too often for captures"
+
+
+def test_the_thirty_third_is_too_many():
+    recaptures = Recaptures("a")
+    for _ in range(32):
+        recaptures.count_after(stale(100))
+    with pytest.raises(CaptureError, match="33 times"):
+        recaptures.count_after(stale(100))
+
+
+def test_what_went_with_the_state_counts_at_the_next_capture():
+    recaptures = Recaptures("a")
+    recaptures.note_dropped()
+    assert recaptures.count == 0
+    recaptures.count_dropped()
+    recaptures.count_dropped()
+    assert recaptures.count == 1

@@ -1,0 +1,65 @@
+"""Whose Python runs now: steps and callbacks of all jobs beside each other, or one trace alone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+#: Nobody waits longer than this for the others: a callback may itself wait for another run.
+_PATIENCE_SECONDS = 5.0
+
+
+class PythonTurns:
+    """Steps and callbacks of jobs run beside each other, a trace beside neither.
+
+    What a trace has changed is put back, and must not be what somebody else changed meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._running = 0
+        self._traces = 0  # that wait or run
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[None]:
+        """Around a step or a callback."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
+            self._running += 1
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Where a step waits for other steps: a trace may run meanwhile."""
+        self._leave()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running += 1
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Around a trace."""
+        with self._changed:
+            self._traces += 1
+            self._changed.wait_for(lambda: self._running == 0, _PATIENCE_SECONDS)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._traces -= 1
+                self._changed.notify_all()
+
+
+#: Whose Python runs now, of all engines of the process.
+PYTHON_TURNS = PythonTurns()

@@ -1,0 +1,200 @@
+"""A job's captured steps on the lanes: which one a batch needs, and that it has all it needs."""
+
+from __future__ import annotations
+
+from waterflow.executor.data.feeder import FeedItem
+from waterflow.executor.run.lanes import Lanes
+from waterflow.executor.run.residency import Residency
+from waterflow.job.optimizer_state import trained_parameters
+from waterflow.steps.check_schedule import CheckSchedule
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
+
+
+class CapturedSteps:
+    """The captured steps of one job, bound to its tensors.
+
+    Attributes:
+        begun: steps of the job begun so far, eager ones included.
+        unchecked: captured steps since one was last compared with the eager step.
+        checks: when the next one is due.
+    """
+
+    def __init__(self, number: int, steps: JobSteps, checks: CheckSchedule) -> None:
+        self._number = number
+        self._steps = steps
+        self.checks = checks
+        self.begun = 0
+        self.unchecked = 0
+        self._bound: set[PreparedStep] = set()
+        self._version = (
+            steps.persistent.version
+        )  # of the persistent tensors that the steps are bound to
+        # The batch last looked at, the steps begun by then, and what was found: see `_is_as_known`.
+        self._looked: tuple[PreparedBatch | None, int, bool] = (None, 0, False)
+
+    # Which step
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the job's steps run while no other job's do: part of them is eager Python."""
+        opaque = self._steps.opacity.step or self._steps.opacity.optimizer
+        return opaque is not None
+
+    def runs_apart(self, batch: PreparedBatch) -> bool:
+        """Whether this step runs while no other job's does: part of it is eager Python."""
+        if batch.specialization is None or self.exclusive:
+            return True
+        return self.is_to_check(
+            batch.specialization, self._steps.cache.step_for(batch.specialization)
+        )
+
+    def is_to_check(self, specialization: Specialization, step: PreparedStep | None) -> bool:
+        """Whether this captured step is to be compared with the eager one."""
+        if step is None or step not in specialization.checked:
+            return True
+        return self.checks.is_due(self.begun + 1, step.memory.profile)
+
+    def is_as_known(self, batch: PreparedBatch) -> bool:
+        """Whether all that the step reads is what it was, and the tensors are those entered. Looked
+        at once a step, however often it is asked: no Python of the job's runs between."""
+        latest, begun, found = self._looked
+        if latest is not batch or begun != self.begun:
+            found = self._steps.persistent.state_holds() and self._steps.cache.is_fresh(batch)
+            self._looked = batch, self.begun, found
+        return found and self._version == self._steps.persistent.version
+
+    def ready_step(self, batch: PreparedBatch) -> PreparedStep | None:
+        """The step to run on this batch, where a lane is all that it needs: None where it is new,
+        a first step, to be checked or eager, or where its batch needs a larger device input."""
+        if batch.specialization is None or self.exclusive or not self.is_as_known(batch):
+            return None
+        step = self._bound_step(batch.specialization)
+        if step is None or not self._has_room(batch):
+            return None
+        return None if self.is_to_check(batch.specialization, step) else step
+
+    def is_ready_to_check(self, batch: PreparedBatch) -> bool:
+        """Whether this step is to be compared with the eager one, and nothing else is missing."""
+        if batch.specialization is None or self.exclusive or not self.is_as_known(batch):
+            return False
+        step = self._bound_step(batch.specialization)
+        return step is not None and self.is_to_check(batch.specialization, step)
+
+    def _bound_step(self, specialization: Specialization) -> PreparedStep | None:
+        step = self._steps.cache.step_for(specialization)
+        return None if step is None or step.creates_state or step not in self._bound else step
+
+    @property
+    def tensors_have_changed(self) -> bool:
+        """Whether the persistent tensors are others than those that the steps are bound to."""
+        return self._version != self._steps.persistent.version
+
+    # What it needs
+
+    @property
+    def bound(self) -> list[PreparedStep]:
+        """The steps that have their tensors."""
+        return list(self._bound)
+
+    @property
+    def steady(self) -> list[PreparedStep]:
+        """Those of them that make no state."""
+        return [step for step in self._bound if not step.creates_state]
+
+    def choose(self, batch: PreparedBatch, residency: Residency) -> PreparedStep:
+        """The step to run on this batch, made anew where hyperparameters have outgrown it."""
+        assert batch.specialization is not None
+        step = self._steps.cache.step_for(batch.specialization)
+        if step is None:
+            assert batch.flat is not None
+            self._steps.cache.renew(batch.specialization, batch.flat)
+            step = self._steps.cache.step_for(batch.specialization)
+            assert step is not None, "a graph made for these hyperparameters is valid for them"
+        if step not in self._bound:
+            residency.move_in(self._number, step.graph.constants)
+            self.bind(step)
+        return step
+
+    def bind(self, step: PreparedStep) -> None:
+        """Gives the step the job's tensors and random streams."""
+        self._steps.binder.bind(step)
+        self._bound.add(step)
+
+    def forget(self, step: PreparedStep) -> None:
+        """The step's tape is bound to other tensors for a while."""
+        self._bound.discard(step)
+
+    def unbind(self) -> None:
+        """The persistent tensors are others than before: steps must be bound to them."""
+        for step in self._bound:
+            step.compiled.unbind()
+        self._bound.clear()
+        self._steps.cache.collect_persistent()
+        self._version = self._steps.persistent.version
+
+    def release(self) -> None:
+        """Lets go of the job's tensors; no captured step will run."""
+        for step in self._steps.cache.steps():
+            step.compiled.unbind()
+        self._bound.clear()
+
+    def load(self, step: PreparedStep, batch: PreparedBatch) -> None:
+        """Gives the tape its batch and the hyperparameters of this step."""
+        assert batch.flat is not None
+        assert batch.specialization is not None
+        self.begun += 1
+        self.unchecked += 1
+        batch.specialization.runs += 1
+        tensors = batch.flat.tensors
+        if batch.pinned is not None:
+            assert self._steps.prefetcher is not None
+            self._steps.prefetcher.send(batch.pinned)
+            tensors = self._steps.prefetcher.receive(batch.pinned)
+        step.compiled.tape.set_batch(tensors)
+        for register, value in self._steps.binder.registers(step).items():
+            step.compiled.tape.set_register(register, value)
+
+    def take_state(self, step: PreparedStep) -> None:
+        """After a first step: what it made becomes the optimizer's state."""
+        tape = step.compiled.tape
+        made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
+        self._steps.persistent.put_state(step, made)
+        tape.clear(list(step.compiled.outputs.values()))
+        self.unbind()
+
+    def take_gradients(self, step: PreparedStep) -> None:
+        """What the step has left becomes the parameters' gradients."""
+        parameters = trained_parameters(self._steps.job.optimizer)
+        tape = step.compiled.tape
+        for parameter in parameters:
+            parameter.grad = None
+        for key, slot in step.compiled.outputs.items():
+            parameters[key[1]].grad = tape.slot(slot)  # type: ignore[index]
+        tape.clear(list(step.compiled.outputs.values()))
+
+    # How its batches come
+
+    def _has_room(self, batch: PreparedBatch) -> bool:
+        prefetcher = self._steps.prefetcher
+        return prefetcher is None or batch.pinned is None or prefetcher.fits(batch.pinned)
+
+    def open_input(self, batch: PreparedBatch | None, lanes: Lanes, residency: Residency) -> None:
+        """Opens the job's device input, or a larger one where this batch needs it.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it.
+        """
+        prefetcher = self._steps.prefetcher
+        if prefetcher is None or not prefetcher.size:
+            return
+        if batch is None or batch.pinned is None or not prefetcher.fits(batch.pinned):
+            prefetcher.open(self._number, lanes.scope, residency)
+
+    def send_ahead(self, fed: FeedItem[PreparedBatch] | None) -> None:
+        """Queues the copy of the next batch to the device, if there is one and it has room."""
+        prefetcher = self._steps.prefetcher
+        if fed is None or fed.item is None or fed.item.pinned is None or prefetcher is None:
+            return
+        if prefetcher.fits(fed.item.pinned):
+            prefetcher.send(fed.item.pinned)

@@ -1,0 +1,79 @@
+"""What the parts of an engine share while jobs run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from waterflow.common.errors import DeviceLostError
+from waterflow.engine.events import EventStream
+from waterflow.engine.job_run import JobRun
+from waterflow.executor.run.lanes import Lanes
+from waterflow.executor.run.residency import Residency
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Value]):
+    """What something of a user's has returned; there is none where it has failed."""
+
+    value: Value
+
+
+@dataclass(frozen=True, eq=False)
+class RunContext:
+    """One engine's lanes and memory, the locks of its threads, and where it tells of events.
+
+    Attributes:
+        lanes: the threads that run steps, and the arena.
+        residency: the persistent tensors in the arena. Changed by the engine's thread alone, and
+            while no step is under way.
+        events: what happens.
+        check: whether every block goes through the arena, whose log is judged later.
+        state: guards what users ask for and what feeders have ready; notified when that changes.
+        python: guards what is done for jobs between their steps: callbacks, schedulers, records.
+            Taken before `state`, where both are.
+    """
+
+    lanes: Lanes
+    residency: Residency
+    events: EventStream
+    check: bool
+    state: threading.Condition = field(default_factory=threading.Condition)
+    python: threading.RLock = field(default_factory=threading.RLock)
+
+    @property
+    def arena(self) -> Any:
+        """The arena of the lanes."""
+        return self.lanes.arena
+
+    def wake(self) -> None:
+        """Lets whoever waits for a change look again."""
+        with self.state:
+            self.state.notify_all()
+
+    def run_isolated(self, job: JobRun, action: Callable[[], Value]) -> Outcome[Value] | None:
+        """Runs something of the user's; an error ends this job alone, and None is returned."""
+        try:
+            return Outcome(action())
+        except BaseException as error:  # a callback may raise SystemExit, too
+            job.fail(error)
+            return None
+
+    def check_device(self) -> None:
+        """Returns while the device works.
+
+        Raises:
+            DeviceLostError: every call on it fails from now on.
+        """
+        failure = self.lanes.device.failure()
+        if failure:
+            raise DeviceLostError(
+                f"{self.lanes.device.name} is lost: {failure}. A kernel of one of the jobs that "
+                "ran has broken the CUDA context, and nothing on the device can be read any more; "
+                "losses and times so far are in the report. Restart the process; to find the "
+                "kernel, run the jobs one at a time with CUDA_LAUNCH_BLOCKING=1"
+            )

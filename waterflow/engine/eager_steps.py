@@ -1,0 +1,253 @@
+"""A job's steps in the user's own Python: opaque ones, and those that check captured ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from waterflow.account.purity import observer, undisturbed
+from waterflow.capture.opaque import has_own_zero_grad
+from waterflow.common.errors import NumbersDifferError
+from waterflow.engine.captured_steps import CapturedSteps
+from waterflow.engine.events import EagerStepBegun, EventStream, StepChecked
+from waterflow.engine.job_needs import JobNeeds
+from waterflow.executor.plan.round_plan import solo_round
+from waterflow.executor.run.eager_room import EagerRoom
+from waterflow.executor.run.lanes import Lanes
+from waterflow.executor.run.residency import Residency
+from waterflow.job.batch import moved
+from waterflow.job.optimizer_state import trained_parameters
+from waterflow.job.training_step import eager_step, update_parameters
+from waterflow.steps.audit import check_step
+from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import PreparedBatch, PreparedStep
+
+
+class EagerSteps:
+    """Runs the eager steps of one job.
+
+    Attributes:
+        room: memory where they run beside other jobs' steps, None before there is any.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        steps: JobSteps,
+        captured: CapturedSteps,
+        needs: JobNeeds,
+        python: Callable[[Callable[[], Any]], Any],
+        events: EventStream,
+    ) -> None:
+        """Args beyond the obvious.
+
+        python: runs Python of the job's, in its caller's context and with its random streams.
+        """
+        self._number = number
+        self._job = steps.job
+        self._steps = steps
+        self._device = steps.device
+        self._captured = captured
+        self._needs = needs
+        self._python = python
+        self._events = events
+        self._ran_in_arena = False  # since what one needs was last measured
+        self.room: EagerRoom | None = None
+
+    # Where they may run
+
+    @property
+    def room_bytes(self) -> int | None:
+        """Bytes that they have needed so far; None where they cannot run beside others, or not
+        yet."""
+        extent = self._needs.measured_extent
+        if self._steps.opacity.step is None or self._device.queues:
+            return None
+        if not extent or not self._steps.persistent.state_holds():
+            return None
+        if self._steps.persistent.were_replaced or not self._drops_gradients:
+            return None  # what outlives a step needs a place of its own each time
+        return extent
+
+    def needs_lane_only(self, batch: PreparedBatch) -> bool:
+        """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
+        if batch.specialization is not None:
+            return not self._device.queues and self._captured.is_ready_to_check(batch)
+        has_room = self.room is not None and self.room.is_open
+        return has_room and self._captured.is_as_known(batch)
+
+    def may_run_on(self, lane: int) -> bool:
+        """Whether they may run on this lane: all of them on one thread, as in the loop, since
+        Python may keep things by thread."""
+        return lane == 0 or self._steps.opacity.step is None
+
+    def open_room(self, lanes: Lanes, left: int) -> None:
+        """Sets memory aside for them, if they can use it and `left` bytes remain for others."""
+        need = self.room_bytes
+        if need is None:
+            return
+        if self.room is None:
+            self.room = EagerRoom(lanes, self._number, self._job.name)
+        if not self.room.is_open:
+            self.room.open(need, left)
+
+    def close_room(self) -> bool:
+        """Gives that memory back; returns whether there was any."""
+        if self.room is None or not self.room.is_open:
+            return False
+        self.room.close()
+        return True
+
+    def retire_room(self) -> None:
+        """The job leaves."""
+        if self.room is not None:
+            self.room.retire()
+            self.room = None
+
+    # How they run
+
+    def run_apart(self, lanes: Lanes, residency: Residency, batch: PreparedBatch) -> float:
+        """Runs a step that is partly or wholly eager while no other job's does; returns its loss.
+
+        Gradients stay until `drop_gradients`.
+
+        Raises:
+            Whatever the step raises.
+        """
+        if batch.specialization is None:
+            loss = self._step(batch, lanes.scope(self._number))
+            self._ran_in_arena = True
+            return loss
+        step = self._captured.choose(batch, residency)
+        if self._captured.is_to_check(batch.specialization, step):
+            return self._check(batch)
+        self._captured.open_input(batch, lanes, residency)
+        self._captured.load(step, batch)
+        result = lanes.run(solo_round(self._number, step.compiled))
+        (error,) = result.errors
+        if error is not None:
+            step.compiled.tape.clear(step.compiled.transient)
+            raise error
+        self._step_optimizer(lanes, step)
+        result.wait()
+        return float(result.losses()[0])
+
+    def run_on_lane(self, batch: PreparedBatch, more: Callable[[int], bool]) -> float:
+        """Runs a step that needs only its lane (`needs_lane_only`), beside others'.
+
+        Args:
+            batch: its batch.
+            more: see `EagerRoom.scope`.
+
+        Raises:
+            Whatever the step raises.
+        """
+        if batch.specialization is not None:
+            return self._check(batch)
+        assert self.room is not None
+        loss = self._step(batch, self.room.scope(more))
+        if self._job.on_step is not None:
+            parameters = trained_parameters(self._job.optimizer)
+            grads = [p.grad for p in parameters if p.grad is not None]
+            self.room.move_out([*self._steps.persistent.tensors.values(), *grads])
+        return loss
+
+    def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
+        self._captured.begun += 1
+        self._events.publish(EagerStepBegun(self._job.name))
+        before = self._steps.trials.begin() if batch.trial else None
+        seen = observer()
+        observed = undisturbed(seen) if batch.trial else contextlib.nullcontext()
+
+        def step() -> float:
+            with memory, torch.autograd.set_multithreading_enabled(False), observed:
+                return eager_step(self._job, moved(batch.batch, self._device.tensors))
+
+        loss: float = self._python(step)
+        if batch.trial:
+            self._steps.trials.end(batch, before, seen)
+        return loss
+
+    def _check(self, batch: PreparedBatch) -> float:
+        """Makes the step eagerly, and compares its captured form, which is bound, with it.
+
+        Raises:
+            NumbersDifferError: they differ, and captured steps have been made since the last check.
+        """
+        captured, specialization = self._captured, batch.specialization
+        assert specialization is not None
+        assert batch.flat is not None
+        step = self._steps.cache.step_for(specialization)
+        assert step is not None
+        captured.begun += 1
+        specialization.runs += 1
+        self._events.publish(EagerStepBegun(self._job.name))
+        captured.forget(step)
+        with captured.checks.timed(captured.begun):
+            checked = check_step(
+                self._steps,
+                specialization,
+                step,
+                batch.flat,
+                batch.batch,
+                self._python,
+                compare=captured.checks.compares,
+            )
+        if captured.checks.compares:
+            self._events.publish(StepChecked(self._job.name))
+        if checked.difference is not None and captured.unchecked and step in specialization.checked:
+            raise NumbersDifferError(
+                f"job {self._job.name!r}: at step {captured.begun} its captured step gives another "
+                f"number than the eager step: {checked.difference}. Up to {captured.unchecked} "
+                "steps before it, made by the captured step, may be wrong, too. Give the job "
+                "capture=False, and report the model: this is a defect of waterflow."
+            )
+        captured.unchecked = 0
+        self._steps.cache.judge(specialization, step, checked)
+        if self._steps.persistent.state_holds() and step in specialization.checked:
+            captured.bind(step)
+        return checked.loss
+
+    def _step_optimizer(self, lanes: Lanes, step: PreparedStep) -> None:
+        """The optimizer's own step on the gradients that the tape has left."""
+        self._captured.take_gradients(step)
+
+        def update() -> None:
+            with lanes.scope(self._number):
+                update_parameters(self._job.optimizer, self._job.clip_grad_norm)
+
+        self._python(update)
+        self._ran_in_arena = True
+
+    # What they leave
+
+    @property
+    def _drops_gradients(self) -> bool:
+        """Whether the next step would drop the gradients at its beginning, as torch's do."""
+        return not (self._job.keep_grads or has_own_zero_grad(self._job.optimizer))
+
+    def drop_gradients(self, residency: Residency) -> None:
+        """Lets go of the gradients that the next step would drop at its beginning."""
+        if not self._drops_gradients:
+            return
+        for parameter in trained_parameters(self._job.optimizer):
+            if parameter.grad is not None and parameter.grad.layout == torch.strided:
+                residency.drop(parameter.grad)  # else their place would stay taken between steps
+        self._job.optimizer.zero_grad(set_to_none=True)
+
+    def forget_gradients(self) -> None:
+        """The same for all parameters of a job that leaves."""
+        if self._drops_gradients:
+            for parameter in self._job.model.parameters():
+                parameter.grad = None
+
+    def measure(self, arena: Any) -> None:
+        """Notes what the latest step has taken of the arena, if it ran there."""
+        if self._ran_in_arena:
+            taken = int(arena.peak(self._number)) - int(arena.held(self._number))
+            self._needs.measured_extent = max(self._needs.measured_extent, taken)
+            self._ran_in_arena = False

@@ -1,0 +1,101 @@
+"""Where jobs come in and go out: between steps, on the engine's thread."""
+
+from __future__ import annotations
+
+from waterflow.common.errors import BudgetError, JobError
+from waterflow.engine.admission import Admission
+from waterflow.engine.context import RunContext
+from waterflow.engine.in_flight import StepsInFlight
+from waterflow.engine.job_queue import JobQueue
+from waterflow.engine.job_run import JobRun
+from waterflow.engine.states import JobState
+from waterflow.executor.data.feeder import FeedItem
+from waterflow.steps.prepared import PreparedBatch
+
+
+class Entrance:
+    """Lets the jobs of one engine in and out."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        queue: JobQueue,
+        admission: Admission,
+        in_flight: StepsInFlight,
+    ) -> None:
+        self._context = context
+        self._queue = queue
+        self._admission = admission
+        self._in_flight = in_flight
+
+    @property
+    def residents(self) -> list[JobRun]:
+        """The jobs that have their places in the arena."""
+        return [job for job in self._queue.jobs if job.resident]
+
+    def start_new(self) -> None:
+        """Begins to prepare the jobs that were submitted since."""
+        for job in self._queue.jobs:
+            if job.is_new and not job.ended:
+                job.start()
+
+    def end_stopped(self) -> None:
+        """Ends the jobs that somebody wants to end."""
+        for job in self._queue.jobs:
+            if job.stop_requested and not job.ended:
+                self._in_flight.complete_all()
+                job.end(JobState.STOPPED)
+
+    def admit(self) -> None:
+        """Admits waiting jobs in the order of their submission, as long as they fit."""
+        if self._queue.holds_admission:
+            return
+        for job in self._queue.jobs:
+            fed = job.next_batch()
+            if job.resident or job.ended or fed is None:
+                continue
+            if fed.item is None:
+                self.end_of_data(job, fed)
+                continue
+            residents = self.residents
+            try:
+                self._admission.check(job, residents)
+            except (BudgetError, JobError) as error:
+                job.fail(error)
+                continue
+            if not self._admission.fits_beside(job, residents):
+                self._admission.wait(job)
+                if job.state is JobState.PREPARING:
+                    job.become(JobState.QUEUED)
+                return
+            self._let_in(job)
+
+    def _let_in(self, job: JobRun) -> None:
+        context = self._context
+        job.tell_of_needs()
+        job.become(JobState.RUNNING)
+        try:
+            context.lanes.commit()
+            job.move_in(context.residency)
+            job.captured.open_input(None, context.lanes, context.residency)
+        except (RuntimeError, JobError) as error:
+            job.fail(error)
+            context.check_device()
+        context.lanes.device.release_unused()
+
+    def dismiss_ended(self) -> None:
+        """Has the jobs that have ended give up their places."""
+        for job in self.residents:
+            if job.ended:
+                job.move_out(self._context.residency)
+                self._admission.somebody_left()
+                self._context.wake()
+
+    def end_of_data(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
+        """The job's feeder has come to the end of the data, or has failed."""
+        self._in_flight.complete_all()
+        if fed.error is not None:
+            job.fail(fed.error)
+        else:
+            self._context.run_isolated(job, lambda: job.loop.enter_epoch(job.loop.epoch + 1))
+            job.end(JobState.FINISHED)

@@ -1,0 +1,130 @@
+"""What happens in an engine, as a stream of events that others subscribe to.
+
+Progress, the recorder of the report and whoever waits for a job learn of it here; nothing that
+trains calls them. Events are published by the thread on which they happen, and subscribers run
+there: they must be quick, safe to call from any lane, and raise nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from waterflow.engine.states import JobState
+from waterflow.report.job_report import JobReport
+
+
+class JobJoined(NamedTuple):
+    """A job was submitted; `report` is where what becomes of it is written."""
+
+    job: str
+    number: int
+    total_steps: int | None
+    report: JobReport
+
+
+class StateChanged(NamedTuple):
+    """A job is in another state of its life; `error` is what ended it, if an error did."""
+
+    job: str
+    before: JobState
+    after: JobState
+    error: BaseException | None = None
+
+
+class EpochEntered(NamedTuple):
+    """A job has gone through its data `epoch` times."""
+
+    job: str
+    epoch: int
+
+
+class CaptureKnown(NamedTuple):
+    """How much of a job's step is captured, `captured` and `notes` as in `JobReport`."""
+
+    job: str
+    captured: str
+    notes: Sequence[str]
+    recaptures: int
+
+
+class NeedsKnown(NamedTuple):
+    """What a job needs of the arena: between steps, and at most, when it runs alone."""
+
+    job: str
+    persistent_bytes: int
+    solo_peak_bytes: int
+
+
+class EagerStepBegun(NamedTuple):
+    """A step begins that runs as the user's own Python, to be checked against or for good."""
+
+    job: str
+
+
+class StepChecked(NamedTuple):
+    """A captured step has been compared with the eager one."""
+
+    job: str
+
+
+class GroupsRan(NamedTuple):
+    """Node groups of a step of each of these jobs have run, which is not yet counted as done.
+
+    `spans` are tuples of lane, place in `jobs`, group, start and stop, the last two in seconds of
+    `time.perf_counter`.
+    """
+
+    jobs: Sequence[str]
+    spans: Sequence[tuple[Any, ...]]
+
+
+class StepDone(NamedTuple):
+    """A step is done; `step` counts from 1."""
+
+    job: str
+    step: int
+    loss: float
+
+
+class MemoryMoved(NamedTuple):
+    """A job's persistent tensors have come into the arena, or left it: `held` bytes are its now."""
+
+    job: str
+    held: int
+
+
+class EngineEnded(NamedTuple):
+    """No job will run any more."""
+
+
+Event = (
+    JobJoined
+    | StateChanged
+    | CaptureKnown
+    | NeedsKnown
+    | EpochEntered
+    | EagerStepBegun
+    | StepChecked
+    | GroupsRan
+    | StepDone
+    | MemoryMoved
+    | EngineEnded
+)
+Subscriber = Callable[[Event], None]
+
+
+class EventStream:
+    """Passes on each event to all subscribers, in the order of their subscription."""
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[Subscriber, ...] = ()
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Calls `subscriber` with every event from now on."""
+        self._subscribers = (*self._subscribers, subscriber)
+
+    def publish(self, event: Event) -> None:
+        """Tells the subscribers, on the calling thread."""
+        for subscriber in self._subscribers:
+            subscriber(event)

@@ -1,0 +1,122 @@
+"""The jobs of an engine, and what other threads ask of it for them."""
+
+from __future__ import annotations
+
+import threading
+
+from waterflow.common.errors import BudgetError
+from waterflow.engine.admission import Admission
+from waterflow.engine.context import RunContext
+from waterflow.engine.events import Event, StateChanged
+from waterflow.engine.job_run import JobRun
+from waterflow.engine.states import JobState
+
+
+class JobQueue:
+    """What was submitted, in that order, and who waits for what.
+
+    Attributes:
+        jobs: all of them, those that have ended included.
+        broken: what has ended the engine, if it is no single job's error.
+        holds_admission: whether nobody may begin for now.
+    """
+
+    def __init__(self, context: RunContext, admission: Admission) -> None:
+        self._context = context
+        self._admission = admission
+        self.jobs: list[JobRun] = []
+        self.broken: BaseException | None = None
+        self.holds_admission = False
+        self._closing = False
+        self._over = threading.Event()
+        context.events.subscribe(self._wake_at_an_end)
+
+    # From any thread
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more jobs are taken."""
+        return self._closing or self.broken is not None
+
+    def add(self, job: JobRun) -> None:
+        """A job was submitted. With the lock of the context's state held."""
+        self.jobs.append(job)
+        self._context.state.notify_all()
+
+    def release(self) -> None:
+        """Lets jobs begin once all so far are prepared, and each is known to fit alone.
+
+        Raises:
+            BudgetError: one of them does not; nothing has run.
+        """
+        with self._context.state:
+            self._context.state.wait_for(lambda: all(map(self._is_prepared, self.jobs)))
+        prepared = [job for job in self.jobs if not job.ended]
+        if not all(map(self._admission.fits_alone, prepared)):
+            raise BudgetError(self._admission.too_small(prepared))
+        with self._context.state:
+            self.holds_admission = False
+            self._context.state.notify_all()
+
+    def _is_prepared(self, job: JobRun) -> bool:
+        return job.ended or self.broken is not None or job.next_batch() is not None
+
+    def request_stop(self, job: JobRun) -> None:
+        """Has the job end after its present step."""
+        with self._context.state:
+            job.stop_requested = True
+            self._context.state.notify_all()
+
+    def wait_for_end(self, job: JobRun, timeout: float | None) -> bool:
+        """Waits until the job has ended and left; returns whether it has, within the timeout."""
+        with self._context.state:
+            return self._context.state.wait_for(lambda: job.is_gone or self._over.is_set(), timeout)
+
+    def close(self) -> None:
+        """Takes no more jobs."""
+        with self._context.state:
+            self._closing = True
+            self._context.state.notify_all()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the end of the engine's work; returns whether it has come."""
+        return self._over.wait(timeout)
+
+    # From the engine's thread
+
+    def wait_for_work(self, pending: bool) -> bool:
+        """Waits until something is to be done; returns False when nothing ever will be.
+
+        Args:
+            pending: whether there is something besides the jobs' own needs.
+        """
+        with self._context.state:
+            self._context.state.wait_for(lambda: pending or self._has_work() or self._is_over())
+            return not self._is_over()
+
+    def _has_work(self) -> bool:
+        return any(map(self.needs_attention, self.jobs))
+
+    def _is_over(self) -> bool:
+        return self._closing and all(job.is_gone for job in self.jobs)
+
+    def needs_attention(self, job: JobRun) -> bool:
+        """Whether the engine has something to do for the job between steps, or a step."""
+        if job.ended:
+            return job.resident
+        if job.stop_requested or job.is_new:
+            return True
+        if job.next_batch() is None:
+            return False
+        if job.state is JobState.RUNNING:
+            return True
+        return not (self.holds_admission or self._admission.is_waiting(job))
+
+    def end(self) -> None:
+        """No job will run any more."""
+        self._over.set()
+        self._context.wake()
+
+    def _wake_at_an_end(self, event: Event) -> None:
+        if isinstance(event, StateChanged) and event.after.ended:
+            self._context.wake()

@@ -1,0 +1,155 @@
+"""The engine's own thread: has jobs let in and out, and the executors run their steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from waterflow.common.errors import DeviceLostError
+from waterflow.engine.admission import Admission
+from waterflow.engine.context import RunContext
+from waterflow.engine.entrance import Entrance
+from waterflow.engine.events import EngineEnded
+from waterflow.engine.flow import Batches, FlowExecutor
+from waterflow.engine.flow_planner import FlowPlanner
+from waterflow.engine.in_flight import StepsInFlight
+from waterflow.engine.job_queue import JobQueue
+from waterflow.engine.job_run import JobRun
+from waterflow.engine.round_planner import RoundPlanner
+from waterflow.engine.rounds import RoundExecutor
+from waterflow.engine.states import JobState
+from waterflow.executor.run import rng
+from waterflow.partitioner.policies import Policy
+
+#: A round waits this share of the last round for jobs whose next batch is about to be ready.
+_GRACE = 0.25
+_LEAST_GRACE_SECONDS = 0.002
+
+
+class EngineLoop:
+    """Drives the jobs of one engine on its own thread, which is lane 0.
+
+    Everything that moves persistent tensors happens on it, between steps.
+    """
+
+    def __init__(
+        self, context: RunContext, policy: Policy, admission: Admission, queue: JobQueue
+    ) -> None:
+        self._context = context
+        self._policy = policy
+        self._queue = queue
+        self.round_planner = RoundPlanner(policy, context.lanes, context.residency)
+        self.flow_planner = FlowPlanner(policy, context.lanes, context.residency)
+        self._in_flight = StepsInFlight(context)
+        self._entrance = Entrance(context, queue, admission, self._in_flight)
+        self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
+        self._flow = FlowExecutor(context, self.flow_planner, self._in_flight, policy.next_job)
+        self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._context.lanes.adopt_lane(0)
+        try:
+            while self._queue.wait_for_work(self._in_flight.pending):
+                self._between_steps()
+                self._run_steps()
+                self._entrance.dismiss_ended()
+        except BaseException as error:
+            self._break(error)
+        finally:
+            try:
+                self._wind_up()
+            finally:
+                rng.uninstall()
+                self._queue.end()
+
+    def _break(self, error: BaseException) -> None:
+        """The engine ends with an error that is no single job's."""
+        try:
+            self._context.check_device()
+        except DeviceLostError as lost:
+            lost.__cause__ = error if error is not lost else None
+            error = lost
+        self._queue.broken = error
+        for job in self._queue.jobs:
+            job.fail(error)
+
+    def _wind_up(self) -> None:
+        if not isinstance(self._queue.broken, DeviceLostError):
+            self._entrance.dismiss_ended()
+        self._context.events.publish(EngineEnded())
+        self._context.lanes.close()
+        for job in self._queue.jobs:
+            job.feeder.join(1.0)
+
+    def _between_steps(self) -> None:
+        """Whoever comes and goes does so here."""
+        self._entrance.start_new()
+        self._entrance.end_stopped()
+        self._flow.close_rooms(self._queue.jobs)
+        self._entrance.admit()
+
+    def _run_steps(self) -> None:
+        """A round of all jobs; or, under a policy that lets jobs flow, a round of those that need
+        more than a lane, and then a stretch in which the others flow."""
+        if not self._policy.flows:
+            self._run_round(self._queue.jobs)
+            return
+        self._flow.open_rooms(self._entrance.residents)
+        apart = [job for job in self._queue.jobs if job.may_step and not job.can_flow]
+        if apart:
+            self._flow.close_rooms(self._queue.jobs)
+            self._run_round(apart)
+            self._entrance.dismiss_ended()  # others may need its place
+            self._flow.open_rooms(self._entrance.residents)
+        flowing = [job for job in self._queue.jobs if job.can_flow]
+        if any(job.may_step for job in flowing):
+            self._run_stretch(flowing)
+
+    def _run_stretch(self, jobs: Sequence[JobRun]) -> None:
+        self._in_flight.complete_all()
+        left = self._flow.run(jobs, lambda: self._is_interrupted(jobs))
+        self._entrance.dismiss_ended()
+        if left is None:
+            self._flow.close_rooms(self._queue.jobs)
+            self._run_round(jobs)
+        elif left:
+            self._flow.close_rooms(self._queue.jobs)
+            self._rounds.run(left)
+
+    def _is_interrupted(self, flowing: Sequence[JobRun]) -> bool:
+        """Whether somebody wants something that cannot be done while jobs flow."""
+        return any(
+            job.stop_requested if job in flowing else self._queue.needs_attention(job)
+            for job in self._queue.jobs
+        )
+
+    def _run_round(self, jobs: Sequence[JobRun]) -> None:
+        batches = self._next_batches(jobs)
+        if batches:
+            self._rounds.run(batches)
+        else:
+            self._in_flight.complete_all()
+
+    def _next_batches(self, jobs: Sequence[JobRun]) -> Batches:
+        """Their next batches. Jobs that are nearly ready are waited for, a little."""
+        patience = max(_LEAST_GRACE_SECONDS, _GRACE * self._rounds.seconds)
+        running = [job for job in jobs if job.state is JobState.RUNNING]
+        with self._context.state:
+            if any(job.may_step for job in running):
+                self._context.state.wait_for(lambda: all(job.may_step for job in running), patience)
+        batches: Batches = []
+        for job in running:
+            if not job.may_step:
+                continue
+            fed = job.feeder.take()
+            if fed.item is None:
+                self._entrance.end_of_data(job, fed)
+                continue
+            epoch = fed.epoch
+            if self._context.run_isolated(job, lambda j=job, e=epoch: j.loop.enter_epoch(e)):  # type: ignore[misc]
+                batches.append((job, fed.item))
+        return batches

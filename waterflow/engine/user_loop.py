@@ -1,0 +1,95 @@
+"""What a user's loop does between steps: epochs, schedulers, checks of the loss, callbacks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from waterflow.engine.events import EpochEntered, EventStream, StepDone
+from waterflow.engine.states import JobState
+from waterflow.job.job import STOP, Job, StepResult
+from waterflow.job.training_step import check_finite, learning_rates, step_scheduler
+
+
+class UserLoop:
+    """The Python of one job between its steps, in the order of the plain loop."""
+
+    def __init__(
+        self,
+        job: Job,
+        python: Callable[[Callable[[], Any]], Any],
+        end: Callable[[JobState], None],
+        events: EventStream,
+    ) -> None:
+        """Args beyond the obvious.
+
+        python: runs Python of the job's, in its caller's context and with its random streams.
+        end: ends the job.
+        """
+        self._job = job
+        self._python = python
+        self._end = end
+        self._events = events
+        self._latest_loss = math.nan
+        self.epoch = 0
+        self.steps = 0  # done
+
+    @property
+    def waits_for_loss(self) -> bool:
+        """Whether something of the user's must know a step's loss before the next step begins."""
+        job = self._job
+        plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        return job.on_step is not None or job.stop_on_nan or plateau
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates now."""
+        return learning_rates(self._job)
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Steps a per-epoch scheduler for every epoch that lies behind."""
+        while self.epoch < epoch:
+            self.epoch += 1
+            self._events.publish(EpochEntered(self._job.name, self.epoch))
+            self._step_scheduler("epoch", self._latest_loss)
+
+    def step_queued(self) -> None:
+        """A step is on its way, its loss not known yet: what the next one needs is done now.
+
+        Raises:
+            Whatever the scheduler raises.
+        """
+        if not self.waits_for_loss:
+            self._step_scheduler("step", math.nan)
+
+    def finish_step(self, loss: float, rates: tuple[float, ...]) -> None:
+        """After a step: tells of it, steps the scheduler, asks the callback.
+
+        Raises:
+            NonFiniteLossError: the job asked to stop on that.
+            Whatever the callback or the scheduler raises.
+        """
+        job = self._job
+        self.steps += 1
+        self._latest_loss = loss
+        self._events.publish(StepDone(job.name, self.steps, loss))
+        check_finite(job, self.steps, loss)
+        if self.waits_for_loss:
+            self._step_scheduler("step", loss)
+        if job.on_step is not None:
+            result = StepResult(job.name, self.steps, self.epoch, loss, rates)
+            on_step = job.on_step
+            answer = self._python(lambda: on_step(result))
+            if answer is STOP:
+                self._end(JobState.STOPPED)
+                return
+        if job.steps is not None and self.steps >= job.steps:
+            self._end(JobState.FINISHED)
+
+    def _step_scheduler(self, every: str, loss: float) -> None:
+        if self._job.scheduler is not None and self._job.scheduler_every == every:
+            # A captured step calls no step(), which schedulers would warn of.
+            self._job.optimizer._opt_called = True  # type: ignore[attr-defined]
+            self._python(lambda: step_scheduler(self._job, every, loss))

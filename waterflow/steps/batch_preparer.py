@@ -1,0 +1,175 @@
+"""Makes batches ready to run: each with what its step was captured to, or for an eager step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from waterflow.capture.caller import CallerContext
+from waterflow.capture.opaque import why_opaque
+from waterflow.capture.tracing import StateMovedError, reason_of
+from waterflow.common.errors import CaptureError
+from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
+from waterflow.executor.device.device import Device
+from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten
+from waterflow.job.job import Job
+from waterflow.steps.opacity import Opacity
+from waterflow.steps.persistent import PersistentTensors, is_lazy
+from waterflow.steps.prepared import PreparedBatch, Specialization
+from waterflow.steps.step_builder import StepBuilder
+from waterflow.steps.step_cache import ManyShapesError, StepCache
+from waterflow.steps.trials import TrialNeeded, Trials
+
+_Find = Callable[[Hashable], "Specialization | None"]
+
+
+class BatchPreparer:
+    """Prepares a job's batches, on its feeder's thread.
+
+    `refresh` comes from the thread that runs the job's step; captures are guarded by the cache's
+    lock, `_latest` is a hint, and whichever thread writes it last is right.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        device: Device,
+        caller: CallerContext,
+        cache: StepCache,
+        builder: StepBuilder,
+        persistent: PersistentTensors,
+        opacity: Opacity,
+        trials: Trials,
+        prefetcher: BatchPrefetcher | None = None,
+    ) -> None:
+        self._job = job
+        self._device = device
+        self._cache = cache
+        self._builder = builder
+        self._persistent = persistent
+        self._opacity = opacity
+        self._trials = trials
+        self._prefetcher = prefetcher
+        self._latest: Specialization | None = None  # of the batch prepared last
+        self._refusal = why_opaque(job, caller)
+        if job.capture is False:
+            opacity.step = "the job has capture=False"
+        elif self._refusal is not None and job.capture == "auto":
+            opacity.give_up_step(self._refusal)
+
+    def prepare(
+        self, batch: Any, before_capture: Callable[[], None] = lambda: None
+    ) -> PreparedBatch:
+        """Makes a batch ready to run.
+
+        Args:
+            batch: as the data yields it.
+            before_capture: called before a new shape is captured and profiled, which touches the
+                job's tensors: returns when no step of the job is under way.
+
+        Raises:
+            CaptureError: the step cannot be captured exactly.
+        """
+        # A batch that is fetched ahead is looked at when its turn comes: the steps before it may
+        # change what its step reads.
+        find = self._known if self.draws_apart else self._cache.valid
+        prepared = self._prepared(batch, before_capture, find)
+        self._latest = prepared.specialization
+        return prepared
+
+    def refresh(self, prepared: PreparedBatch) -> PreparedBatch:
+        """The same batch, captured again where what the step reads has changed since."""
+        if not self._persistent.state_holds():
+            self._cache.collect_persistent()
+        if self._cache.is_fresh(prepared):
+            return prepared
+        prepared = self._prepared(prepared.batch, lambda: None, self._cache.valid)
+        self._latest = prepared.specialization
+        return prepared
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether the latest batch's step leaves the job's random streams alone: it is captured, a
+        check has shown what it does, and it draws nothing."""
+        if self._opacity.step is not None or self._builder.draws:
+            return False
+        latest = self._latest
+        return latest is not None and latest.steady in latest.checked
+
+    def _known(self, signature: Hashable) -> Specialization | None:
+        return self._cache.known(signature, self._latest)
+
+    def _prepared(
+        self, batch: Any, before_capture: Callable[[], None], find: _Find
+    ) -> PreparedBatch:
+        """The batch with what `find` has for its signature, captured where that is nothing."""
+        if self._opacity.step is not None or (self._cache.is_empty and is_lazy(self._job.model)):
+            return PreparedBatch(batch)
+        if self._refusal is not None:
+            self._opacity.give_up_step(self._refusal)
+        try:
+            flat = flatten(batch)
+            return self._specialized(batch, flat, before_capture, find)
+        except UnknownLeafError as error:
+            return self._refused(batch, self._hidden_leaf(error.args[0]), for_good=False)
+        except TrialNeeded:
+            return PreparedBatch(batch, flat, trial=True)
+        except StateMovedError as error:  # what settles with the first step settles by trial
+            if self._trials.has_passed(flat.signature):
+                return self._refused(batch, error)
+            return PreparedBatch(batch, flat, trial=True)
+        except CaptureError as error:
+            return self._refused(batch, error, for_good=not isinstance(error, ManyShapesError))
+        except Exception as error:
+            if self._job.capture is True:
+                raise
+            return self._refused(batch, error)
+
+    def _specialized(
+        self, batch: Any, flat: FlatBatch, before_capture: Callable[[], None], find: _Find
+    ) -> PreparedBatch:
+        flat, pinned = self._on_its_way(flat)
+        specialization = find(flat.signature)
+        if specialization is None:
+            before_capture()  # not under the lock: the step under way may need it
+            if self._opacity.step is not None:  # that step has shown it
+                return PreparedBatch(batch)
+            specialization = self._cache.valid_or_captured(flat)  # a callback may have run
+        return PreparedBatch(batch, flat, specialization, pinned)
+
+    def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, PinnedBatch | None]:
+        """The batch packed for the device; one that the data has put there is brought as a whole.
+
+        Lanes do not wait for the streams of the user's threads, so this one does.
+        """
+        if self._prefetcher is None:
+            return flat, None
+        if all(tensor.device.type == "cpu" for tensor in flat.tensors):
+            return flat, self._prefetcher.pack(flat.tensors)
+        there = [tensor.to(self._device.tensors) for tensor in flat.tensors]
+        self._device.wait_for_thread()
+        return dataclasses.replace(flat, tensors=there), None
+
+    def _hidden_leaf(self, kind: str) -> CaptureError:
+        return CaptureError(
+            f"job {self._job.name!r}: a batch holds a {kind}, which may hide "
+            "tensors from the capture. Make batches of tensors, numbers, strings, "
+            "sequences, mappings and data classes, or give the job capture=False.",
+            f"a batch holds a {kind}, which may hide tensors from the capture",
+        )
+
+    def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> PreparedBatch:
+        """The batch for an eager step, where the job allows that."""
+        if self._job.capture is True:
+            if isinstance(error, CaptureError):
+                raise CaptureError(str(error), error.reason)
+            raise error
+        reason = error.reason if isinstance(error, CaptureError) else None
+        if reason is None:
+            reason = str(error) if isinstance(error, CaptureError) else reason_of(error)
+        if for_good:
+            self._opacity.give_up_step(reason)
+        else:
+            self._opacity.note(f"some steps run as eager Python, because {reason}")
+        return PreparedBatch(batch)

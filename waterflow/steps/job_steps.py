@@ -1,0 +1,93 @@
+"""All that makes one job's steps, put together: what an engine or a study holds of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from waterflow.capture.caller import CallerContext
+from waterflow.capture.optimizer_cache import OptimizerTraces
+from waterflow.executor.data.staging import BatchPrefetcher
+from waterflow.executor.device.device import Device
+from waterflow.executor.run.rng import JobRng
+from waterflow.job.job import Job
+from waterflow.steps.batch_preparer import BatchPreparer
+from waterflow.steps.opacity import Opacity
+from waterflow.steps.persistent import PersistentTensors
+from waterflow.steps.specializations import Specializations
+from waterflow.steps.step_binder import StepBinder
+from waterflow.steps.step_builder import StepBuilder
+from waterflow.steps.step_cache import StepCache
+from waterflow.steps.step_profiler import StepProfiler
+from waterflow.steps.trials import Trials
+
+
+@dataclass(eq=False)
+class JobSteps:
+    """One job's steps.
+
+    Attributes:
+        job: the job.
+        device: where it trains.
+        rng: its random streams; never advanced here.
+        threads: intra-op threads of the lanes, which a profile depends on.
+        traces: of optimizers' steps, shared with the jobs beside it.
+        caller: the context of the thread that submitted the job.
+        may_try: whether eager steps may come first, to be observed.
+        prefetcher: brings its batches to the device, None where they are there already.
+        opacity: what of its step is not captured.
+        persistent: what it holds between steps.
+        trials: what its observed steps have shown.
+        binder: gives its steps their tensors.
+        cache: which step serves a batch.
+        preparer: makes its batches ready to run.
+    """
+
+    job: Job
+    device: Device
+    rng: JobRng
+    threads: int
+    traces: OptimizerTraces = field(default_factory=OptimizerTraces)
+    caller: CallerContext = field(default_factory=CallerContext)
+    may_try: bool = True
+    prefetcher: BatchPrefetcher | None = field(init=False, default=None)
+    opacity: Opacity = field(init=False)
+    persistent: PersistentTensors = field(init=False)
+    trials: Trials = field(init=False)
+    binder: StepBinder = field(init=False)
+    cache: StepCache = field(init=False)
+    preparer: BatchPreparer = field(init=False)
+
+    def __post_init__(self) -> None:
+        job, device, rng, caller = self.job, self.device, self.rng, self.caller
+        if job.capture is not False and device.inbox() is not None:
+            self.prefetcher = BatchPrefetcher(device)
+        self.opacity = opacity = Opacity(job)
+        specializations = Specializations()
+        self.persistent = PersistentTensors(job, device, specializations, self.prefetcher)
+        self.trials = Trials(job, caller, opacity, may_try=self.may_try)
+        self.binder = StepBinder(job, rng, self.persistent)
+        profiler = StepProfiler(device, rng, self.threads, self.binder)
+        builder = StepBuilder(
+            job,
+            rng,
+            caller,
+            self.traces,
+            opacity,
+            self.trials,
+            self.persistent,
+            profiler,
+            self.prefetcher,
+        )
+        self.cache = StepCache(job, specializations, self.persistent, builder, opacity, self.trials)
+        self.cache.collect_persistent()
+        self.preparer = BatchPreparer(
+            job,
+            device,
+            caller,
+            self.cache,
+            builder,
+            self.persistent,
+            opacity,
+            self.trials,
+            self.prefetcher,
+        )

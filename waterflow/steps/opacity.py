@@ -1,0 +1,51 @@
+"""How much of a job's step runs as eager Python, and why: what its report says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+from waterflow.capture.tracing import capture_error, users_line
+from waterflow.common.errors import OpaqueStepWarning
+from waterflow.job.job import Job
+
+
+class Opacity:
+    """What of a job's step is not captured.
+
+    Attributes:
+        step: why all steps run eagerly, None where they are captured.
+        optimizer: why the optimizer runs eagerly, None where it is captured.
+        notes: what the report should say about the job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.step: str | None = None
+        self.optimizer: str | None = None
+        self.notes: list[str] = []
+
+    def give_up_step(self, reason: str) -> None:
+        """From now on the job's steps run eagerly.
+
+        Raises:
+            CaptureError: the job insists on capture.
+        """
+        if self._job.capture is True:
+            raise capture_error(self._job.name, reason, users_line(None, self._job.loss))
+        self.step = reason
+        self.note(f"the step runs as eager Python, because {reason}")
+
+    def give_up_optimizer(self, why: str) -> None:
+        """From now on the optimizer runs eagerly, after captured forward and backward passes."""
+        name = type(self._job.optimizer).__name__
+        self.optimizer = f"{name} cannot be captured exactly: {why}"
+        self.note(f"the optimizer runs as eager Python, because {self.optimizer}")
+
+    def note(self, text: str) -> None:
+        """Has the report say this, and warns once."""
+        if text in self.notes:
+            return
+        self.notes.append(text)
+        with contextlib.suppress(Warning):  # filters may turn it into an error
+            warnings.warn(f"job {self._job.name!r}: {text}", OpaqueStepWarning, stacklevel=2)

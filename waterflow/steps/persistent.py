@@ -1,0 +1,175 @@
+"""The ledger of what a job holds between steps: parameters, buffers, the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+from waterflow.executor.data.staging import BatchPrefetcher
+from waterflow.executor.device.device import Device
+from waterflow.executor.run.residency import storage_bytes
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import Layout, StateEntries, trained_parameters
+from waterflow.partitioner.graph.step_graph import Input
+from waterflow.steps.prepared import PreparedStep, Specialization
+from waterflow.steps.specializations import Specializations
+
+
+class PersistentTensors:
+    """A job's persistent tensors, as they were when they were last collected.
+
+    Attributes:
+        tensors: parameters, buffers and the optimizer's state, by what they are to a step.
+        state_exists: whether the optimizer has state.
+        final_bytes: bytes that the job holds between steps at most, its state included.
+        version: counts the changes of the set of tensors.
+        were_replaced: whether the model was ever given other tensors.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        device: Device,
+        specializations: Specializations,
+        prefetcher: BatchPrefetcher | None = None,
+    ) -> None:
+        """Args beyond the obvious.
+
+        specializations: whose constants stay between steps, too.
+        prefetcher: whose inbox does; None where there is none.
+        """
+        self._job = job
+        self._device = device
+        self._specializations = specializations
+        self._prefetcher = prefetcher
+        self.tensors: dict[Input, torch.Tensor] = {}
+        self.state_exists = False
+        self.final_bytes = 0
+        self.version = 0
+        self.were_replaced = False
+        self._noted: set[tuple[Input, int, int]] = set()
+        self._entries = StateEntries(job.optimizer)
+
+    def collect(self) -> bool:
+        """Looks at the job's tensors as they are now.
+
+        Returns:
+            Whether state of the optimizer has gone or has another layout, so that captures may
+            know what is there no longer.
+        """
+        layouts = _state_layouts(self.tensors)
+        self.tensors = persistent_tensors(self._job)
+        self.state_exists = any(meaning.kind == "state" for meaning in self.tensors)
+        self._entries = StateEntries(self._job.optimizer)
+        before, self._noted = self._noted, _identities(self.tensors)
+        if before == self._noted:
+            return False
+        self.version += 1
+        changed = {meaning.kind for meaning, *_ in before - self._noted}
+        self.were_replaced = self.were_replaced or bool(changed - {"state"})
+        return bool(layouts - _state_layouts(self.tensors))
+
+    def note_size(
+        self,
+        steps: Iterable[PreparedStep] = (),
+        created: Iterable[torch.Tensor] = (),
+    ) -> None:
+        """Raises the final size to what is there, where it is more.
+
+        Args:
+            steps: whose constants are to be counted, too.
+            created: tensors like those that a first step will add.
+        """
+        constants = [tensor for step in steps for tensor in step.graph.constants]
+        size = self._size([*self.all(), *constants]) + storage_bytes(created, self._device)
+        self.final_bytes = max(self.final_bytes, size)
+
+    def _size(self, tensors: Iterable[torch.Tensor]) -> int:
+        inbox = 0 if self._prefetcher is None else self._prefetcher.size
+        return storage_bytes(tensors, self._device) + inbox
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the job holds between steps, now."""
+        return self._size(self.all())
+
+    def all(self) -> list[torch.Tensor]:
+        """Every tensor that should live in the arena while the job is in it."""
+        return [*self.tensors.values(), *self._specializations.constants()]
+
+    def state_holds(self) -> bool:
+        """Whether the optimizer's state has the entries that it had when it was last collected."""
+        return self._entries.holds(self._job.optimizer)
+
+    def has_all(self, state: Iterable[Hashable]) -> bool:
+        """Whether all these entries of the optimizer's state are there."""
+        return all(Input("state", key) in self.tensors for key in state)
+
+    def inputs_of(self, step: PreparedStep) -> dict[Input, torch.Tensor]:
+        """The job's persistent tensors, and those that the step knows as constants."""
+        constants = {Input("constant", i): t for i, t in enumerate(step.graph.constants)}
+        return {**self.tensors, **constants}
+
+    def put_state(self, step: PreparedStep, made: Mapping[Hashable, torch.Tensor]) -> None:
+        """After a first step: what it made becomes the optimizer's state."""
+        optimizer = self._job.optimizer
+        parameters = trained_parameters(optimizer)
+        entries: dict[Any, Any] = {**made, **step.graph.plain_state}
+        layout = step.optimizer.state_after if step.optimizer is not None else []
+        for index, keys in enumerate(layout):
+            if keys:
+                state = {key: entries[index, key] for key in keys if (index, key) in entries}
+                optimizer.state[parameters[index]] = state
+
+    def put_back_buffers(self, specialization: Specialization) -> None:
+        """After an eager step: buffers that it gave new tensors have their own again, as graphs
+        know them, with the new values."""
+        for name in specialization.forward.reassigned:
+            owner, _, attribute = name.rpartition(".")
+            buffers = self._job.model.get_submodule(owner)._buffers
+            own, now = self.tensors[Input("buffer", name)], buffers.get(attribute)
+            if now is not None and now is not own and Layout.of(now) == Layout.of(own):
+                with torch.no_grad():
+                    own.copy_(now)
+                buffers[attribute] = own
+
+
+def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
+    """Parameters, buffers and the optimizer's state, as they are now.
+
+    Tensors without plain memory of their own (sparse ones, parameters that are not made yet) are
+    left out: steps that have them run eagerly.
+    """
+    found: dict[Input, torch.Tensor] = {}
+    found.update({Input("parameter", n): p for n, p in job.model.named_parameters()})
+    found.update({Input("buffer", n): b for n, b in job.model.named_buffers()})
+    for index, parameter in enumerate(trained_parameters(job.optimizer)):
+        state = job.optimizer.state
+        for key, value in state[parameter].items() if parameter in state else ():
+            if isinstance(value, torch.Tensor):
+                found[Input("state", (index, key))] = value
+    return {meaning: tensor for meaning, tensor in found.items() if _has_memory(tensor)}
+
+
+#: Tensors of lazy modules, until their first step makes them.
+_UNMADE = (UninitializedParameter, UninitializedBuffer)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not isinstance(tensor, _UNMADE)
+
+
+def is_lazy(model: torch.nn.Module) -> bool:
+    """Whether some of the model's tensors will be made by its first step."""
+    return any(isinstance(tensor, _UNMADE) for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _identities(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, int, int]]:
+    return {(meaning, id(t), t.untyped_storage()._cdata) for meaning, t in tensors.items()}
+
+
+def _state_layouts(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, Layout]]:
+    return {(m, Layout.of(t)) for m, t in tensors.items() if m.kind == "state"}

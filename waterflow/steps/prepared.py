@@ -1,0 +1,107 @@
+"""What is prepared of a job: its steps, what serves batches of one signature, batches to run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from waterflow.capture.assumptions import Assumptions
+from waterflow.capture.forward import ForwardTrace
+from waterflow.capture.optimizer import OptimizerTrace
+from waterflow.executor.data.staging import PinnedBatch
+from waterflow.executor.plan.piled_step import Piles
+from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.run.tape import CompiledStep
+from waterflow.job.batch import FlatBatch
+from waterflow.job.optimizer_state import HyperKey
+from waterflow.partitioner.graph.step_graph import StepGraph
+
+
+@dataclass(eq=False)
+class PreparedStep:
+    """A step graph of a job, compiled and profiled.
+
+    Attributes:
+        graph: the step graph.
+        compiled: its tape.
+        optimizer: the optimizer's trace in it, None where the optimizer runs eagerly.
+        memory: its profile, ready for planning.
+        piles: the step piled up, where it flows.
+    """
+
+    graph: StepGraph
+    compiled: CompiledStep
+    optimizer: OptimizerTrace | None
+    memory: StepMemory = field(init=False)
+    piles: Piles = field(init=False)
+    valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
+
+    @property
+    def creates_state(self) -> bool:
+        """Whether it is a first step, which makes the optimizer's state."""
+        return bool(self.optimizer is not None and self.graph.outputs)
+
+
+@dataclass(eq=False)
+class Specialization:
+    """All that is prepared for batches of one signature, while what it assumes holds.
+
+    Attributes:
+        forward: the traced forward and backward pass.
+        assumptions: what the captures have taken for granted.
+        first: the step that creates the optimizer's state, None where it is there already.
+        steady: every later step.
+        checked: steps that an eager step has confirmed.
+        runs: how many steps were made of it so far.
+        outgrown: whether another capture for such batches has been counted since.
+    """
+
+    forward: ForwardTrace
+    assumptions: Assumptions
+    first: PreparedStep | None = None
+    steady: PreparedStep | None = None
+    checked: set[PreparedStep] = field(default_factory=set)
+    runs: int = 0
+    outgrown: bool = False
+
+    @property
+    def steps(self) -> list[PreparedStep]:
+        """Its first and its steady step, as far as they are there."""
+        return [step for step in (self.first, self.steady) if step]
+
+
+@dataclass(eq=False)
+class PreparedBatch:
+    """A batch with what can run it.
+
+    Attributes:
+        batch: as the data yielded it.
+        flat: the same, taken apart; None where nobody could, or had to.
+        specialization: what runs it; None where the whole step runs eagerly.
+        pinned: there for a batch that has yet to be brought to the device.
+        trial: whether this eager step has to show if later ones may be traced.
+    """
+
+    batch: Any
+    flat: FlatBatch | None = None
+    specialization: Specialization | None = None
+    pinned: PinnedBatch | None = None
+    trial: bool = False
+
+
+@dataclass
+class CheckedStep:
+    """A step that was made eagerly, and what was learnt of its graph.
+
+    Attributes:
+        loss: the eager step's loss.
+        difference: where the graph's numbers are not the eager ones; None if they are equal.
+        seen: the Python code and the C functions that the eager step has called.
+        adopted: whether there was no memory for the eager step, so that the graph's numbers count.
+    """
+
+    loss: float
+    difference: str | None
+    seen: Any
+    adopted: bool = False
