@@ -37,6 +37,7 @@ _LARGEST = 2**62
 _LARGE_GRAPH = 5000
 
 JobFactory = Callable[[int], Job]
+"""Makes a job for a batch size."""
 
 
 class ConstantShapesError(JobError):
@@ -152,7 +153,7 @@ class _Line:
     """All numbers of a footprint as functions ``slope * batch + start`` of the batch size.
 
     Attributes:
-        pattern: a footprint of the family; the others differ from it in numbers alone.
+        pattern: one of the footprints; the others differ from it in numbers alone.
         slope, start: int64, for each of its numbers; see `_numbers`.
     """
 
