@@ -16,11 +16,12 @@ from waterflow.executor.device.device import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function
+from waterflow.models.task import Task
 from waterflow.models.zoo import TASKS
 from waterflow.steps.job_steps import JobSteps
 from waterflow.study.batch_scaling import FootprintModel, JobFactory, footprint_model
 from waterflow.study.estimate import SizedJob
-from waterflow.study.footprint import Footprint, footprint_of, job_of
+from waterflow.study.footprint import Footprint, footprint_of
 from waterflow.study.hardware import Hardware
 
 JobSpecs = Sequence[str | Job | JobFactory]
@@ -153,6 +154,25 @@ class _Reader:
         if self._measure:
             footprint = _measured(job, footprint, self._traces)
         return StudyJob(job.name, footprint, self._hardware, weight=job.weight)
+
+
+def job_of(task: Task, batch: int, name: str | None = None) -> Job:
+    """A job that trains a task of the zoo for one step, on one batch of that many units.
+
+    Args:
+        task: what to train.
+        batch: images, sequences, or what else the task counts.
+        name: the job's name; the task's if None.
+    """
+    model = task.model()
+    return Job(
+        name or task.name,
+        model=model,
+        optimizer=task.optimizer(model.parameters()),
+        loss=task.loss,
+        data=[task.batch(batch)],
+        steps=1,
+    )
 
 
 def _batch_of(text: str, what: str, asked: str | None) -> int | None:
