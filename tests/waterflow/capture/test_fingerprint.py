@@ -11,13 +11,6 @@ import torch
 from torch import nn
 
 from waterflow.capture.fingerprint import Fingerprint
-from waterflow.capture.fingerprint_parts import (
-    content_of,
-    is_foreign,
-    is_installed,
-    is_written_in_python,
-    slots_of,
-)
 
 pytestmark = pytest.mark.cpu
 
@@ -138,28 +131,3 @@ def test_functions_put_into_torch_count(monkeypatch):
     before = patches()
     monkeypatch.setattr(torch.Tensor, "relu", patch)
     assert patches() != before
-
-
-# What it sees of objects
-
-
-def test_parts():
-    assert slots_of(Slotted) == ["left"]
-    assert is_written_in_python(Config)
-    assert is_written_in_python(collections.UserDict)
-    assert not is_written_in_python(np.ndarray)
-    assert not is_written_in_python(type(iter([])))
-    assert is_foreign(patch)
-    assert not is_foreign(nn.Linear)
-    assert is_installed("json.decoder")
-    assert is_installed("torch.fx")
-    assert not is_installed("of_nobody")
-
-
-def test_a_cell_may_be_empty():
-    def read():
-        return later
-
-    assert content_of(read.__closure__[0]) == "an empty cell"
-    later = 1
-    assert content_of(read.__closure__[0]) == 1
