@@ -118,6 +118,8 @@ void bind_allocator(py::module_& m) {
       .def("peak", py::overload_cast<JobId>(&Allocator::peak, py::const_), "job"_a)
       .def("live", &Allocator::live)
       .def("extent", &Allocator::extent)
+      .def("live_end", &Allocator::live_end)
+      .def("version", &Allocator::version)
       .def("capacity", &Allocator::capacity)
       .def("alignment", &Allocator::alignment)
       .def("lanes", &Allocator::lanes)
@@ -222,6 +224,8 @@ void bind_arena_state(ArenaClass& arena) {
       .def("peak", &Arena::peak, "job"_a)
       .def("statistics", &Arena::statistics)
       .def("reset_peaks", &Arena::reset_peaks)
+      .def_property_readonly("live_end", &Arena::live_end)
+      .def_property_readonly("version", &Arena::version)
       .def("snapshot", &Arena::snapshot)
       .def("record", &Arena::record, "on"_a)
       .def("take_log", [](Arena& self) { return as_array(self.take_log()); })
@@ -294,14 +298,15 @@ void begin_scripts(const Arena& arena,
 void bind_script(py::module_& m) {
   py::class_<Script, std::shared_ptr<Script>>(m, "Script")
       .def(py::init([](const StepArrays& step, const Array<std::int32_t>& instructions,
-                       std::size_t num_instructions, std::vector<std::size_t> offsets) {
+                       std::size_t num_instructions, std::vector<std::size_t> offsets,
+                       std::uint64_t version) {
              return std::make_shared<Script>(
                  as_step(step).events,
                  std::vector<std::int32_t>(instructions.data(),
                                            instructions.data() + instructions.size()),
-                 num_instructions, std::move(offsets));
+                 num_instructions, std::move(offsets), version);
            }),
-           "step"_a, "instructions"_a, "num_instructions"_a, "offsets"_a)
+           "step"_a, "instructions"_a, "num_instructions"_a, "offsets"_a, "version"_a)
       .def_property_readonly("deviations", &Script::deviations)
       .def("begin_instruction", &Script::begin_instruction, "index"_a)
       .def("end_instruction", &Script::end_instruction, "arena"_a, "lane"_a)
@@ -387,6 +392,7 @@ void bind_core(py::module_& m) {
   PYBIND11_NUMPY_DTYPE(Event, offset, bytes, lane, job, kind);
   // Subclasses of ValueError, as an offset is an argument; and of RuntimeError.
   py::register_exception<UnknownChunk>(m, "UnknownChunk", PyExc_ValueError);
+  py::register_exception<StalePlan>(m, "StalePlan", PyExc_RuntimeError);
   py::register_exception<BackendError>(m, "BackendError", PyExc_RuntimeError);
   py::register_exception<Inconsistent>(m, "Inconsistent", PyExc_AssertionError);
   m.attr("NO_LANE") = kNoLane;

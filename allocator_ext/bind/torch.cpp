@@ -360,20 +360,6 @@ void bind_rounds(py::module_& m) {
       .def("shutdown", &LanePool::shutdown, py::call_guard<py::gil_scoped_release>());
 }
 
-// A fingerprint of the live chunks (equal while nothing has moved) and the end of the highest one.
-std::pair<std::uint64_t, std::size_t> layout(const Arena& arena) {
-  std::uint64_t hash = 1469598103934665603ULL;
-  std::size_t end = 0;
-  auto mix = [&hash](std::uint64_t value) { hash = (hash ^ value) * 1099511628211ULL; };
-  for (const Chunk& chunk : arena.snapshot().chunks()) {
-    if (chunk.state != ChunkState::kLive) continue;
-    mix(chunk.offset);
-    mix(chunk.bytes);
-    end = chunk.offset + chunk.bytes;
-  }
-  return {hash >> 1, end};
-}
-
 // References to a storage that its Python object stands for, once there is one: releases of PyTorch
 // differ.
 std::size_t uses_by_python_object() {
@@ -457,7 +443,6 @@ void bind_torch(py::module_& m) {
       .def("__enter__", &RandomManager::enter)
       .def("__exit__", &RandomManager::exit);
   m.def("alias_generator", &alias_generator, py::arg("alias"), py::arg("generator"));
-  m.def("layout", &layout);
   bind_storage(m);
   bind_tape(m);
   bind_rounds(m);

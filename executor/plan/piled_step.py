@@ -89,6 +89,7 @@ class FlowPlan:
     Attributes:
         gate: admits their groups.
         lanes: how many of the lanes there is memory for.
+        version: the arena's (`Arena.version`), for which the plan was made.
     """
 
     def __init__(self, arena: Any, lanes: int, steps: Sequence[tuple[Flowing, PiledStep]]) -> None:
@@ -96,6 +97,7 @@ class FlowPlan:
 
         Raises ValueError where a step does not fit it.
         """
+        self.version = int(arena.version)
         start, stop = live_end(arena), int(arena.statistics().capacity)
         tallest = max(piled.extent for _, piled in steps)
         if tallest > stop - start:
@@ -135,6 +137,9 @@ class FlowPlan:
             step: one of the plan's.
             lane: where it is about to run.
             own_blocks: it keeps its blocks itself; see `RoundPlan.begin`.
+
+        Raises:
+            StalePlan: it keeps its blocks, and a place of the plan is not free any more.
         """
         key = (id(step), lane)
         if key not in self._made:
@@ -147,7 +152,8 @@ class FlowPlan:
     def _make(self, flowing: Flowing, piled: PiledStep, lane: int) -> tuple[Any, Any]:
         job, step, memory = flowing
         start, stop = self._ranges[lane // 2]
-        script = memory.script(piled.places(start, stop, from_top=lane % 2 == 1))
+        places = piled.places(start, stop, from_top=lane % 2 == 1)
+        script = memory.script(places, self.version)
         groups = [(group.start, group.stop) for group in piled.groups]
         return script, _C.FlowStep((step.tape, script, job, step.inbox), groups, piled.demand)
 

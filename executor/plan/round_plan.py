@@ -38,11 +38,16 @@ class StepMemory:
         ends = np.searchsorted(self._nodes, stops, side="left").astype(np.int32)
         return self._bytes, self._ids, ends
 
-    def script(self, offsets: Any) -> Any:
-        """The extension's script of the step with these places, one per request."""
+    def script(self, offsets: Any, version: int) -> Any:
+        """The extension's script of the step.
+
+        Args:
+            offsets: a place per request.
+            version: the arena's, when these places were found.
+        """
         step = (self._bytes, self._ids, np.empty(0, np.int32))
         nodes = np.ascontiguousarray(self._nodes, dtype=np.int32)
-        return _C.Script(step, nodes, self.profile.num_nodes, offsets.tolist())
+        return _C.Script(step, nodes, self.profile.num_nodes, offsets.tolist(), version)
 
     @property
     def extent(self) -> int:
@@ -72,6 +77,7 @@ class RoundPlan:
         scripts: one per job, with the job's number.
         extent: highest address that the plan uses.
         peak: the most bytes that any interleaving of the lanes can hold at once.
+        version: the arena's (`Arena.version`), for which the plan was made.
     """
 
     schedule: Schedule
@@ -79,6 +85,7 @@ class RoundPlan:
     scripts: list[Any]
     extent: int
     peak: int
+    version: int
 
     def begin(self, arena: Any, own_blocks: bool) -> None:
         """Puts the scripts at their start.
@@ -87,6 +94,9 @@ class RoundPlan:
             arena: the arena of the plan.
             own_blocks: steps keep their blocks themselves, without the allocator's lock; not where
                 the arena records every event or blocks survive the step.
+
+        Raises:
+            StalePlan: the steps keep their blocks, and a place of the plan is not free any more.
         """
         beside = _C.RoundMemory(self.extent, arena.statistics().capacity)
         _C.begin_scripts(arena, self.scripts, beside, own_blocks)
@@ -111,18 +121,18 @@ def plan_round(
     """
     jobs = [job for job, _, _ in steps]
     memories = [memory for _, _, memory in steps]
-    result = rehearse_round(arena.snapshot(), schedule, jobs, memories)
+    state = arena.snapshot()
+    result = rehearse_round(state, schedule, jobs, memories)
     if not result.fits:
         return None
     scripts = [
-        memory.script(offsets)
+        memory.script(offsets, state.version())
         for (_, _, memory), offsets in zip(steps, result.offsets, strict=True)
     ]
     round_ = make_round(schedule, steps, scripts)
-    extent = max(int(result.extent), live_end(arena))
-    return RoundPlan(
-        schedule, round_, list(zip(scripts, jobs, strict=True)), extent, int(result.peak)
-    )
+    extent = max(int(result.extent), state.live_end())
+    named = list(zip(scripts, jobs, strict=True))
+    return RoundPlan(schedule, round_, named, extent, int(result.peak), state.version())
 
 
 def rehearse_round(
@@ -173,9 +183,9 @@ def solo_round(job: int, step: CompiledStep) -> Any:
 
 def live_end(arena: Any) -> int:
     """The end of the highest live chunk."""
-    return int(_C.layout(arena)[1])
+    return int(arena.live_end)
 
 
 def layout_key(arena: Any) -> int:
     """Equal while the same live chunks lie at the same addresses."""
-    return int(_C.layout(arena)[0])
+    return int(arena.version)

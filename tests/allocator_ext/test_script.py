@@ -78,10 +78,11 @@ def make_plan(arena: _C.Arena, steps: list[Step], pairs: list[list[Slot]]) -> Pl
     """The job of a step is its number."""
     arrays = [step.arrays() for step in steps]
     events = [step for step, _ in arrays]
-    result = _C.rehearse(arena.snapshot(), events, list(range(len(steps))), pairs)
+    state = arena.snapshot()
+    result = _C.rehearse(state, events, list(range(len(steps))), pairs)
     assert result.fits, result.why
     scripts = [
-        _C.Script(step, nodes, len(profiled.instructions), offsets.tolist())
+        _C.Script(step, nodes, len(profiled.instructions), offsets.tolist(), state.version())
         for (step, nodes), profiled, offsets in zip(arrays, steps, result.offsets, strict=True)
     ]
     return Plan(arena, steps, pairs, result, scripts)
@@ -215,9 +216,10 @@ def play(plan: Plan, programs: list[Program], seed: int = 0, keep_blocks: bool =
 
 def expect_as_planned(plan: Plan, seed: int = 0, keep_blocks: bool = True) -> None:
     """An undisturbed round gets each planned place, and stays below the rehearsal's peak."""
-    before = plan.deviations
+    before, version = plan.deviations, plan.arena.version
     plan.arena.reset_peaks()
     played = play(plan, [step.instructions for step in plan.steps], seed, keep_blocks)
+    assert plan.arena.version == version, "the round has given back all that it took"
     assert played.taken == [offsets.tolist() for offsets in plan.result.offsets]
     assert plan.deviations == before
     assert plan.arena.statistics().peak <= plan.result.peak
@@ -528,10 +530,90 @@ def test_samples_of_a_round_reach_the_timeline(handing_on: Plan) -> None:
     assert arena.statistics().extent == handing_on.result.extent
 
 
+# The arena has changed since the plan was made
+
+
+def test_steps_that_keep_their_blocks_leave_the_version(handing_on: Plan) -> None:
+    """At no time of the round: it is the plan's as long as everybody keeps to the plan."""
+    arena, script = handing_on.arena, handing_on.scripts[0]
+    before = arena.version
+    handing_on.begin(keep_blocks=True)
+    script.begin_instruction(0)
+    block = script.take(arena, 512, 0)
+    assert arena.version == before
+    assert script.take(arena, 64, 0) is not None
+    assert arena.version != before, "after a deviation the allocator has the blocks"
+    assert not script.release(arena, block)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 64), (448, 64), (512, 64), (0, 4096)])
+def test_a_plan_whose_places_are_taken_does_not_begin(
+    handing_on: Plan, offset: int, size: int
+) -> None:
+    """Somebody has put a block there behind its back."""
+    arena, planned = handing_on.arena, handing_on.arena.version
+    expect_as_planned(handing_on)
+    block = arena.allocate_at(offset, size, 0, 5)
+    with pytest.raises(_C.StalePlan) as caught:
+        handing_on.begin(keep_blocks=True)
+    text = str(caught.value)
+    assert f"at version {planned}, which is now at version {arena.version}: " in text
+    assert f"{size} bytes of job 5 lie at offset {offset}" in text
+    assert "plan again" in text
+    arena.free(block, 0)
+    arena.synchronize()
+    expect_as_planned(handing_on)
+
+
+def test_a_plan_that_moved_persistent_tensors_have_overtaken_does_not_begin() -> None:
+    """As when a gap between them is closed, or one grows: all that the plan knew of has moved."""
+    arena = _C.Arena.virtual(64 * 1024, LANES)
+    first, second = arena.allocate(64, 0, 7), arena.allocate(640, 0, 8)
+    plan = solo(arena, [[(512, 0), (0, 0)]])
+    assert plan.result.offsets[0].tolist() == [704]
+    arena.free(first, 0)
+    arena.free(second, 0)
+    arena.synchronize()
+    assert arena.allocate_at(64, 704, 0, 8) is not None
+    with pytest.raises(_C.StalePlan, match="704 bytes of job 8 lie at offset 64, in a place"):
+        plan.begin(keep_blocks=True)
+
+
+def test_a_plan_beyond_the_end_of_the_arena_does_not_begin(handing_on: Plan) -> None:
+    arena = handing_on.arena
+    capacity = arena.statistics().capacity
+    assert arena.resize(512)
+    with pytest.raises(_C.StalePlan, match="it ends at 512 bytes, the plan at 576"):
+        handing_on.begin(keep_blocks=True)
+    assert arena.resize(capacity)
+    expect_as_planned(handing_on)
+
+
+def test_what_has_gone_or_lies_elsewhere_makes_no_plan_stale() -> None:
+    """Tensors that user code has kept go when it lets go of them, on whatever thread."""
+    arena = _C.Arena.virtual(64 * 1024, LANES)
+    kept, _ = arena.allocate(64, 0, 7), arena.allocate(64, 0, 8)
+    plan = solo(arena, [[(512, 0), (0, 0)]])
+    arena.free(kept, _C.NO_LANE)
+    expect_as_planned(plan)
+    assert arena.allocate_at(6400, 64, 0, 7) is not None
+    for _ in range(2):
+        assert play(plan, [plan.steps[0].instructions]).taken == [[128]]
+    assert plan.deviations == 0
+
+
+def test_where_the_allocator_judges_a_taken_place_is_a_deviation(handing_on: Plan) -> None:
+    block = handing_on.arena.allocate_at(0, 512, 0, 5)
+    played = play(handing_on, [step.instructions for step in handing_on.steps], keep_blocks=False)
+    assert played.taken == [[576, 512], [1088]]
+    assert handing_on.deviations == 2
+    handing_on.arena.free(block, 0)
+
+
 def test_places_must_be_as_many_as_requests() -> None:
     step, nodes = Step([[(512, 0), (64, 1), (0, 0)]], [1]).arrays()
     for places in ([0], [0, 512, 1024]):
         with pytest.raises(ValueError, match=f"2 requests.*got {len(places)} places"):
-            _C.Script(step, nodes, 1, places)
+            _C.Script(step, nodes, 1, places, 0)
     with pytest.raises(ValueError, match="events in order"):
-        _C.Script(step, nodes[::-1] + np.int32([2, 1, 0]), 2, [0, 512])
+        _C.Script(step, nodes[::-1] + np.int32([2, 1, 0]), 2, [0, 512], 0)

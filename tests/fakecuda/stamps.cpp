@@ -372,7 +372,8 @@ class Planned {
     for (int number = 0; number < kSteps; ++number) {
       const Step& step = steps_[number];
       scripts_.push_back(std::make_unique<Script>(step.profile.events, step.instructions,
-                                                  kGroups * kInstructions, result.offsets[number]));
+                                                  kGroups * kInstructions, result.offsets[number],
+                                                  machine_.arena().version()));
     }
   }
 

@@ -37,7 +37,7 @@ def hop(driver: FakeDriver, steps: int, behind_each_other: bool) -> list[Interva
     pool = _C.LanePool(arena, 2, _C.LaneDevice.cuda(streams, False))
     gate = _C.Gate(1 << 20, 2)
     nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
-    script = _C.Script(nothing, np.empty(0, np.int32), 0, [])
+    script = _C.Script(nothing, np.empty(0, np.int32), 0, [], arena.version)
     step = _C.FlowStep((_C.Tape(0, 0), script, 0, None), [(0, 0)], _C.Demand([0], [0, 0]))
     results: list[_C.RoundResult] = []
     for number in range(steps):

@@ -86,6 +86,7 @@ JobId Allocator::free(std::size_t offset, Lane lane) {
   log(EventKind::kFree, lane, job, offset, record.bytes);
   live_chunks_.erase(offset);
   live_ -= record.bytes;
+  live_checksum_ -= scrambled(offset, record.bytes);
   accounts_[job].held -= record.bytes;
   add_users(record, mask_of(lane));
   record.lane = static_cast<std::int16_t>(key_of(record));
@@ -156,6 +157,7 @@ std::size_t Allocator::make_live(Index chunk, Lane lane, JobId job) {
   account.held += record.bytes;
   account.peak = std::max(account.peak, account.held);
   live_ += record.bytes;
+  live_checksum_ += scrambled(record.offset, record.bytes);
   peak_ = std::max(peak_, live_);
   extent_ = std::max(extent_, record.end());
   ++allocations_;

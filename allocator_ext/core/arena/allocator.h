@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/arena/checksum.h"
 #include "core/arena/chunk_list.h"
 #include "core/arena/free_set.h"
 #include "core/arena/offset_map.h"
@@ -64,7 +65,12 @@ class Allocator {
   std::uint64_t forced_syncs() const { return forced_syncs_; }
   std::uint64_t explicit_syncs() const { return explicit_syncs_; }
   std::uint64_t syncs() const { return forced_syncs_ + explicit_syncs_; }
-  void reset_peaks();  // peaks and extent restart from what is live now
+  void reset_peaks();            // peaks and extent restart from what is live now
+  std::size_t live_end() const;  // the end of the highest live chunk
+  // One number for the capacity and for where live chunks lie: equal while these are the same, and
+  // again when they are the same again. Whoever has placed blocks around what was live may ask by
+  // it whether the places still hold.
+  std::uint64_t version() const { return live_checksum_ ^ scrambled(capacity_); }
 
   std::optional<Chunk> find(std::size_t offset) const;  // the live chunk that starts there
   std::vector<Chunk> chunks() const;                    // in address order
@@ -152,6 +158,7 @@ class Allocator {
   std::uint64_t epoch_ = 1;
   std::size_t unsynced_bytes_ = 0;
   std::size_t live_ = 0;
+  std::uint64_t live_checksum_ = 0;  // of the live chunks' offsets and bytes
   std::size_t peak_ = 0;
   std::size_t extent_ = 0;
   std::uint64_t allocations_ = 0;

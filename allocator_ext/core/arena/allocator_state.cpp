@@ -55,9 +55,13 @@ std::size_t Allocator::largest_free() const {
 void Allocator::reset_peaks() {
   peak_ = live_;
   for (Account& account : accounts_) account.peak = account.held;
+  extent_ = live_end();
+}
+
+std::size_t Allocator::live_end() const {
   Index top = chunks_.tail();
   while (top != kNone && chunks_[top].is_free()) top = chunks_[top].prev;
-  extent_ = top == kNone ? 0 : chunks_[top].end();
+  return top == kNone ? 0 : chunks_[top].end();
 }
 
 Chunk Allocator::snapshot_of(Index chunk) const {
@@ -165,14 +169,17 @@ void Allocator::check_accounts() const {
   std::size_t live = 0;
   std::size_t unsynced = 0;
   std::size_t live_chunks = 0;
+  std::uint64_t checksum = 0;
   for (Index chunk = chunks_.head(); chunk != kNone; chunk = chunks_[chunk].next) {
     const Record& record = chunks_[chunk];
     if (record.is_unsynced()) unsynced += record.bytes;
     if (record.is_free()) continue;
     held[record.job] += record.bytes;
     live += record.bytes;
+    checksum += scrambled(record.offset, record.bytes);
     ++live_chunks;
   }
+  expect(checksum == live_checksum_, "the checksum of what is live is wrong", live);
   expect(live == live_ && live_ <= peak_, "live bytes are wrong", live);
   expect(unsynced == unsynced_bytes_, "unsynced bytes are wrong", unsynced);
   expect(live_chunks == live_chunks_.size(), "the map of live chunks has strangers", live_chunks);

@@ -111,11 +111,7 @@ void Arena::commit() {
 
 void Arena::give_back() {
   Lock lock(mutex_);
-  std::size_t end = 0;
-  for (const Chunk& chunk : allocator_.chunks()) {
-    if (chunk.state == ChunkState::kLive) end = chunk.offset + chunk.bytes;
-  }
-  backend_->give_back(end);
+  backend_->give_back(allocator_.live_end());
 }
 
 void Arena::set_growth(std::size_t step) {
@@ -201,6 +197,16 @@ void Arena::reset_peaks() {
   planned_peak_.store(0);
   planned_extent_ = 0;
   planned_job_peaks_.clear();
+}
+
+std::size_t Arena::live_end() const {
+  Lock lock(mutex_);
+  return allocator_.live_end();
+}
+
+std::uint64_t Arena::version() const {
+  Lock lock(mutex_);
+  return allocator_.version();
 }
 
 Allocator Arena::snapshot() const {

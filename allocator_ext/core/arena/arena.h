@@ -87,6 +87,9 @@ class Arena {
   std::size_t peak(JobId job) const;
   Statistics statistics() const;
   void reset_peaks();
+  std::size_t live_end() const;
+  std::uint64_t version()
+      const;  // as the allocator's; blocks that steps keep themselves do not count
 
   Allocator snapshot() const;  // to rehearse on
   void record(bool on);

@@ -6,34 +6,28 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/arena/checksum.h"
 #include "core/arena/mark.h"
 
 namespace waterflow {
-namespace {
-
-// A random number of its own for each request (splitmix64).
-std::uint64_t mark_of(std::size_t request) {
-  std::uint64_t z = (request + 1) * 0x9E3779B97F4A7C15ull;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
-  return z ^ (z >> 31);
-}
-
-}  // namespace
 
 Script::Script(const std::vector<StepEvent>& events, const std::vector<std::int32_t>& instructions,
-               std::size_t num_instructions, std::vector<std::size_t> offsets)
-    : offsets_(std::move(offsets)), starts_(num_instructions + 1), alive_after_(num_instructions) {
+               std::size_t num_instructions, std::vector<std::size_t> offsets,
+               std::uint64_t version)
+    : offsets_(std::move(offsets)),
+      starts_(num_instructions + 1),
+      alive_after_(num_instructions),
+      version_(version) {
   std::uint64_t alive = 0;
   std::size_t event = 0;
   for (std::size_t index = 0; index < num_instructions; ++index) {
     starts_[index] = bytes_.size();
     for (; event < events.size() && instructions[event] == static_cast<int>(index); ++event) {
       if (events[event].bytes > 0) {
-        alive += mark_of(bytes_.size());
+        alive += scrambled(bytes_.size());
         bytes_.push_back(static_cast<std::size_t>(events[event].bytes));
       } else {
-        alive -= mark_of(static_cast<std::size_t>(events[event].id));
+        alive -= scrambled(static_cast<std::size_t>(events[event].id));
       }
     }
     alive_after_[index] = alive;
@@ -43,6 +37,9 @@ Script::Script(const std::vector<StepEvent>& events, const std::vector<std::int3
     throw std::invalid_argument("a script of " + std::to_string(bytes_.size()) +
                                 " requests needs as many places and events in order, got " +
                                 std::to_string(offsets_.size()) + " places");
+  }
+  for (std::size_t request = 0; request < bytes_.size(); ++request) {
+    extent_ = std::max(extent_, offsets_[request] + bytes_[request]);
   }
   is_live_.resize(bytes_.size());
   find_predecessors();
@@ -75,11 +72,57 @@ void Script::begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> r
   round_ = std::move(round);
   job_ = job;
   keeps_blocks_ = keep_blocks;
+  if (!is_judged()) check_places(arena);
   instruction_ = cursor_ = limit_ = 0;
   alive_ = 0;
   fixed_ = arena.held(job);
   held_ = 0;
   samples_.clear();
+}
+
+void Script::check_places(const Arena& arena) {
+  if (arena.version() == version_) return;
+  const Allocator now = arena.snapshot();
+  const std::optional<Chunk> other = in_the_way(now);
+  // A step beside this one may have handed its blocks over meanwhile: then the allocator judges.
+  if (is_judged()) return;
+  if (other || extent_ > now.capacity()) {
+    const std::string what = other ? std::to_string(other->bytes) + " bytes of job " +
+                                         std::to_string(other->job) + " lie at offset " +
+                                         std::to_string(other->offset) + ", in a place of the plan"
+                                   : "it ends at " + std::to_string(now.capacity()) +
+                                         " bytes, the plan at " + std::to_string(extent_);
+    throw StalePlan("the plan of a step of job " + std::to_string(job_) +
+                    " was made for the arena at version " + std::to_string(version_) +
+                    ", which is now at version " + std::to_string(now.version()) + ": " + what +
+                    ". Ask for the arena's version before each use of a plan, and plan again "
+                    "where it is another");
+  }
+  version_ = now.version();
+}
+
+// A live chunk of the arena in a place of the plan. Linear in the requests; only a plan that was
+// made for another version asks.
+std::optional<Chunk> Script::in_the_way(const Allocator& arena) const {
+  std::map<std::size_t, std::size_t> places;  // start -> end, joined where they meet
+  for (std::size_t request = 0; request < offsets_.size(); ++request) {
+    std::size_t start = offsets_[request];
+    std::size_t end = start + bytes_[request];
+    auto place = places.upper_bound(end);
+    while (place != places.begin() && std::prev(place)->second >= start) {
+      --place;
+      start = std::min(start, place->first);
+      end = std::max(end, place->second);
+      place = places.erase(place);
+    }
+    places.emplace_hint(place, start, end);
+  }
+  for (const Chunk& chunk : arena.chunks()) {
+    if (chunk.state != ChunkState::kLive) continue;
+    const auto above = places.lower_bound(chunk.offset + chunk.bytes);
+    if (above != places.begin() && std::prev(above)->second > chunk.offset) return chunk;
+  }
+  return std::nullopt;
 }
 
 void Script::begin_instruction(std::size_t index) {
@@ -111,7 +154,7 @@ void* Script::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
   if (!is_free(request)) return nullptr;
   live_.insert(offset, static_cast<Index>(request));
   is_live_[request] = 1;
-  alive_ += mark_of(request);
+  alive_ += scrambled(request);
   count(arena, static_cast<std::ptrdiff_t>(rounded));
   return arena.pointer_to(offset);
 }
@@ -140,7 +183,7 @@ bool Script::release(Arena& arena, const void* pointer) {
   if (request == kNone) return false;
   live_.erase(offset);
   is_live_[request] = 0;
-  alive_ -= mark_of(request);
+  alive_ -= scrambled(request);
   count(arena, -static_cast<std::ptrdiff_t>(bytes_[request]));
   return true;
 }
@@ -182,12 +225,8 @@ void Script::count(Arena& arena, std::ptrdiff_t change) {
 }
 
 void Script::close(Arena& arena) {
-  std::size_t extent = 0;
-  for (std::size_t request = 0; request < offsets_.size(); ++request) {
-    extent = std::max(extent, offsets_[request] + bytes_[request]);
-  }
   hand_over(arena, 0);  // a failed step, or code that keeps a tensor of a step
-  if (peak_ > 0) arena.close_plan(job_, peak_, extent, samples_);
+  if (peak_ > 0) arena.close_plan(job_, peak_, extent_, samples_);
   samples_.clear();
 }
 

@@ -7,6 +7,11 @@
 // the plan, and the blocks alive after each instruction with those that should be. At the first
 // difference anywhere in the round all steps of it hand their blocks to the allocator, which then
 // judges every place; what has no place there is served beside every planned address.
+//
+// It is also safe only as long as nothing else lies where the plan has its places. So a plan
+// carries the version that the arena had when the places were found. One that finds another version
+// at its start looks whether they are free all the same (something else may have gone), and refuses
+// to run where they are not.
 #pragma once
 
 #include <atomic>
@@ -14,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -34,14 +40,22 @@ struct RoundMemory {
   std::atomic<bool> deviated{false};  // some step's blocks are not as planned
 };
 
+// Something that the plan does not know of lies in a place of it.
+class StalePlan : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 class alignas(64) Script {  // lanes write to theirs all the time: no cache line has two
  public:
-  // `events` as profiled, with the instruction of each, and the place of each allocation in order.
+  // `events` as profiled, with the instruction of each, and the place of each allocation in order,
+  // found while the arena was at `version`.
   Script(const std::vector<StepEvent>& events, const std::vector<std::int32_t>& instructions,
-         std::size_t num_instructions, std::vector<std::size_t> offsets);
+         std::size_t num_instructions, std::vector<std::size_t> offsets, std::uint64_t version);
 
   // Puts the script at its start. `keep_blocks`: the step keeps its blocks itself; not where the
-  // arena must know each block (to log events, or because blocks survive the step).
+  // arena must know each block (to log events, or because blocks survive the step). Throws
+  // StalePlan where it would keep a block in a place that is not free; without `keep_blocks`, the
+  // allocator judges.
   void begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> round, bool keep_blocks);
   void begin_instruction(std::size_t index);
   void end_instruction(Arena& arena, Lane lane);
@@ -62,6 +76,8 @@ class alignas(64) Script {  // lanes write to theirs all the time: no cache line
 
  private:
   void find_predecessors();
+  void check_places(const Arena& arena);
+  std::optional<Chunk> in_the_way(const Allocator& arena) const;
   void* take_planned(Arena& arena, std::size_t rounded, Lane lane);
   void* take_beside(Arena& arena, std::size_t rounded, Lane lane);
   bool is_free(std::size_t request) const;
@@ -76,6 +92,8 @@ class alignas(64) Script {  // lanes write to theirs all the time: no cache line
   std::vector<std::uint64_t> alive_after_;      // per instruction: checksum of the blocks alive
   std::vector<std::size_t> first_predecessor_;  // per request, into `predecessors_`; and the end
   std::vector<std::uint32_t> predecessors_;     // requests that had part of its place last
+  std::size_t extent_ = 0;                      // the highest end of all
+  std::uint64_t version_;  // of the arena, when the places were last known to be free
 
   // The step under way.
   std::shared_ptr<RoundMemory> round_;

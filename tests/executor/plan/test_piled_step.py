@@ -33,8 +33,8 @@ class RecordedMemory(StepMemory):
         super().__init__(profile, UNIT)
         self.scripts: list[Any] = []
 
-    def script(self, offsets: Any) -> Any:
-        self.scripts.append(super().script(offsets))
+    def script(self, offsets: Any, version: int) -> Any:
+        self.scripts.append(super().script(offsets, version))
         return self.scripts[-1]
 
 
@@ -342,6 +342,34 @@ def test_what_was_not_profiled_lies_beside_every_pile(lanes: int, units: int) ->
     assert not starts & {offset, offset + UNIT}
     plan.open()
     assert not plan.deviated
+
+
+def test_a_plan_does_not_begin_where_others_lie() -> None:
+    """Something has taken a place of one of its steps since it was made."""
+    arena, step, _, piled, plan = simple_plan(20 * UNIT)
+    assert plan.version == arena.version
+    plan.begin(step, 0, own_blocks=True)
+    top = 20 * UNIT - int(piled.extent)
+    intruder = arena.allocate_at(top, UNIT, 0, PERSISTENT)
+    plan.open()
+    plan.begin(step, 0, own_blocks=True)
+    with pytest.raises(_C.StalePlan, match=f"at version {plan.version}, which is now at version"):
+        plan.begin(step, 1, own_blocks=True)
+    arena.free(intruder, 0)
+    plan.begin(step, 1, own_blocks=True)
+
+
+def test_a_step_begins_while_the_other_lanes_blocks_are_the_allocators() -> None:
+    """After a deviation, or with the checker, they lie in places that are this one's, too."""
+    arena, step, memory, _, plan = simple_plan(10 * UNIT)
+    plan.begin(step, 0, own_blocks=True)
+    script = memory.scripts[0]
+    script.begin_instruction(0)
+    assert script.take(arena, UNIT, 0) is not None
+    script.begin_instruction(1)
+    assert script.take(arena, 2 * UNIT, 0) is None
+    assert arena.version != plan.version
+    plan.begin(step, 1, own_blocks=True)
 
 
 def test_without_room_beside_the_piles_a_request_is_refused() -> None:
