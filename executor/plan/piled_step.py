@@ -118,7 +118,7 @@ class FlowPlan:
         Raises ValueError where a step does not fit it.
         """
         self.version = int(arena.version)
-        start, stop = int(arena.live_end), int(arena.statistics().capacity)
+        start, stop = live_end(arena), int(arena.statistics().capacity)
         tallest = max(piled.extent for _, piled in steps)
         if tallest > stop - start:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")
@@ -151,7 +151,7 @@ class FlowPlan:
         return id(step) in self._piled
 
     def begin(self, step: CompiledStep, lane: int, own_blocks: bool) -> Any:
-        """The extension's form of the step on this lane, its script at the start.
+        """The extension's form of the step on this lane, its memory plan at the start.
 
         Args:
             step: one of the plan's.
@@ -164,23 +164,25 @@ class FlowPlan:
         key = (id(step), lane)
         if key not in self._made:
             self._made[key] = self._make(*self._piled[id(step)], lane)
-        script, flow_step = self._made[key]
+        memory_plan, flow_step = self._made[key]
         job = self._piled[id(step)][0][0]
-        _C.begin_scripts(self._arena, [(script, job)], self._beside, own_blocks)
+        _C.begin_plans(self._arena, [(memory_plan, job)], self._beside, own_blocks)
         return flow_step
 
     def _make(self, flowing: Flowing, piled: PiledStep, lane: int) -> tuple[Any, Any]:
         job, step, memory = flowing
         start, stop = self._ranges[lane // 2]
         places = piled.places(start, stop, from_top=lane % 2 == 1)
-        script = memory.script(places, self.version)
+        memory_plan = memory.memory_plan(places, self.version)
         groups = [(group.start, group.stop) for group in piled.groups]
-        return script, _C.FlowStep((step.tape, script, job, step.inbox), groups, piled.demand)
+        return memory_plan, _C.FlowStep(
+            (step.tape, memory_plan, job, step.inbox), groups, piled.demand
+        )
 
     @property
     def deviations(self) -> int:
         """Requests so far that were not as profiled."""
-        return sum(script.deviations for script, _ in self._made.values())
+        return sum(memory_plan.deviations for memory_plan, _ in self._made.values())
 
 
 def num_ranges(size: int, tallest: int, lanes: int) -> int:

@@ -1,4 +1,4 @@
-"""From schedule to addresses: rehearses a round on a copy of the arena and writes the scripts."""
+"""From schedule to addresses: rehearses a round on a copy of the arena and makes memory plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from waterflow.partitioner.schedule import Schedule
 
 
 class StepMemory:
-    """A profile in the form that the rehearsal and the scripts need."""
+    """A profile in the form that the rehearsal and the memory plans need."""
 
     def __init__(self, profile: Profile, alignment: int) -> None:
         self.profile = profile
@@ -38,8 +38,8 @@ class StepMemory:
         ends = np.searchsorted(self._nodes, stops, side="left").astype(np.int32)
         return self._bytes, self._ids, ends
 
-    def script(self, offsets: Any, version: int) -> Any:
-        """The extension's script of the step.
+    def memory_plan(self, offsets: Any, version: int) -> Any:
+        """The extension's memory plan of the step.
 
         Args:
             offsets: a place per request.
@@ -47,7 +47,7 @@ class StepMemory:
         """
         step = (self._bytes, self._ids, np.empty(0, np.int32))
         nodes = np.ascontiguousarray(self._nodes, dtype=np.int32)
-        return _C.Script(step, nodes, self.profile.num_nodes, offsets.tolist(), version)
+        return _C.MemoryPlan(step, nodes, self.profile.num_nodes, offsets.tolist(), version)
 
     @property
     def extent(self) -> int:
@@ -74,7 +74,7 @@ class RoundPlan:
     Attributes:
         schedule: what runs beside what.
         round: the extension's round.
-        scripts: one per job, with the job's number.
+        memory_plans: the extension's, one per job, with the job's number.
         extent: highest address that the plan uses.
         peak: the most bytes that any interleaving of the lanes can hold at once.
         version: the arena's (`Arena.version`), for which the plan was made.
@@ -82,13 +82,13 @@ class RoundPlan:
 
     schedule: Schedule
     round: Any
-    scripts: list[Any]
+    memory_plans: list[Any]
     extent: int
     peak: int
     version: int
 
     def begin(self, arena: Any, own_blocks: bool) -> None:
-        """Puts the scripts at their start.
+        """Puts the memory plans at their start.
 
         Args:
             arena: the arena of the plan.
@@ -99,12 +99,12 @@ class RoundPlan:
             StalePlan: the steps keep their blocks, and a place of the plan is not free any more.
         """
         beside = _C.RoundMemory(self.extent, arena.statistics().capacity)
-        _C.begin_scripts(arena, self.scripts, beside, own_blocks)
+        _C.begin_plans(arena, self.memory_plans, beside, own_blocks)
 
     @property
     def deviations(self) -> int:
         """Requests, since the plan was made, that were not as profiled."""
-        return sum(script.deviations for script, _ in self.scripts)
+        return sum(memory_plan.deviations for memory_plan, _ in self.memory_plans)
 
 
 def plan_round(
@@ -125,13 +125,13 @@ def plan_round(
     result = rehearse_round(state, schedule, jobs, memories)
     if not result.fits:
         return None
-    scripts = [
-        memory.script(offsets, state.version())
+    memory_plans = [
+        memory.memory_plan(offsets, state.version())
         for (_, _, memory), offsets in zip(steps, result.offsets, strict=True)
     ]
-    round_ = make_round(schedule, steps, scripts)
+    round_ = make_round(schedule, steps, memory_plans)
     extent = max(int(result.extent), state.live_end())
-    named = list(zip(scripts, jobs, strict=True))
+    named = list(zip(memory_plans, jobs, strict=True))
     return RoundPlan(schedule, round_, named, extent, int(result.peak), state.version())
 
 
@@ -159,7 +159,7 @@ def rehearse_round(
 def make_round(
     schedule: Schedule,
     steps: Sequence[tuple[int, CompiledStep, Any]],
-    scripts: Sequence[Any],
+    memory_plans: Sequence[Any],
 ) -> Any:
     """The extension's form of a schedule."""
     tasks: list[list[tuple[int, int, int, int, int]]] = []
@@ -170,8 +170,8 @@ def make_round(
                 group = schedule.groups[ref.job][ref.group]
                 tasks[-1].append((lane, ref.job, ref.group, group.start, group.stop))
     jobs = [
-        (step.tape, script, job, step.inbox)
-        for (job, step, _), script in zip(steps, scripts, strict=True)
+        (step.tape, memory_plan, job, step.inbox)
+        for (job, step, _), memory_plan in zip(steps, memory_plans, strict=True)
     ]
     return _C.Round(jobs, tasks)
 
@@ -179,3 +179,13 @@ def make_round(
 def solo_round(job: int, step: CompiledStep) -> Any:
     """One job's whole step on lane 0, its memory found as it goes (no plan)."""
     return _C.Round([(step.tape, None, job, step.inbox)], [[(0, 0, 0, 0, len(step.tape))]])
+
+
+def live_end(arena: Any) -> int:
+    """The end of the highest live chunk."""
+    return int(arena.live_end)
+
+
+def layout_key(arena: Any) -> int:
+    """Equal while the same live chunks lie at the same addresses."""
+    return int(arena.version)

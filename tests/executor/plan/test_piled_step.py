@@ -27,15 +27,15 @@ AMPLE = 1 << 40
 
 
 class RecordedMemory(StepMemory):
-    """Keeps the scripts that a plan makes of it."""
+    """Keeps the memory plans that a plan makes of it."""
 
     def __init__(self, profile: Profile) -> None:
         super().__init__(profile, UNIT)
-        self.scripts: list[Any] = []
+        self.memory_plans: list[Any] = []
 
-    def script(self, offsets: Any, version: int) -> Any:
-        self.scripts.append(super().script(offsets, version))
-        return self.scripts[-1]
+    def memory_plan(self, offsets: Any, version: int) -> Any:
+        self.memory_plans.append(super().memory_plan(offsets, version))
+        return self.memory_plans[-1]
 
 
 def in_units(profile: Profile) -> Profile:
@@ -152,7 +152,7 @@ class Lane:
 
     step: int | None = None
     group: int = 0
-    script: Any = None
+    memory_plan: Any = None
     actions: list[tuple[str, int, int]] = field(default_factory=list)  # of the present group
     held: dict[int, int] = field(default_factory=dict)  # block -> pointer
 
@@ -179,7 +179,7 @@ class Jobs:
         self.plan = self.make_plan()
         self.live: dict[int, int] = {self.arena.pointer_to(0): 10 * UNIT}
         self.at = [Lane() for _ in range(self.plan.lanes)]
-        self.scripts: dict[tuple[int, int], Any] = {}  # by step and lane
+        self.memory_plans: dict[tuple[int, int], Any] = {}  # by step and lane
 
     def make_plan(self) -> FlowPlan:
         jobs = enumerate(zip(self.steps, self.memories, self.piled, strict=True))
@@ -212,11 +212,11 @@ class Jobs:
         step = self.rng.choice(idle) if idle else None
         if step is None or not self.plan.gate.try_begin(number, self.piled[step].demand):
             return False
-        made = len(self.memories[step].scripts)
+        made = len(self.memories[step].memory_plans)
         self.plan.begin(self.steps[step], number, self.own_blocks)
-        if len(self.memories[step].scripts) > made:
-            self.scripts[step, number] = self.memories[step].scripts[-1]
-        lane.step, lane.group, lane.script = step, 0, self.scripts[step, number]
+        if len(self.memories[step].memory_plans) > made:
+            self.memory_plans[step, number] = self.memories[step].memory_plans[-1]
+        lane.step, lane.group, lane.memory_plan = step, 0, self.memory_plans[step, number]
         self.todo -= 1
         return True
 
@@ -239,9 +239,9 @@ class Jobs:
     def do(self, number: int, lane: Lane, action: tuple[str, int, int]) -> None:
         what, value, name = action
         if what == "begin":
-            lane.script.begin_instruction(value)
+            lane.memory_plan.begin_instruction(value)
         elif what == "end":
-            lane.script.end_instruction(self.arena, number)
+            lane.memory_plan.end_instruction(self.arena, number)
         elif what == "leave":
             self.plan.gate.leave(number)
             lane.group += 1
@@ -251,7 +251,7 @@ class Jobs:
             self.release(number, lane, name)
 
     def take(self, number: int, lane: Lane, size: int, name: int) -> None:
-        pointer = lane.script.take(self.arena, size, number)
+        pointer = lane.memory_plan.take(self.arena, size, number)
         assert self.arena.owns(pointer)
         assert self.arena.owns(pointer + size - 1)
         shared = [
@@ -264,12 +264,12 @@ class Jobs:
     def release(self, number: int, lane: Lane, name: int) -> None:
         pointer = lane.held.pop(name)
         del self.live[pointer]
-        if not lane.script.release(self.arena, pointer):
+        if not lane.memory_plan.release(self.arena, pointer):
             self.arena.free(pointer, number)
 
     def end(self, number: int, lane: Lane) -> None:
         assert not lane.held
-        lane.script.close(self.arena)
+        lane.memory_plan.close(self.arena)
         self.plan.gate.end(number)
         lane.step = None
 
@@ -314,7 +314,7 @@ def test_a_plan_knows_its_steps() -> None:
     assert not plan.has(compiled())
     for lane in (0, 1, 0, 1):
         plan.begin(step, lane, own_blocks=True)
-    assert len(memory.scripts) == 2, "one a lane, used again"
+    assert len(memory.memory_plans) == 2, "one a lane, used again"
 
 
 def test_a_step_that_does_not_fit_is_refused() -> None:
@@ -332,9 +332,9 @@ def test_what_was_not_profiled_lies_beside_every_pile(lanes: int, units: int) ->
         size = units * UNIT // (1 if plan.lanes < 3 else 2)
         first = lane // 2 * size
         starts.update(piled.places(first, first + size, from_top=lane % 2 == 1).tolist())
-    script = memory.scripts[0]
-    script.begin_instruction(0)
-    pointer = script.take(arena, 2 * UNIT, 0)
+    memory_plan = memory.memory_plans[0]
+    memory_plan.begin_instruction(0)
+    pointer = memory_plan.take(arena, 2 * UNIT, 0)
     assert plan.deviated
     assert plan.deviations == 1
     assert pointer is not None, "there is room"
@@ -363,11 +363,11 @@ def test_a_step_begins_while_the_other_lanes_blocks_are_the_allocators() -> None
     """After a deviation, or with the checker, they lie in places that are this one's, too."""
     arena, step, memory, _, plan = simple_plan(10 * UNIT)
     plan.begin(step, 0, own_blocks=True)
-    script = memory.scripts[0]
-    script.begin_instruction(0)
-    assert script.take(arena, UNIT, 0) is not None
-    script.begin_instruction(1)
-    assert script.take(arena, 2 * UNIT, 0) is None
+    memory_plan = memory.memory_plans[0]
+    memory_plan.begin_instruction(0)
+    assert memory_plan.take(arena, UNIT, 0) is not None
+    memory_plan.begin_instruction(1)
+    assert memory_plan.take(arena, 2 * UNIT, 0) is None
     assert arena.version != plan.version
     plan.begin(step, 1, own_blocks=True)
 
@@ -375,8 +375,8 @@ def test_a_step_begins_while_the_other_lanes_blocks_are_the_allocators() -> None
 def test_without_room_beside_the_piles_a_request_is_refused() -> None:
     arena, step, memory, _, plan = simple_plan(20 * UNIT)
     plan.begin(step, 0, own_blocks=True)
-    memory.scripts[0].begin_instruction(0)
-    assert memory.scripts[0].take(arena, 2 * UNIT, 0) is None
+    memory.memory_plans[0].begin_instruction(0)
+    assert memory.memory_plans[0].take(arena, 2 * UNIT, 0) is None
 
 
 def test_groups_of_a_step_are_fine_enough_to_take_turns() -> None:
