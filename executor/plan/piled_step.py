@@ -118,7 +118,7 @@ class FlowPlan:
         Raises ValueError where a step does not fit it.
         """
         self.version = int(arena.version)
-        start, stop = live_end(arena), int(arena.statistics().capacity)
+        start, stop = int(arena.live_end), int(arena.statistics().capacity)
         tallest = max(piled.extent for _, piled in steps)
         if tallest > stop - start:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")

@@ -179,13 +179,3 @@ def make_round(
 def solo_round(job: int, step: CompiledStep) -> Any:
     """One job's whole step on lane 0, its memory found as it goes (no plan)."""
     return _C.Round([(step.tape, None, job, step.inbox)], [[(0, 0, 0, 0, len(step.tape))]])
-
-
-def live_end(arena: Any) -> int:
-    """The end of the highest live chunk."""
-    return int(arena.live_end)
-
-
-def layout_key(arena: Any) -> int:
-    """Equal while the same live chunks lie at the same addresses."""
-    return int(arena.version)
