@@ -16,10 +16,25 @@ Result = TypeVar("Result")
 class Device:
     """A device with the arena, lanes and scratch memory of one engine on it.
 
+    An engine calls `open` once, `adopt_lane` on the thread of each lane before that lane works,
+    `commit` before the first job moves in, and `close` when all lanes have ended. Between them:
+
+    - The arena that `open` returns is empty; it has the lanes and the alignment asked for, counts
+      the budget as its capacity, and never gives out more than that. It outlives the device for as
+      long as something refers to it. Nothing of the budget need be taken before `commit`.
+    - Work of a lane is done in the order in which it was given to the lane; a mark of the lane
+      (`LaneDevice.mark`) is reached when all before it is done. Where `queues` is false that is
+      so when the call returns.
+    - A scratch arena is apart from the budget and from other scratch arenas: a measurement changes
+      nothing that a job sees, and its memory is the system's again when the arena is gone.
+    - `close` can be called once all tensors of the lanes are idle; what they hold stays valid.
+
+    The conformance suite is `tests/executor/device/test_device.py`; a new device joins its list.
+
     Attributes:
         name: as users write it, with the index.
         tensors: where the tensors of its jobs are.
-        alignment: bytes to which the arena rounds.
+        alignment: bytes to which the arena rounds, a power of two.
         queues: whether lanes only queue work, which is done later.
         keeps_in_place: whether tensors stay in the user's memory and the arena only counts them.
     """
@@ -32,6 +47,10 @@ class Device:
 
     def open(self, budget: int, lanes: int) -> tuple[Any, Any]:
         """The arena for a budget, and what the lanes execute on. Once per object.
+
+        Args:
+            budget: bytes that all jobs together may hold.
+            lanes: how many lanes work at once.
 
         Raises:
             JobError: the device or the budget cannot be had; says why.
@@ -55,11 +74,17 @@ class Device:
         """Hands memory that torch keeps for later back to the device."""
 
     def scratch(self) -> tuple[Any, Any]:
-        """An arena to profile in and what executes on it: one lane, larger than any step."""
+        """An arena to profile in and what executes on it: one lane, larger than any step.
+
+        It takes memory as it is asked for. After `open` only.
+        """
         raise NotImplementedError
 
     def profile(self, function: Callable[[], Result]) -> Result:
-        """Runs a measurement where it is not disturbed; returns or raises what it does."""
+        """Runs a measurement where it is not disturbed; returns or raises what it does.
+
+        Several threads may ask at once: measurements of a device that `queues` run one at a time.
+        """
         return function()
 
     def generator(self, seed: int) -> torch.Generator | None:
@@ -71,7 +96,11 @@ class Device:
         return None
 
     def pinned(self, size: int) -> Any:
-        """A page-locked buffer to send batches from."""
+        """A page-locked buffer of `size` bytes to send batches from.
+
+        Raises:
+            NotImplementedError: batches are there already; the device has no inbox.
+        """
         raise NotImplementedError(f"{self.name} needs no page-locked memory")
 
     def wait_for_thread(self) -> None:
@@ -83,7 +112,7 @@ class Device:
 
     @property
     def identity(self) -> str:
-        """What profiles depend on beside the graph."""
+        """What profiles depend on beside the graph: never empty, equal for equal devices."""
         return str(torch.backends.cpu.get_cpu_capability())
 
     @property

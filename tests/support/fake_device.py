@@ -52,6 +52,9 @@ class FakeCudaDevice(CudaDevice):
     def _drop_workspaces(self) -> None:
         pass
 
+    def wait_for_thread(self) -> None:
+        pass
+
     def generator(self, seed: int) -> torch.Generator | None:
         return None
 
