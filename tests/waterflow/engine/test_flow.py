@@ -18,7 +18,7 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.partitioner.profile import Profile
 from waterflow.steps.job_steps import JobSteps
