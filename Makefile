@@ -24,14 +24,14 @@ TIDY := $(SOURCES) $(HEADERS) $(shell find tests benchmarks -name "*.cpp" -o -na
 export MAX_JOBS ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test soak lint types bench clean
+.PHONY: help setup demo test soak lint types imports as_installed bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    train four jobs together and check them against the eager loop'
 	@echo 'make test    run the tests'
 	@echo 'make soak    the tests that take many minutes'
-	@echo 'make lint    ruff, mypy, clang-format'
+	@echo 'make lint    ruff, mypy, import-linter, clang-format'
 	@echo 'make bench   run the benchmarks'
 	@echo 'make clean   remove what was built and the virtual environment'
 
@@ -46,17 +46,25 @@ test: $(BUILT)
 soak: $(BUILT)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
 
-lint: $(BUILT) types
+lint: $(BUILT) types imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(TIDY)
 
-# mypy does not follow the mapping of folders to packages: it gets a copy that lies as installed.
-types: $(BUILT)
+# The tools below do not follow the mapping of folders to packages: they get a copy of the sources
+# that lies as installed.
+as_installed: $(BUILT)
 	rm -rf build/types
 	$(BIN)/python setup.py --quiet build_py --build-lib build/types
+
+types: as_installed
 	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml \
 	  --cache-dir $(CURDIR)/.mypy_cache -p waterflow
+
+# Who may import whom is in pyproject.toml.
+imports: as_installed
+	cd build/types && $(abspath $(BIN))/lint-imports --no-logo --no-cache \
+	  --config $(CURDIR)/pyproject.toml
 
 bench: $(BUILT)
 	$(BIN)/python -m benchmarks.dispatch

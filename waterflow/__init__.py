@@ -1,35 +1,43 @@
-"""Co-train several PyTorch jobs in one process under one memory budget."""
+"""Co-train several PyTorch jobs in one process under one memory budget.
+
+Importing it loads nothing else: each public name is imported when it is first used (PEP 562), as
+torch and all that comes with it take seconds, which a command line's help has no use for.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if find_spec("waterflow.executor") is None:
     # A source checkout that Python found by itself (``python -m`` from its root): the subpackages
     # lie beside this folder there, and are installed under it everywhere else.
     __path__.append(str(Path(__file__).resolve().parent.parent))
 
-# After the path is set, hence not at the top.
-from waterflow.common.errors import (
-    BudgetError,
-    CaptureError,
-    DeviceLostError,
-    JobError,
-    NonFiniteLossError,
-    NumbersDifferError,
-    OpaqueStepWarning,
-    PlanError,
-    ReportError,
-    WaterflowError,
-)
-from waterflow.engine.engine import Engine
-from waterflow.engine.handle import JobHandle
-from waterflow.engine.run import run
-from waterflow.job.job import STOP, Job, StepResult
-from waterflow.job.training_step import run_eager
-from waterflow.report.report import JobReport, Report
-from waterflow.study.study import MaxBatch, Pair, Plan, max_batch, pair, plan
+if TYPE_CHECKING:
+    from waterflow.common.errors import (
+        BudgetError,
+        CaptureError,
+        DeviceLostError,
+        JobError,
+        NonFiniteLossError,
+        NumbersDifferError,
+        OpaqueStepWarning,
+        PlanError,
+        ReportError,
+        WaterflowError,
+    )
+    from waterflow.engine.engine import Engine
+    from waterflow.engine.handle import JobHandle
+    from waterflow.engine.run import run
+    from waterflow.job.job import STOP, Job, StepResult
+    from waterflow.job.training_step import run_eager
+    from waterflow.report.job_report import JobReport
+    from waterflow.report.report import Report
+    from waterflow.study.study import MaxBatch, Pair, Plan, max_batch, pair, plan
 
 __all__ = [
     "STOP",
@@ -58,3 +66,43 @@ __all__ = [
     "run",
     "run_eager",
 ]
+
+#: Where each name comes from; a test holds it to the imports above.
+_NAMES = {
+    "common.errors": (
+        "BudgetError CaptureError DeviceLostError JobError NonFiniteLossError NumbersDifferError "
+        "OpaqueStepWarning PlanError ReportError WaterflowError"
+    ),
+    "engine.engine": "Engine",
+    "engine.handle": "JobHandle",
+    "engine.run": "run",
+    "job.job": "STOP Job StepResult",
+    "job.training_step": "run_eager",
+    "report.job_report": "JobReport",
+    "report.report": "Report",
+    "study.study": "MaxBatch Pair Plan max_batch pair plan",
+}
+_MODULES = {
+    name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()
+}
+
+if not TYPE_CHECKING:  # type checkers would believe that every name is there
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name, and make those known that have come along.
+
+        All of them: what a job's Python uses while it trains must not be imported by it, or the
+        import would count as part of the step.
+        """
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(importlib.import_module(_MODULES[name]), name)
+        for other, module in _MODULES.items():
+            loaded = vars(sys.modules[module]) if module in sys.modules else {}
+            if other in loaded:
+                globals().setdefault(other, loaded[other])
+        return globals().setdefault(name, found)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import waterflow as wf
+from waterflow.job.job import LossFunction
 from waterflow.models.bert import bert_base, bert_tiny
 from waterflow.models.lstm import LstmModel
 from waterflow.models.resnet import ResNet, resnet50
@@ -140,7 +141,7 @@ def make_batches(case: Case, count: int = 4) -> list[Batch]:
     return [(inputs.pin_memory(), labels.pin_memory()) for inputs, labels in batches]
 
 
-def make_loss(case: Case) -> wf.job.LossFunction:
+def make_loss(case: Case) -> LossFunction:
     """Cross entropy of the model's logits, under autocast for "bf16"."""
 
     def loss(model: nn.Module, batch: Batch) -> torch.Tensor:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
-import networkx as nx
-
 from waterflow.common.errors import PlanError
 
 T = TypeVar("T")
@@ -24,6 +22,8 @@ def bfs_depth_order(nodes: Sequence[T], dependencies: Mapping[int, Collection[in
     dependencies, so that the order is a valid execution order. Raises PlanError on a cycle
     (captured steps have none: loops are unrolled) and on an index outside ``nodes``.
     """
+    import networkx as nx  # takes longer to load than all the rest of planning
+
     graph = nx.DiGraph()
     graph.add_nodes_from(range(len(nodes)))
     for index, needed in dependencies.items():

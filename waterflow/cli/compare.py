@@ -26,7 +26,7 @@ from waterflow.partitioner.policies import POLICIES
 from waterflow.report.report import JobReport, Report
 
 if TYPE_CHECKING:
-    from waterflow import Job
+    from waterflow.job.job import Job
 
 EAGER = "eager"
 _LANES = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import site
@@ -144,7 +145,7 @@ def _installed() -> list[str]:
 
 def _sources() -> Iterator[tuple[str, Path]]:
     """Files of this package, and of every loaded module that no version stands for."""
-    for package in map(sys.modules.__getitem__, _OWN_PACKAGES):
+    for package in map(importlib.import_module, _OWN_PACKAGES):
         folder = Path(str(package.__file__)).parent
         for path in folder.rglob("*.py"):
             name = f"{package.__name__}/{path.relative_to(folder)}"

@@ -16,12 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from waterflow.common.errors import JobError
-
-if TYPE_CHECKING:
-    from waterflow.job.job import Job
+from waterflow.job.job import Job
 
 T = TypeVar("T")
 
@@ -78,8 +76,6 @@ def load_job_function(path: str | os.PathLike[str], name: str) -> Callable[[int]
 
 
 def _checked_factory(path: Path, name: str, function: Callable[[int], Any]) -> Callable[[int], Job]:
-    from waterflow.job.job import Job
-
     @functools.wraps(function)
     def make(batch: int) -> Job:
         job = _call(path, lambda: function(batch))
@@ -127,8 +123,6 @@ def _line_of(path: Path, error: BaseException) -> str:
 
 
 def _checked(path: Path, jobs: Any) -> list[Job]:
-    from waterflow.job.job import Job
-
     if not isinstance(jobs, Sequence) or isinstance(jobs, str):
         raise JobError(f"{path}: jobs() must return a list of wf.Job, not {type(jobs).__name__}")
     if not jobs:

@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as Bars
+if TYPE_CHECKING:  # most runs show nothing
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
 
 _LINE_SECONDS = 2.0
 _BAR_SECONDS = 0.1
@@ -104,6 +104,8 @@ class Progress:
 
     def start(self, jobs: Sequence[tuple[str, int | None]]) -> None:
         """Begin, with the jobs' names and total steps (None if not known)."""
+        from rich.console import Console
+
         with self._lock:
             self._jobs = {name: _Shown(total) for name, total in jobs}
             self._running = True
@@ -172,6 +174,9 @@ class Progress:
 
 
 def _make_bars(console: Console) -> Bars:
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
     return Bars(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -185,6 +190,8 @@ def _make_bars(console: Console) -> Bars:
 
 
 def _add_bar(bars: Bars, name: str, job: _Shown) -> TaskID:
+    from rich.markup import escape
+
     # rich reads "[a]" as markup in every text column.
     return bars.add_task(escape(name), total=job.total, detail=job.state)
 

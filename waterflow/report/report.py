@@ -14,12 +14,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from waterflow.common.errors import ReportError
 from waterflow.common.files import write_atomically
@@ -27,6 +24,9 @@ from waterflow.common.units import format_bytes, format_seconds
 from waterflow.report.job_report import JobReport, State
 from waterflow.report.json_fields import Fields, encode_float
 from waterflow.report.timeline import Span, Spans, Timeline
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 __all__ = ["JobReport", "Report", "Span", "Spans", "State", "Timeline"]
 
@@ -204,6 +204,10 @@ class Report:
 
     def table(self) -> Table:
         """Return one row per job for a terminal, and what they held together below."""
+        from rich.box import SIMPLE_HEAD
+        from rich.table import Table
+        from rich.text import Text
+
         title = f"waterflow: {self.policy or 'run'} on {self.device}, {self.lanes} lanes"
         caption = Text(self._caption(), style="dim")
         table = Table(title=Text(title), caption=caption, caption_justify="left", box=SIMPLE_HEAD)

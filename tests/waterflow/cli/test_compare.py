@@ -40,10 +40,10 @@ class Engine:
 def rows(monkeypatch):
     def rows(*, losses, eager_losses, eager_peak=0, error=None, policies=("temporal",)):
         engine = Engine(losses, eager_losses, eager_peak, error)
+        monkeypatch.setattr(waterflow, "run", engine.run, raising=False)
         module = types.ModuleType("waterflow.job.training_step")
         module.run_eager = engine.run_eager
         monkeypatch.setitem(sys.modules, "waterflow.job.training_step", module)
-        monkeypatch.setattr(waterflow, "run", engine.run, raising=False)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
         jobs = [types.SimpleNamespace(name="a"), types.SimpleNamespace(name="b")]
         return compare(lambda: jobs, "1MiB", policies)

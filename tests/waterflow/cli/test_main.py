@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import waterflow
 from waterflow.cli.main import app
 from waterflow.common.errors import BudgetError
+from waterflow.job import job_file
 from waterflow.report.report import JobReport, Report, Timeline
 
 JOBS = "import waterflow as wf\ndef jobs():\n    return [wf.Job('a'), wf.Job('b')]\n"
@@ -73,6 +74,7 @@ class FakeEngine:
 def engine(monkeypatch):
     fake = FakeEngine()
     monkeypatch.setattr(waterflow, "Job", FakeJob, raising=False)
+    monkeypatch.setattr(job_file, "Job", FakeJob)
     monkeypatch.setattr(waterflow, "run", fake.run, raising=False)
     eager = types.ModuleType("waterflow.job.training_step")
     eager.run_eager = lambda job, threads: fake.one(job)

@@ -1,0 +1,140 @@
+"""The commands that train: `waterflow demo`, `run` and `compare`.
+
+What a command needs is imported when it runs, so that help and wrong options answer at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from waterflow.cli.shared import (
+    FAILED,
+    INTERRUPTED,
+    AsJson,
+    clean_stdout,
+    one_line_errors,
+    print_table,
+    show,
+)
+from waterflow.common.errors import DeviceLostError, JobError, ReportError
+from waterflow.common.units import parse_bytes
+
+if TYPE_CHECKING:
+    from waterflow.job.job_file import JobFile
+
+#: As they are named in `waterflow.partitioner.policies`, which takes a while to import.
+POLICY_NAMES = ("flow", "temporal", "waterwave", "waterwave-s")
+
+JobsFile = Annotated[Path, typer.Argument(metavar="FILE.py", help="has a function jobs()")]
+Memory = Annotated[
+    str | None,
+    typer.Option(help='budget for all jobs, like "512MiB"; default: MEMORY in the file'),
+]
+Device = Annotated[str, typer.Option(help='where to train: "cpu", "cuda" or "cuda:1"')]
+PolicyName = Annotated[str, typer.Option(help=", ".join(POLICY_NAMES))]
+
+
+def demo(
+    as_json: AsJson = False,
+    memory: Annotated[str | None, typer.Option(help='budget, like "512MiB"')] = None,
+    out: Annotated[Path | None, typer.Option(help="directory to write the report to")] = None,
+) -> None:
+    """Train some small jobs side by side and check every number against eager training."""
+    with one_line_errors():
+        if memory is not None:
+            parse_bytes(memory)
+        try:
+            from waterflow.cli.demo import main as run_demo
+
+            code = run_demo(json=as_json, memory=memory, out=out)
+        except ModuleNotFoundError as error:
+            if not str(error.name).startswith("sklearn"):
+                raise
+            remedy = "pip install 'waterflow[demo]'"
+            raise JobError(f"the demo needs scikit-learn: {remedy}") from None
+    raise typer.Exit(code)
+
+
+def run(
+    file: JobsFile,
+    memory: Memory = None,
+    device: Device = "cpu",
+    policy: PolicyName = "flow",
+    out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
+    as_json: AsJson = False,
+) -> None:
+    """Train the jobs of FILE.py together and write a report."""
+    from waterflow.partitioner.policies import get_policy
+    from waterflow.report.report import Report
+
+    with one_line_errors(), clean_stdout(as_json):
+        get_policy(policy)
+        _check_out(out)
+        job_file, budget = _load(file, memory)
+        jobs = job_file.make_jobs()
+        import waterflow as wf
+
+        try:
+            result = wf.run(jobs, memory=budget, device=device, policy=policy, progress=True)
+        except DeviceLostError as lost:  # what the host holds is saved, then the process must end
+            lost.report.save(out)
+            typer.echo(f"error: {lost}\nreport written to {out}", err=True)
+            raise typer.Exit(FAILED) from None
+        result.save(out)
+    show(result, as_json, Report.table)
+    typer.echo(f"report written to {out}", err=True)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if result.ok else FAILED)
+
+
+def compare(
+    file: JobsFile,
+    memory: Memory = None,
+    device: Device = "cpu",
+    policy: Annotated[
+        list[str] | None, typer.Option(help="only this policy; may be repeated")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the jobs of FILE.py under each policy and eagerly: time, speed, peak, equal losses."""
+    from waterflow.cli.compare import compare as compare_jobs
+    from waterflow.partitioner.policies import POLICIES, get_policy
+
+    with one_line_errors(), clean_stdout(as_json):
+        policies = policy or list(POLICIES)
+        for name in policies:
+            get_policy(name)
+        job_file, budget = _load(file, memory)
+        result = compare_jobs(job_file.make_jobs, budget, policies, device)
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        print_table(result.table())
+    if result.interrupted:
+        typer.echo("interrupted: the comparison is not complete", err=True)
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if result.ok else FAILED)
+
+
+def _load(file: Path, memory: str | None) -> tuple[JobFile, int]:
+    from waterflow.job.job_file import load_job_file
+
+    budget = None if memory is None else parse_bytes(memory)  # before the file runs for minutes
+    job_file = load_job_file(file)
+    if budget is None:
+        if job_file.memory is None:
+            raise JobError(f"no memory budget: give --memory 512MiB, or set MEMORY in {file}")
+        budget = parse_bytes(job_file.memory)
+    return job_file, budget
+
+
+def _check_out(out: Path) -> None:
+    # Now, not after hours of training.
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(f"cannot write a report to {out}: {error}") from error
