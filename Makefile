@@ -19,7 +19,7 @@ INSTALLED := $(VENV)/installed.stamp
 BUILT := $(VENV)/built.stamp
 SOURCES := $(shell find allocator_ext -name "*.cpp")
 HEADERS := $(shell find allocator_ext -name "*.h")
-TIDY := $(SOURCES) $(HEADERS) $(shell find tests -name "*.cpp" -o -name "*.h")
+TIDY := $(SOURCES) $(HEADERS) $(shell find tests benchmarks -name "*.cpp" -o -name "*.h")
 # Ninja would start more compilers than there are cores, and each of them takes a gigabyte.
 export MAX_JOBS ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

@@ -20,7 +20,7 @@ class StalePlan(RuntimeError):
     """Something that a plan does not know of lies in a place of it.
 
     The text has the version of the arena for which the plan was made, the one that it is at now,
-    and what lies where. Raised by `begin_scripts`.
+    and what lies where. Raised by `begin_plans`.
     """
 
 class Inconsistent(AssertionError): ...
@@ -196,7 +196,7 @@ def rehearse(
     pairs: Sequence[Sequence[tuple[int, int, int]]],
 ) -> RehearsalResult: ...
 
-class Script:
+class MemoryPlan:
     def __init__(
         self,
         step: tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int32]],
@@ -218,8 +218,8 @@ class RoundMemory:
     @property
     def deviated(self) -> bool: ...
 
-def begin_scripts(
-    arena: Arena, scripts: Sequence[tuple[Script, int]], round: RoundMemory, keep_blocks: bool
+def begin_plans(
+    arena: Arena, plans: Sequence[tuple[MemoryPlan, int]], round: RoundMemory, keep_blocks: bool
 ) -> None: ...
 
 class Pile:
@@ -258,7 +258,7 @@ class Gate:
 
 def check_happens_before(log: npt.NDArray[np.void], lanes: int) -> list[Violation]: ...
 
-# Lanes, storages and tapes (bind_torch.cpp)
+# Lanes, storages and tapes (bind/torch.cpp)
 
 def install_lane_allocator() -> None: ...
 def register_arena(arena: Arena) -> None: ...
@@ -330,14 +330,14 @@ class Tape:
 class Round:
     def __init__(
         self,
-        jobs: list[tuple[Tape, Script | None, int, Inbox | None]],
+        jobs: list[tuple[Tape, MemoryPlan | None, int, Inbox | None]],
         pairs: list[list[tuple[int, int, int, int, int]]],
     ) -> None: ...
 
 class FlowStep:
     def __init__(
         self,
-        job: tuple[Tape, Script, int, Inbox | None],
+        job: tuple[Tape, MemoryPlan, int, Inbox | None],
         groups: Sequence[tuple[int, int]],
         demand: Demand,
     ) -> None: ...
@@ -359,7 +359,7 @@ class LanePool:
     ) -> RoundResult: ...
     def shutdown(self) -> None: ...
 
-# Devices (bind_device.cpp)
+# Devices (bind/device.cpp)
 
 class CudaDevice:
     def __init__(self, library: str, index: int) -> None: ...

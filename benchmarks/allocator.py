@@ -20,7 +20,7 @@ import torch.nn.functional as F
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
 from benchmarks.replay import Replay
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.models.resnet import resnet50
 from waterflow.steps.job_steps import JobSteps

@@ -19,7 +19,7 @@ from torch import nn
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.lanes import Lanes
 
 STEPS = 300

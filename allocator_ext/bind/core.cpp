@@ -19,9 +19,9 @@
 #include "core/device/arenas.h"
 #include "core/device/cuda_device.h"
 #include "core/plan/gate.h"
+#include "core/plan/memory_plan.h"
 #include "core/plan/pile.h"
 #include "core/plan/rehearsal.h"
-#include "core/plan/script.h"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -289,45 +289,45 @@ void bind_rehearsal(py::module_& m) {
 }
 
 // Steps of one round share what tells them of each other's deviations.
-void begin_scripts(const Arena& arena,
-                   const std::vector<std::pair<std::shared_ptr<Script>, JobId>>& scripts,
-                   const std::shared_ptr<RoundMemory>& round, bool keep_blocks) {
-  for (const auto& [script, job] : scripts) script->begin(arena, job, round, keep_blocks);
+void begin_plans(const Arena& arena,
+                 const std::vector<std::pair<std::shared_ptr<MemoryPlan>, JobId>>& plans,
+                 const std::shared_ptr<RoundMemory>& round, bool keep_blocks) {
+  for (const auto& [plan, job] : plans) plan->begin(arena, job, round, keep_blocks);
 }
 
-void bind_script(py::module_& m) {
-  py::class_<Script, std::shared_ptr<Script>>(m, "Script")
+void bind_memory_plan(py::module_& m) {
+  py::class_<MemoryPlan, std::shared_ptr<MemoryPlan>>(m, "MemoryPlan")
       .def(py::init([](const StepArrays& step, const Array<std::int32_t>& instructions,
                        std::size_t num_instructions, std::vector<std::size_t> offsets,
                        std::uint64_t version) {
-             return std::make_shared<Script>(
+             return std::make_shared<MemoryPlan>(
                  as_step(step).events,
                  std::vector<std::int32_t>(instructions.data(),
                                            instructions.data() + instructions.size()),
                  num_instructions, std::move(offsets), version);
            }),
            "step"_a, "instructions"_a, "num_instructions"_a, "offsets"_a, "version"_a)
-      .def_property_readonly("deviations", &Script::deviations)
-      .def("begin_instruction", &Script::begin_instruction, "index"_a)
-      .def("end_instruction", &Script::end_instruction, "arena"_a, "lane"_a)
+      .def_property_readonly("deviations", &MemoryPlan::deviations)
+      .def("begin_instruction", &MemoryPlan::begin_instruction, "index"_a)
+      .def("end_instruction", &MemoryPlan::end_instruction, "arena"_a, "lane"_a)
       .def(
           "take",
-          [](Script& self, Arena& arena, std::size_t bytes, Lane lane) {
+          [](MemoryPlan& self, Arena& arena, std::size_t bytes, Lane lane) {
             return as_address(self.take(arena, bytes, lane));
           },
           "arena"_a, "bytes"_a, "lane"_a)
       .def(
           "release",
-          [](Script& self, Arena& arena, std::uintptr_t pointer) {
+          [](MemoryPlan& self, Arena& arena, std::uintptr_t pointer) {
             return self.release(arena, as_pointer(pointer));
           },
           "arena"_a, "pointer"_a)
-      .def("close", &Script::close, "arena"_a);
+      .def("close", &MemoryPlan::close, "arena"_a);
   py::class_<RoundMemory, std::shared_ptr<RoundMemory>>(m, "RoundMemory")
       .def(py::init<std::size_t, std::size_t>(), "start"_a, "stop"_a)
       .def_property_readonly("deviated",
                              [](const RoundMemory& self) { return self.deviated.load(); });
-  m.def("begin_scripts", &begin_scripts, "arena"_a, "scripts"_a, "round"_a, "keep_blocks"_a);
+  m.def("begin_plans", &begin_plans, "arena"_a, "plans"_a, "round"_a, "keep_blocks"_a);
 }
 
 Pile pile_arrays(const Array<std::int64_t>& bytes, const Array<std::int32_t>& ids,
@@ -402,7 +402,7 @@ void bind_core(py::module_& m) {
   bind_arena_memory(arena);
   bind_arena_state(arena);
   bind_rehearsal(m);
-  bind_script(m);
+  bind_memory_plan(m);
   bind_flow(m);
   bind_judges(m);
 }

@@ -260,13 +260,13 @@ void bind_tape(py::module_& m) {
            [](Tape& tape, int start, int stop) { run_unlocked([&] { tape.run(start, stop); }); });
 }
 
-// Job, script and tape travel as plain tuples: a round is made once per step.
+// Job, plan and tape travel as plain tuples: a round is made once per step.
 using JobTuple =
-    std::tuple<std::shared_ptr<Tape>, std::shared_ptr<Script>, JobId, std::shared_ptr<Inbox>>;
+    std::tuple<std::shared_ptr<Tape>, std::shared_ptr<MemoryPlan>, JobId, std::shared_ptr<Inbox>>;
 
 RoundJob make_job(const JobTuple& fields) {
-  const auto& [tape, script, id, inbox] = fields;
-  return {tape, script, id, inbox};
+  const auto& [tape, plan, id, inbox] = fields;
+  return {tape, plan, id, inbox};
 }
 
 Round make_round(const py::list& jobs, const py::list& pairs) {

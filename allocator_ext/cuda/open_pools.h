@@ -49,8 +49,8 @@ class OpenPools {
     Filter filter;
   };
 
-  std::atomic<std::size_t> count_{0};
-  std::mutex mutex_;
+  std::atomic<std::size_t> count_{0};  // of the list, for those without the lock
+  std::mutex mutex_;                   // guards the list
   std::vector<Pool> pools_;
 };
 

@@ -19,8 +19,8 @@ class RecordedStreams {
   std::vector<c10::Stream> take(const void* block);
 
  private:
-  std::atomic<std::size_t> blocks_{0};
-  std::mutex mutex_;
+  std::atomic<std::size_t> blocks_{0};  // in the map, for those without the lock
+  std::mutex mutex_;                    // guards the map
   std::unordered_map<const void*, std::vector<c10::Stream>> streams_;
 };
 

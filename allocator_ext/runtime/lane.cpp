@@ -24,7 +24,7 @@ struct KnownArena {
 };
 
 struct Registry {
-  std::shared_mutex mutex;
+  std::shared_mutex mutex;  // guards the list, and the names; the arenas have locks of their own
   std::vector<KnownArena> arenas;
 
   KnownArena* find(const Arena* arena) {
@@ -187,7 +187,7 @@ bool release_if_in_arena(void* pointer) {
     return release_to_unknown_lane(pointer);
   }
   LaneContext& lane = *active_lane;
-  const bool was_own = lane.script != nullptr && lane.script->release(*lane.arena, pointer);
+  const bool was_own = lane.plan != nullptr && lane.plan->release(*lane.arena, pointer);
   if (!was_own) lane.arena->free(pointer, lane.lane);
   return true;
 }
@@ -203,8 +203,8 @@ const OrdinaryMemory& ordinary_memory(c10::DeviceType type) {
 }
 
 void* take_memory(LaneContext& lane, std::size_t bytes) {
-  void* memory = lane.script != nullptr ? lane.script->take(*lane.arena, bytes, lane.lane)
-                                        : lane.arena->allocate(bytes, lane.lane, lane.job);
+  void* memory = lane.plan != nullptr ? lane.plan->take(*lane.arena, bytes, lane.lane)
+                                      : lane.arena->allocate(bytes, lane.lane, lane.job);
   if (memory == nullptr && lane.more && (*lane.more)(bytes)) {
     memory = lane.arena->allocate(bytes, lane.lane, lane.job);
   }

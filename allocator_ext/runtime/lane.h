@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/arena/arena.h"
-#include "core/plan/script.h"
+#include "core/plan/memory_plan.h"
 
 namespace waterflow {
 
@@ -22,7 +22,7 @@ struct LaneContext {
   std::shared_ptr<Arena> arena;
   Lane lane = 0;
   JobId job = 0;
-  Script* script = nullptr;
+  MemoryPlan* plan = nullptr;
   // Asked for room where the arena has none; then the request is made once more.
   std::shared_ptr<const std::function<bool(std::size_t)>> more = nullptr;
 };

@@ -25,14 +25,15 @@ bool spin(Ready ready) {
 }
 
 // A step at its gate, which it leaves whatever happens: the other lane may wait for its memory.
-class Passage {
+class GateScope {
  public:
-  Passage(Gate& gate, Lane lane, std::shared_ptr<const Demand> demand) : gate_(gate), lane_(lane) {
+  GateScope(Gate& gate, Lane lane, std::shared_ptr<const Demand> demand)
+      : gate_(gate), lane_(lane) {
     gate_.begin(lane_, std::move(demand));
   }
-  Passage(const Passage&) = delete;
-  Passage& operator=(const Passage&) = delete;
-  ~Passage() { gate_.end(lane_); }
+  GateScope(const GateScope&) = delete;
+  GateScope& operator=(const GateScope&) = delete;
+  ~GateScope() { gate_.end(lane_); }
 
  private:
   Gate& gate_;
@@ -101,9 +102,9 @@ RoundResult LanePool::run(const Round& round) {
   remaining_.swap(remaining);
   pairs_done_.reset();
   run_on_all([this](int lane) { run_lane(lane); });
-  settle();
+  drain();
   for (const RoundJob& job : round.jobs) {  // also of a round that failed: their blocks live on
-    if (job.script) job.script->close(*arena_);
+    if (job.plan) job.plan->close(*arena_);
   }
   rethrow_failure();
   RoundResult result{{}, {}, {}, device_->mark(0), device_};
@@ -144,22 +145,22 @@ void LanePool::run_task(const Task& task) {
     execute(job, task, failure, spans_[task.lane]);
   } catch (...) {
     failure.note();
-    settle();  // groups of the step that are queued still use its tape
+    drain();  // groups of the step that are queued still use its tape
     abandon(job, task.lane);
   }
 }
 
 // Others are to get the places of a failed step as planned: it must let go of them now.
 void LanePool::abandon(const RoundJob& job, Lane lane) {
-  LaneScope scope({arena_, lane, job.id, job.script.get()});
+  LaneScope scope({arena_, lane, job.id, job.plan.get()});
   job.tape->abandon();
-  if (job.script) job.script->abandon(*arena_, lane);
+  if (job.plan) job.plan->abandon(*arena_, lane);
 }
 
-// What is still queued uses the round and its scripts.
-void LanePool::settle() {
+// What is still queued uses the round and its plans.
+void LanePool::drain() {
   try {
-    device_->settle();
+    device_->drain();
   } catch (...) {
     note_failure();
   }
@@ -177,11 +178,11 @@ void LanePool::rethrow_failure() {
 
 void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
                        std::vector<Span>& spans) {
-  if (job.inbox && task.start == 0) device_->hold_back(task.lane, job.inbox->filled());
+  if (job.inbox && task.start == 0) device_->wait_event(task.lane, job.inbox->filled());
   const Mark start = device_->mark(task.lane);
   device_->execute(task.lane, [this, &job, &failure, task] {
     if (failure.happened.load()) return;
-    LaneScope scope({arena_, task.lane, job.id, job.script.get()});
+    LaneScope scope({arena_, task.lane, job.id, job.plan.get()});
     try {
       job.tape->run(task.start, task.stop);
     } catch (...) {
@@ -199,18 +200,18 @@ RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
   Failure failure;
   RoundResult result{{}, {}, {}, {}, device_};
   {
-    const Passage passage(gate, lane, step.demand);
+    const GateScope scope(gate, lane, step.demand);
     try {
-      hold_back(lane, former);
+      wait_for_former(lane, former);
       run_groups(lane, step, gate, failure, result.spans);
     } catch (...) {
       failure.note();
-      settle();
+      drain();
       abandon(step.job, lane);
     }
     // A stand-in's host functions refer to this call.
-    if (device_->calls_back()) settle();
-    step.job.script->close(*arena_);
+    if (device_->calls_back()) drain();
+    step.job.plan->close(*arena_);
   }
   rethrow_failure();
   result.end = device_->mark(lane);
@@ -220,18 +221,18 @@ RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
 }
 
 // On a device the former step may only be queued, on another lane's stream.
-void LanePool::hold_back(int lane, const RoundResult* former) {
-  if (former != nullptr && former->end.event) device_->hold_back(lane, *former->end.event);
+void LanePool::wait_for_former(int lane, const RoundResult* former) {
+  if (former != nullptr && former->end.event) device_->wait_event(lane, *former->end.event);
 }
 
 void LanePool::run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
                           std::vector<Span>& spans) {
   for (std::size_t group = 0; group < step.groups.size(); ++group) {
     const auto [start, stop] = step.groups[group];
-    if (const auto former = gate.enter(lane)) device_->hold_back(lane, *former->event);
-    if (step.job.script->is_judged()) arena_->synchronize();
+    if (const auto former = gate.enter(lane)) device_->wait_event(lane, *former->event);
+    if (step.job.plan->uses_allocator()) arena_->synchronize();
     execute(step.job, {lane, 0, static_cast<int>(group), start, stop}, failure, spans);
-    if (step.job.script->is_judged() && device_->calls_back()) settle();
+    if (step.job.plan->uses_allocator() && device_->calls_back()) drain();
     gate.leave(lane, spans.back().stop);
     if (failure.happened.load()) return;
   }

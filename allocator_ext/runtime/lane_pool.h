@@ -34,7 +34,7 @@ struct Task {  // one node group of one job
 
 struct RoundJob {
   std::shared_ptr<Tape> tape;
-  std::shared_ptr<Script> script;
+  std::shared_ptr<MemoryPlan> plan;
   JobId id = 0;
   std::shared_ptr<Inbox> inbox;  // of a job on a device, which its batch is copied to beforehand
 };
@@ -85,7 +85,7 @@ class CounterBarrier {
 
  private:
   std::atomic<int> count_{0};
-  std::mutex mutex_;
+  std::mutex mutex_;  // the count grows under it, so that whoever goes to sleep misses nothing
   std::condition_variable changed_;
 };
 
@@ -112,26 +112,30 @@ class LanePool {
   void run_task(const Task& task);
   void execute(const RoundJob& job, const Task& task, Failure& failure, std::vector<Span>& spans);
   void abandon(const RoundJob& job, Lane lane);
-  void hold_back(int lane, const RoundResult* former);
+  void wait_for_former(int lane, const RoundResult* former);
   void run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
                   std::vector<Span>& spans);
   void finish_pair();
-  void settle();
+  void drain();
   void note_failure();
   void rethrow_failure();
 
-  std::shared_ptr<Arena> arena_;
-  int lanes_;
-  std::shared_ptr<LaneDevice> device_;
+  const std::shared_ptr<Arena> arena_;
+  const int lanes_;
+  const std::shared_ptr<LaneDevice> device_;
+  // The calling thread writes these before it calls the lanes and reads them when all are done. In
+  // between a lane writes its own spans, and the failure of a job whose group it runs.
   const std::function<void(int)>* work_ = nullptr;
   const Round* round_ = nullptr;
   std::vector<std::atomic<int>> remaining_;  // groups of each pair not yet done
   std::vector<Failure> failures_;            // per job of the round
-  std::exception_ptr failure_;               // of all lanes' work as a whole
+  std::vector<std::vector<Span>> spans_;     // per lane
   std::atomic<bool> broken_{false};
-  std::vector<std::vector<Span>> spans_;  // per lane
   CounterBarrier pairs_done_, lanes_done_;
+  // Guards the failure. The atomics that follow change under it, too, so that a lane that goes to
+  // sleep misses nothing.
   std::mutex mutex_;
+  std::exception_ptr failure_;  // of all lanes' work as a whole
   std::condition_variable wake_;
   std::atomic<std::uint64_t> generation_{0};
   std::atomic<bool> stop_{false};

@@ -104,14 +104,14 @@ void Tape::run(int start, int stop) {
   std::optional<RandomScope> random;
   if (host_generator_) random.emplace(*host_generator_, device_generator_);
   LaneContext* lane = current_lane();
-  Script* script = lane != nullptr ? lane->script : nullptr;
+  MemoryPlan* plan = lane != nullptr ? lane->plan : nullptr;
   for (int index = start; index < stop; ++index) {
-    if (script != nullptr) script->begin_instruction(index);
+    if (plan != nullptr) plan->begin_instruction(index);
     c10::AutoGradMode gradients(index < forward_length_);
     const Instruction& instruction = instructions_[index];
     execute(instruction);
     for (int slot : instruction.release) slots_[slot].reset();
-    if (script != nullptr) script->end_instruction(*lane->arena, lane->lane);
+    if (plan != nullptr) plan->end_instruction(*lane->arena, lane->lane);
   }
 }
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from waterflow.executor.device.device import Device
-from waterflow.executor.run.residency import Residency, span_of
+from waterflow.executor.device.base import Device
+from waterflow.executor.device.storages import span_of
+from waterflow.executor.run.residency import Residency
 
 
 @dataclass(eq=False)

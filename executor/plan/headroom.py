@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from waterflow.executor.plan.piled_step import HEADROOMS, PiledStep, Piles, divided
+from waterflow.executor.plan.flow_plan import divided
+from waterflow.executor.plan.piled_step import HEADROOMS, PiledStep, Piles
 from waterflow.executor.plan.simulate import FlowForecast, simulate_flow
 from waterflow.partitioner.policies.fair_share import NextJob, fair_share
 from waterflow.partitioner.profile import node_times

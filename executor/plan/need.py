@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.plan.step_memory import StepMemory
 
 
 @dataclass(frozen=True)

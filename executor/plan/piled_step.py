@@ -1,14 +1,12 @@
-"""Steps prepared to flow: each piled up from one end of a range that two lanes share.
+"""Steps piled up from one end of a range of memory, and how far they reach when.
 
-How lanes share a range is in `allocator_ext/core/plan/gate.h`, how a step is piled up in `pile.h`
-beside it. Everything that a lane may meet is settled here beforehand, so that no order of events
-can make a step run out of memory.
+How a pile is built is in `allocator_ext/core/plan/pile.h`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.round_plan import StepMemory
-from waterflow.executor.run.tape import CompiledStep
+from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.partitioner.groups import NodeGroup, partition_for_flow
 
 HEADROOMS = (0.10, 0.03, 0.01, 0.0)
@@ -97,114 +94,3 @@ def _demand(memory: StepMemory, groups: Sequence[NodeGroup], reach: npt.NDArray[
     borders = np.concatenate([[0], ends])
     during = [int(levels[a : b + 1].max()) for a, b in itertools.pairwise(borders)]
     return _C.Demand(during, levels[borders].tolist())
-
-
-Flowing = tuple[int, CompiledStep, StepMemory]
-"""A job's number, its compiled step and the step's memory."""
-
-
-class FlowPlan:
-    """All steps of the jobs that flow, ready to run on any lane.
-
-    Attributes:
-        gate: admits their groups.
-        lanes: how many of the lanes there is memory for.
-        version: the arena's (`Arena.version`), for which the plan was made.
-    """
-
-    def __init__(self, arena: Any, lanes: int, steps: Sequence[tuple[Flowing, PiledStep]]) -> None:
-        """Takes the range above what is live in the arena now.
-
-        Raises ValueError where a step does not fit it.
-        """
-        self.version = int(arena.version)
-        start, stop = int(arena.live_end), int(arena.statistics().capacity)
-        tallest = max(piled.extent for _, piled in steps)
-        if tallest > stop - start:
-            raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")
-        size, self.lanes = divided(stop - start, tallest, lanes)
-        size -= size % arena.alignment
-        count = (self.lanes + 1) // 2
-        self._ranges = [(start + i * size, start + (i + 1) * size) for i in range(count)]
-        self.gate = _C.Gate(size, self.lanes)
-        # What no pile reaches; a lane by itself piles up from the bottom only.
-        between = (start + tallest, start + size - (tallest if self.lanes > 1 else 0))
-        self._between = between if between[0] < between[1] else (stop, stop)
-        self._arena = arena
-        self._piled: Mapping[int, tuple[Flowing, PiledStep]] = {
-            id(flowing[1]): (flowing, piled) for flowing, piled in steps
-        }
-        self._made: dict[tuple[int, int], tuple[Any, Any]] = {}
-        self.open()
-
-    def open(self) -> None:
-        """Forgets deviations. Only while no step is under way."""
-        self._beside = _C.RoundMemory(*self._between)
-
-    @property
-    def deviated(self) -> bool:
-        """Whether a request since `open` was not as profiled: the allocator judges all since."""
-        return bool(self._beside.deviated)
-
-    def has(self, step: CompiledStep) -> bool:
-        """Whether the step is part of the plan."""
-        return id(step) in self._piled
-
-    def begin(self, step: CompiledStep, lane: int, own_blocks: bool) -> Any:
-        """The extension's form of the step on this lane, its script at the start.
-
-        Args:
-            step: one of the plan's.
-            lane: where it is about to run.
-            own_blocks: it keeps its blocks itself; see `RoundPlan.begin`.
-
-        Raises:
-            StalePlan: it keeps its blocks, and a place of the plan is not free any more.
-        """
-        key = (id(step), lane)
-        if key not in self._made:
-            self._made[key] = self._make(*self._piled[id(step)], lane)
-        script, flow_step = self._made[key]
-        job = self._piled[id(step)][0][0]
-        _C.begin_scripts(self._arena, [(script, job)], self._beside, own_blocks)
-        return flow_step
-
-    def _make(self, flowing: Flowing, piled: PiledStep, lane: int) -> tuple[Any, Any]:
-        job, step, memory = flowing
-        start, stop = self._ranges[lane // 2]
-        places = piled.places(start, stop, from_top=lane % 2 == 1)
-        script = memory.script(places, self.version)
-        groups = [(group.start, group.stop) for group in piled.groups]
-        return script, _C.FlowStep((step.tape, script, job, step.inbox), groups, piled.demand)
-
-    @property
-    def deviations(self) -> int:
-        """Requests so far that were not as profiled."""
-        return sum(script.deviations for script, _ in self._made.values())
-
-
-def num_ranges(size: int, tallest: int, lanes: int) -> int:
-    """How many ranges of `size` bytes in all serve the lanes, two at most each, one at least."""
-    pairs = (lanes + 1) // 2
-    return max(1, min(pairs, size // tallest if tallest else pairs))
-
-
-def divided(size: int, tallest: int, lanes: int) -> tuple[int, int]:
-    """The bytes of each range, and how many of the lanes they serve; see `num_ranges`."""
-    count = num_ranges(size, tallest, lanes)
-    return size // count, min(lanes, 2 * count)
-
-
-def most_together(steps: Sequence[PiledStep], size: int, lanes: int) -> int:
-    """The most that the piles of these steps reach together, in any order that a gate allows.
-
-    Args:
-        steps: one per job.
-        size: bytes of all ranges together.
-        lanes: how many lanes there are.
-    """
-    alone = max(step.extent for step in steps)
-    each, lanes = divided(size, alone, lanes)
-    pairs = {(a.demand, b.demand) for a, b in itertools.combinations(steps, 2)}
-    both = max((_C.most_together(a, b, each) for a, b in pairs), default=alone)
-    return min(size, lanes // 2 * both + lanes % 2 * alone)

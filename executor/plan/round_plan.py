@@ -1,4 +1,4 @@
-"""From schedule to addresses: rehearses a round on a copy of the arena and writes the scripts."""
+"""From schedule to addresses: rehearses a round on a copy of the arena and makes memory plans."""
 
 from __future__ import annotations
 
@@ -6,65 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from waterflow.allocator_ext import _C
+from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.run.tape import CompiledStep
-from waterflow.partitioner.groups import NodeGroup
-from waterflow.partitioner.profile import Profile
 from waterflow.partitioner.schedule import Schedule
-
-
-class StepMemory:
-    """A profile in the form that the rehearsal and the scripts need."""
-
-    def __init__(self, profile: Profile, alignment: int) -> None:
-        self.profile = profile
-        self._alignment = alignment
-        events = profile.events
-        self._bytes = np.ascontiguousarray(events["bytes"], dtype=np.int64)
-        self._ids = np.ascontiguousarray(events["id"], dtype=np.int32)
-        self._nodes = events["node"]
-        self._solo: Any = None
-
-    @property
-    def events(self) -> tuple[Any, Any]:
-        """Bytes and block numbers of the step's events."""
-        return self._bytes, self._ids
-
-    def arrays(self, groups: Sequence[NodeGroup]) -> tuple[Any, Any, Any]:
-        """The step's events cut into groups, as the rehearsal takes them."""
-        stops = np.array([group.stop for group in groups])
-        ends = np.searchsorted(self._nodes, stops, side="left").astype(np.int32)
-        return self._bytes, self._ids, ends
-
-    def script(self, offsets: Any, version: int) -> Any:
-        """The extension's script of the step.
-
-        Args:
-            offsets: a place per request.
-            version: the arena's, when these places were found.
-        """
-        step = (self._bytes, self._ids, np.empty(0, np.int32))
-        nodes = np.ascontiguousarray(self._nodes, dtype=np.int32)
-        return _C.Script(step, nodes, self.profile.num_nodes, offsets.tolist(), version)
-
-    @property
-    def extent(self) -> int:
-        """Bytes of arena that the step needs above the persistent tensors, gaps included."""
-        return int(self._rehearsed().extent)
-
-    @property
-    def solo_offsets(self) -> Any:
-        """A place per request, of the step run alone from address 0."""
-        return self._rehearsed().offsets[0]
-
-    def _rehearsed(self) -> Any:
-        if self._solo is None:
-            whole = [NodeGroup(0, self.profile.num_nodes, 0, 0, 0.0)]
-            state = _C.Allocator(1 << 60, self._alignment, 1)
-            self._solo = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
-        return self._solo
 
 
 @dataclass
@@ -74,7 +19,7 @@ class RoundPlan:
     Attributes:
         schedule: what runs beside what.
         round: the extension's round.
-        scripts: one per job, with the job's number.
+        memory_plans: the extension's, one per job, with the job's number.
         extent: highest address that the plan uses.
         peak: the most bytes that any interleaving of the lanes can hold at once.
         version: the arena's (`Arena.version`), for which the plan was made.
@@ -82,13 +27,13 @@ class RoundPlan:
 
     schedule: Schedule
     round: Any
-    scripts: list[Any]
+    memory_plans: list[Any]
     extent: int
     peak: int
     version: int
 
     def begin(self, arena: Any, own_blocks: bool) -> None:
-        """Puts the scripts at their start.
+        """Puts the memory plans at their start.
 
         Args:
             arena: the arena of the plan.
@@ -99,12 +44,12 @@ class RoundPlan:
             StalePlan: the steps keep their blocks, and a place of the plan is not free any more.
         """
         beside = _C.RoundMemory(self.extent, arena.statistics().capacity)
-        _C.begin_scripts(arena, self.scripts, beside, own_blocks)
+        _C.begin_plans(arena, self.memory_plans, beside, own_blocks)
 
     @property
     def deviations(self) -> int:
         """Requests, since the plan was made, that were not as profiled."""
-        return sum(script.deviations for script, _ in self.scripts)
+        return sum(memory_plan.deviations for memory_plan, _ in self.memory_plans)
 
 
 def plan_round(
@@ -125,13 +70,13 @@ def plan_round(
     result = rehearse_round(state, schedule, jobs, memories)
     if not result.fits:
         return None
-    scripts = [
-        memory.script(offsets, state.version())
+    memory_plans = [
+        memory.memory_plan(offsets, state.version())
         for (_, _, memory), offsets in zip(steps, result.offsets, strict=True)
     ]
-    round_ = make_round(schedule, steps, scripts)
+    round_ = make_round(schedule, steps, memory_plans)
     extent = max(int(result.extent), state.live_end())
-    named = list(zip(scripts, jobs, strict=True))
+    named = list(zip(memory_plans, jobs, strict=True))
     return RoundPlan(schedule, round_, named, extent, int(result.peak), state.version())
 
 
@@ -159,7 +104,7 @@ def rehearse_round(
 def make_round(
     schedule: Schedule,
     steps: Sequence[tuple[int, CompiledStep, Any]],
-    scripts: Sequence[Any],
+    memory_plans: Sequence[Any],
 ) -> Any:
     """The extension's form of a schedule."""
     tasks: list[list[tuple[int, int, int, int, int]]] = []
@@ -170,8 +115,8 @@ def make_round(
                 group = schedule.groups[ref.job][ref.group]
                 tasks[-1].append((lane, ref.job, ref.group, group.start, group.stop))
     jobs = [
-        (step.tape, script, job, step.inbox)
-        for (job, step, _), script in zip(steps, scripts, strict=True)
+        (step.tape, memory_plan, job, step.inbox)
+        for (job, step, _), memory_plan in zip(steps, memory_plans, strict=True)
     ]
     return _C.Round(jobs, tasks)
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.piled_step import PiledStep, divided
+from waterflow.executor.plan.flow_plan import divided
+from waterflow.executor.plan.piled_step import PiledStep
 from waterflow.partitioner.policies.arrangement import PAIR_SECONDS
 from waterflow.partitioner.policies.fair_share import NextJob, Share, fair_share
 from waterflow.partitioner.profile import FloatArray

@@ -20,9 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import fx
 
+from waterflow.executor.device.storages import rounded, storage_key
 from waterflow.executor.profile.costs import flops, moved_bytes
 from waterflow.executor.profile.cpu_workspaces import Script, host_script
-from waterflow.executor.run.residency import rounded, storage_key
 from waterflow.executor.run.tape import CompiledStep, _Compiler, _values
 from waterflow.partitioner.graph.step_graph import StepGraph, tensors_of
 from waterflow.partitioner.profile import EVENT, IntArray, Profile

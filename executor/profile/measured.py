@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import Device
-from waterflow.executor.run.residency import span_of, storage_key, unique_storages
+from waterflow.executor.device.base import Device
+from waterflow.executor.device.storages import span_of, storage_key, unique_storages
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.profile import EVENT, Profile

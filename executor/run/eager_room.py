@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.device.storages import rounded
 from waterflow.executor.run.lanes import Lanes
-from waterflow.executor.run.residency import rounded
 
 #: The block is larger than the largest step so far by a part of it, or so many bytes.
 _SPARE, _LEAST_SPARE = 1 / 8, 64 << 10

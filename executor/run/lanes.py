@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import Device
+from waterflow.executor.device.base import Device
 from waterflow.executor.run.threads import available_cpus, pin_here, set_threads_here, split_cpus
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import Device
+from waterflow.executor.device.base import Device
 
 _shared_numpy: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
 _shared_python: random.Random = random.getstate.__self__  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@
 //
 // LIBRARY is the fake driver's path, or "" where it is part of the program. MODE is
 //   found      the lanes ask the arena for each block
-//   planned    scripts of a rehearsed plan keep the blocks
+//   planned    the memory plans of a rehearsal keep the blocks
 //   unordered  both once more, but the streams do not wait for each other: stamps must get lost
 //   keying     a block that another lane has freed is not handed out too early
 //   paper      but it is where the program is linked with the paper's rule of who may take it
@@ -34,8 +34,8 @@
 #include "core/check/checker.h"
 #include "core/device/cuda_backend.h"
 #include "core/device/cuda_device.h"
+#include "core/plan/memory_plan.h"
 #include "core/plan/rehearsal.h"
-#include "core/plan/script.h"
 
 namespace {
 
@@ -322,14 +322,14 @@ class Planned {
     for (int round = 0; round < rounds; ++round) {
       begin();
       on_each_lane(machine_.lanes(), [this](Lane lane) { work(lane); });
-      for (auto& script : scripts_) script->close(machine_.arena());
+      for (auto& plan : plans_) plan->close(machine_.arena());
       release_what_is_left();
     }
   }
 
   std::size_t deviations() const {
     std::size_t sum = 0;
-    for (const auto& script : scripts_) sum += script->deviations();
+    for (const auto& plan : plans_) sum += plan->deviations();
     return sum;
   }
 
@@ -371,9 +371,9 @@ class Planned {
     extent_ = result.extent;
     for (int number = 0; number < kSteps; ++number) {
       const Step& step = steps_[number];
-      scripts_.push_back(std::make_unique<Script>(step.profile.events, step.instructions,
-                                                  kGroups * kInstructions, result.offsets[number],
-                                                  machine_.arena().version()));
+      plans_.push_back(std::make_unique<MemoryPlan>(step.profile.events, step.instructions,
+                                                    kGroups * kInstructions, result.offsets[number],
+                                                    machine_.arena().version()));
     }
   }
 
@@ -382,7 +382,7 @@ class Planned {
     const std::size_t capacity = machine_.arena().statistics().capacity;
     auto shared = std::make_shared<RoundMemory>(extent_, capacity);
     for (int number = 0; number < kSteps; ++number) {
-      scripts_[number]->begin(machine_.arena(), number, shared, /*keep_blocks=*/true);
+      plans_[number]->begin(machine_.arena(), number, shared, /*keep_blocks=*/true);
       steps_[number].next = 0;
     }
     seed_ = random_();
@@ -400,17 +400,17 @@ class Planned {
 
   void play(const Slot& slot, std::mt19937& random) {
     Step& step = steps_[slot.step];
-    Script& script = *scripts_[slot.step];
+    MemoryPlan& plan = *plans_[slot.step];
     for (int at = 0; at < kInstructions; ++at) {
       const int instruction = slot.group * kInstructions + at;
-      script.begin_instruction(instruction);
+      plan.begin_instruction(instruction);
       if (change_ == Change::kMoreRequests && random() % 8 == 0) {
         take(slot, extra_bytes(step, random), kExtra + instruction);
       }
       while (step.next < step.instructions.size() && step.instructions[step.next] == instruction) {
         play(slot, step.profile.events[step.next++], random);
       }
-      script.end_instruction(machine_.arena(), slot.lane);
+      plan.end_instruction(machine_.arena(), slot.lane);
     }
   }
 
@@ -430,7 +430,7 @@ class Planned {
   }
 
   void take(const Slot& slot, std::size_t bytes, int id) {
-    void* pointer = scripts_[slot.step]->take(machine_.arena(), bytes, slot.lane);
+    void* pointer = plans_[slot.step]->take(machine_.arena(), bytes, slot.lane);
     expect(pointer != nullptr, "no room above the plan");
     steps_[slot.step].held[id] = machine_.stamped(pointer, bytes, slot.lane);
   }
@@ -438,7 +438,7 @@ class Planned {
   void release(int number, int id, Lane lane) {
     Block& block = steps_[number].held[id];
     machine_.find_stamp(block, lane);
-    if (!scripts_[number]->release(machine_.arena(), block.data)) {
+    if (!plans_[number]->release(machine_.arena(), block.data)) {
       machine_.arena().free(block.data, lane);
     }
     block = {};
@@ -457,7 +457,7 @@ class Planned {
   const Change change_;
   std::vector<Step> steps_;
   std::vector<std::vector<Slot>> pairs_;
-  std::vector<std::unique_ptr<Script>> scripts_;
+  std::vector<std::unique_ptr<MemoryPlan>> plans_;
   std::size_t extent_ = 0;
   unsigned seed_ = 0;
   Barrier barrier_;

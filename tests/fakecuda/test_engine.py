@@ -21,7 +21,7 @@ import torch
 import waterflow as wf
 from tests.support import fake_device
 from tests.support.differences import assert_same_numbers
-from tests.support.fake_cuda import FakeDriver
+from tests.support.fake_cuda import FakeDriver, nothing_left
 from tests.support.fake_device import FakeCudaDevice, train_hopping
 from tests.support.jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
 from waterflow.allocator_ext import _C
@@ -49,20 +49,8 @@ def breakable() -> Iterator[FakeDriver]:
 @pytest.fixture
 def driver(breakable: FakeDriver) -> Iterator[FakeDriver]:
     """The driver that engines load; whatever a test leaves behind fails the test."""
-    gc.collect()
-    before = breakable.live_objects()
-
-    def left() -> dict[str, int]:
-        gc.collect()
-        after = breakable.live_objects()
-        return {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]}
-
-    yield breakable
-    breakable.reset()
-    deadline = time.monotonic() + 5
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not left()
+    with nothing_left(breakable):
+        yield breakable
 
 
 @pytest.fixture(scope="module")

@@ -37,11 +37,11 @@ def hop(driver: FakeDriver, steps: int, behind_each_other: bool) -> list[Interva
     pool = _C.LanePool(arena, 2, _C.LaneDevice.cuda(streams, False))
     gate = _C.Gate(1 << 20, 2)
     nothing = np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int32)
-    script = _C.Script(nothing, np.empty(0, np.int32), 0, [], arena.version)
-    step = _C.FlowStep((_C.Tape(0, 0), script, 0, None), [(0, 0)], _C.Demand([0], [0, 0]))
+    memory_plan = _C.MemoryPlan(nothing, np.empty(0, np.int32), 0, [], arena.version)
+    step = _C.FlowStep((_C.Tape(0, 0), memory_plan, 0, None), [(0, 0)], _C.Demand([0], [0, 0]))
     results: list[_C.RoundResult] = []
     for number in range(steps):
-        _C.begin_scripts(arena, [(script, 0)], _C.RoundMemory(0, 0), True)
+        _C.begin_plans(arena, [(memory_plan, 0)], _C.RoundMemory(0, 0), True)
         former = results[-1] if results and behind_each_other else None
         results.append(pool.run_step(number % 2, step, gate, former))
     for result in results:

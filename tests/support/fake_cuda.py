@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import hashlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.support.programs import COMPILER, EXTENSION, ROOT, WARNINGS, require_compiler, succeed
@@ -121,6 +124,25 @@ class FakeDriver:
         if count < 0:
             raise ValueError(f"{function}: the driver knows no {name}")
         return count
+
+
+@contextlib.contextmanager
+def nothing_left(driver: FakeDriver) -> Iterator[None]:
+    """What is live afterwards and was not before fails, once the streams have had time to end."""
+    gc.collect()
+    before = driver.live_objects()
+
+    def left() -> dict[str, int]:
+        gc.collect()
+        after = driver.live_objects()
+        return {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]}
+
+    yield
+    driver.reset()
+    deadline = time.monotonic() + 5
+    while left() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not left(), left()
 
 
 class Location(ctypes.Structure):

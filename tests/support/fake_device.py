@@ -15,7 +15,7 @@ import torch
 import waterflow as wf
 from tests.support import fake_cuda
 from tests.support.jobs import MODELS as JOBS
-from waterflow.executor.device.device import CudaDevice
+from waterflow.executor.device.cuda import CudaDevice
 from waterflow.partitioner.groups import cut_at
 from waterflow.partitioner.policies.base import PlanJob, Policy
 from waterflow.partitioner.schedule import GroupRef, Schedule, planned_peak
@@ -50,6 +50,9 @@ class FakeCudaDevice(CudaDevice):
         self._workspaces[thread] = 0
 
     def _drop_workspaces(self) -> None:
+        pass
+
+    def wait_for_thread(self) -> None:
         pass
 
     def generator(self, seed: int) -> torch.Generator | None:

@@ -11,7 +11,7 @@ from tests.support.data import cross_entropy, rows
 from tests.support.jobs import sgd
 from tests.support.models import Mlp
 from waterflow.account.purity import observer, undisturbed
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.training_step import eager_step
 from waterflow.steps.job_steps import JobSteps

@@ -72,7 +72,7 @@ class Account:
 
         Args:
             roots: the objects to begin from, by the names that users know them by.
-            names: the attributes that count, as `codenames.names_in` gives them; None: any.
+            names: the attributes that count, as `code_names.names_in` gives them; None: any.
             codes: the code that is executed, so that other functions need not be looked into;
                 None: nothing is known of it, so all functions are looked into that the objects
                 have by the names in each other's code, and these names count.

@@ -83,7 +83,11 @@ def _set_legacy_state(generator: np.random.RandomState, state: Any) -> None:
 
 def _position(iterator: Any) -> Any:
     """Where a built-in iterator is: what it would be copied from."""
-    return _reduced(iterator.__reduce__())
+    reduced = iterator.__reduce__()
+    if len(reduced) == 2 and len(reduced[1]) == 1 and type(reduced[1][0]) is list:
+        # Made for the copy, of what is left (of a dictionary, say): its address says nothing.
+        return _reduced(tuple(reduced[1][0]))
+    return _reduced(reduced)
 
 
 def _reduced(value: Any) -> Any:

@@ -28,14 +28,13 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from waterflow.account.bytecode import (
+from waterflow.account.bytecode import imports_of, nested_codes
+from waterflow.capture.fingerprint_parts import (
     BUILT_IN_BASES,
     content_of,
-    imports_of,
     is_foreign,
     is_installed,
     is_written_in_python,
-    nested_codes,
     slots_of,
 )
 from waterflow.common.environment import is_library

@@ -224,7 +224,7 @@ def _extension_cuda() -> Iterator[Finding]:
 def _cuda_driver() -> Iterator[Finding]:
     """Opens every device as the engine does."""
     extension = importlib.import_module("waterflow.allocator_ext._C")
-    from waterflow.executor.device.device import CudaDevice
+    from waterflow.executor.device.cuda import CudaDevice
 
     index = 0
     while True:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
 from waterflow.engine.job_run import JobRun
+from waterflow.executor.device.storages import storage_key
 from waterflow.executor.plan.need import fit_in_turn
-from waterflow.executor.run.residency import Residency, storage_key
+from waterflow.executor.run.residency import Residency
 
 
 class Admission:

@@ -20,7 +20,8 @@ from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.loop import EngineLoop
 from waterflow.engine.recorder import Recorder, versions
-from waterflow.executor.device.device import Device, get_device
+from waterflow.executor.device.base import Device
+from waterflow.executor.device.select import get_device
 from waterflow.executor.run import rng
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency

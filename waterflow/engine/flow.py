@@ -17,7 +17,7 @@ from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
 from waterflow.executor.data.feeder import FeedItem
-from waterflow.executor.plan.piled_step import FlowPlan
+from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.partitioner.policies.fair_share import NextJob, Share, newcomer
 from waterflow.steps.prepared import PreparedBatch
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from waterflow.engine.job_run import JobRun
+from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.executor.plan.headroom import FlowJob, choose_headroom
-from waterflow.executor.plan.piled_step import FlowPlan, Piles
+from waterflow.executor.plan.piled_step import Piles
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.partitioner.policies import Policy

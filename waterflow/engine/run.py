@@ -11,7 +11,7 @@ from types import FrameType
 
 from waterflow.common.errors import JobError
 from waterflow.engine.engine import Engine
-from waterflow.executor.device.device import Device
+from waterflow.executor.device.base import Device
 from waterflow.job.job import Job
 from waterflow.partitioner import Policy
 from waterflow.report.report import Report

@@ -11,7 +11,7 @@ from waterflow.capture.opaque import why_opaque
 from waterflow.capture.tracing import StateMovedError, reason_of
 from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
-from waterflow.executor.device.device import Device
+from waterflow.executor.device.base import Device
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten
 from waterflow.job.job import Job
 from waterflow.steps.opacity import Opacity

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.executor.data.staging import BatchPrefetcher
-from waterflow.executor.device.device import Device
+from waterflow.executor.device.base import Device
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.steps.batch_preparer import BatchPreparer

@@ -9,8 +9,8 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from waterflow.executor.data.staging import BatchPrefetcher
-from waterflow.executor.device.device import Device
-from waterflow.executor.run.residency import storage_bytes
+from waterflow.executor.device.base import Device
+from waterflow.executor.device.storages import storage_bytes
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import Layout, StateEntries, trained_parameters
 from waterflow.partitioner.graph.step_graph import Input

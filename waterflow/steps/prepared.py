@@ -11,7 +11,7 @@ from waterflow.capture.forward import ForwardTrace
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.executor.data.staging import PinnedBatch
 from waterflow.executor.plan.piled_step import Piles
-from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.job.batch import FlatBatch
 from waterflow.job.optimizer_state import HyperKey

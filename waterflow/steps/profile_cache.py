@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from waterflow.common.files import cache_directory
-from waterflow.executor.device.device import Device
+from waterflow.executor.device.base import Device
 from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import Profile
 

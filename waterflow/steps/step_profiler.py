@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from waterflow.executor.device.device import Device
+from waterflow.executor.device.base import Device
 from waterflow.executor.plan.piled_step import Piles
-from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.profile.measured import Scratch
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.batch import FlatBatch

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.plan.flow_plan import most_together
 from waterflow.executor.plan.headroom import FlowJob, choose_headroom, forecast
 from waterflow.executor.plan.need import MemoryNeed, fit_in_turn
-from waterflow.executor.plan.piled_step import Piles, most_together
-from waterflow.executor.plan.round_plan import StepMemory, rehearse_round
+from waterflow.executor.plan.piled_step import Piles
+from waterflow.executor.plan.round_plan import rehearse_round
 from waterflow.executor.plan.simulate import (
     SimulatedSpan,
     serial_seconds,
     simulate_round,
 )
+from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.partitioner import PlanJob, Policy, get_policy
 from waterflow.partitioner.groups import NodeGroup
 from waterflow.partitioner.policies import WaterWave, WaterWaveS

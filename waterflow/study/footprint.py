@@ -29,8 +29,8 @@ from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import CaptureError, JobError
+from waterflow.executor.device.storages import rounded, span_of, unique_storages
 from waterflow.executor.profile.fake import StepWalk, walk_step
-from waterflow.executor.run.residency import rounded, span_of, unique_storages
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import NotCapturableError, trained_parameters

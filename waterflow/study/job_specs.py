@@ -12,7 +12,7 @@ import torch
 
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.common.errors import JobError
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function

@@ -103,13 +103,15 @@ class Arena {
   bool resize_locked(std::size_t capacity);
   void fixed_changed() { fixed_live_.store(allocator_.live(), std::memory_order_relaxed); }
 
+  // Guards the backend's memory, the allocator and all that follows up to the timeline. What is
+  // constant, or atomic, is read without it; copy() and finish() are for when no lane is at work.
   mutable PatientMutex mutex_;
   std::unique_ptr<Backend> backend_;
-  std::uintptr_t base_;
+  const std::uintptr_t base_;
   Allocator allocator_;
   const TensorKind tensors_;
   std::size_t growth_ = 0;
-  std::atomic<std::size_t> capacity_;
+  std::atomic<std::size_t> capacity_;  // the allocator's, for those without the lock
   std::size_t planned_extent_ = 0;
   std::vector<std::size_t> planned_job_peaks_;
   Timeline timeline_;

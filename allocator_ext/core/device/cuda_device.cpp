@@ -72,7 +72,7 @@ void CudaEvent::record(cu::Stream stream) {
   WATERFLOW_CUDA(device_->driver(), cuEventRecord, "to record an event", event_, stream);
 }
 
-void CudaEvent::hold_back(cu::Stream stream) const {
+void CudaEvent::make_wait(cu::Stream stream) const {
   ContextScope scope(*device_);
   WATERFLOW_CUDA(device_->driver(), cuStreamWaitEvent, "to make a stream wait", stream, event_, 0);
 }
@@ -120,7 +120,7 @@ void LaneStreams::join() {
   for (int lane = 0; lane < lanes(); ++lane) reached_[lane]->record(stream(lane));
   for (int lane = 0; lane < lanes(); ++lane) {
     for (int other = 0; other < lanes(); ++other) {
-      if (other != lane) reached_[other]->hold_back(stream(lane));
+      if (other != lane) reached_[other]->make_wait(stream(lane));
     }
   }
 }

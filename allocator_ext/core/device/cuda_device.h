@@ -84,7 +84,7 @@ class CudaEvent final : public DeviceEvent {
   CudaEvent& operator=(const CudaEvent&) = delete;
 
   void record(cu::Stream stream);
-  void hold_back(cu::Stream stream) const;  // what comes next on it waits for the last record
+  void make_wait(cu::Stream stream) const;  // what comes next on it waits for the last record
   void wait() const;                        // the host waits for the last record
   double seconds_since(const CudaEvent& earlier) const;  // both timed and done
 
@@ -127,8 +127,8 @@ class LaneStreams {
  private:
   std::shared_ptr<const CudaDevice> device_;
   std::vector<std::unique_ptr<CudaStream>> streams_;
+  std::mutex mutex_;  // guards the records of the events that follow: joins come one at a time
   std::vector<std::unique_ptr<CudaEvent>> reached_;  // per lane, recorded anew by every join
-  std::mutex mutex_;
 };
 
 }  // namespace waterflow

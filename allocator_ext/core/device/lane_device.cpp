@@ -30,7 +30,7 @@ void CudaLaneDevice::execute(Lane lane, const std::function<void()>& work) {
   }
 }
 
-void CudaLaneDevice::settle() {
+void CudaLaneDevice::drain() {
   if (host_functions_) streams_->drain();
 }
 
@@ -63,8 +63,8 @@ double CudaLaneDevice::seconds(const Mark& mark) {
 
 void CudaLaneDevice::wait(const Mark& mark) { cuda(*mark.event).wait(); }
 
-void CudaLaneDevice::hold_back(Lane lane, const DeviceEvent& event) {
-  cuda(event).hold_back(streams_->stream(lane));
+void CudaLaneDevice::wait_event(Lane lane, const DeviceEvent& event) {
+  cuda(event).make_wait(streams_->stream(lane));
 }
 
 void CudaLaneDevice::record(Lane lane, CudaEvent& event) { event.record(streams_->stream(lane)); }

@@ -21,15 +21,15 @@ class LaneDevice {
   virtual void bind(Lane) {}  // the calling thread becomes the lane
   // Does the work, or queues it, in the lane's order.
   virtual void execute(Lane, const std::function<void()>& work) { work(); }
-  virtual void settle() {}  // returns when all that was executed has thrown or never will
+  virtual void drain() {}  // returns when all that was executed has thrown or never will
   virtual bool calls_back() const { return false; }  // whether work may run after execute returns
 
   virtual Mark mark(Lane) { return {steady_seconds(), nullptr}; }
   virtual void wait(const Mark&) {}  // the host waits
   virtual double seconds(const Mark& mark) { return mark.seconds; }
 
-  virtual void hold_back(Lane, const DeviceEvent&) {}  // the lane's next work waits for the event
-  virtual void record(Lane, CudaEvent&) {}             // the event happens after the lane's work
+  virtual void wait_event(Lane, const DeviceEvent&) {}  // the lane's next work waits for the event
+  virtual void record(Lane, CudaEvent&) {}              // the event happens after the lane's work
 };
 
 // Makes a lane's stream the one to which PyTorch gives the calling thread's work.
@@ -48,19 +48,19 @@ class CudaLaneDevice final : public LaneDevice {
 
   void bind(Lane lane) override;
   void execute(Lane lane, const std::function<void()>& work) override;
-  void settle() override;
+  void drain() override;
   bool calls_back() const override { return host_functions_; }
   Mark mark(Lane lane) override;
   void wait(const Mark& mark) override;
   double seconds(const Mark& mark) override;
-  void hold_back(Lane lane, const DeviceEvent& event) override;
+  void wait_event(Lane lane, const DeviceEvent& event) override;
   void record(Lane lane, CudaEvent& event) override;
 
  private:
   std::shared_ptr<LaneStreams> streams_;
   BindStream bind_;
   bool host_functions_;
-  std::mutex mutex_;
+  std::mutex mutex_;  // guards all that follows: any lane marks, and asks for times
   std::vector<std::shared_ptr<CudaEvent>> events_;  // made so far, for use again
   std::size_t next_event_ = 0;
   Mark origin_;  // whose time is known; a device tells differences only

@@ -32,7 +32,7 @@ void Inbox::send(PinnedBuffer& source, void* target, std::size_t bytes) {
     throw std::invalid_argument("a batch of " + std::to_string(bytes) +
                                 " bytes is not in a buffer of " + std::to_string(source.bytes()));
   }
-  emptied_.hold_back(copies_->get());
+  emptied_.make_wait(copies_->get());
   {
     ContextScope scope(*device_);
     WATERFLOW_CUDA(device_->driver(), cuMemcpyAsync, "to copy a batch to the device",

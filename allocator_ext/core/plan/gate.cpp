@@ -55,28 +55,28 @@ std::size_t most_together(const Demand& a, const Demand& b, std::size_t range) {
   return most;
 }
 
-Gate::Gate(std::size_t range, int lanes) : range_(range), seats_(lanes) {}
+Gate::Gate(std::size_t range, int lanes) : range_(range), states_(lanes) {}
 
 void Gate::begin(Lane lane, std::shared_ptr<const Demand> demand) {
   check(*demand);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return may_begin(lane); });
-  sit(lane, std::move(demand));
+  assign(lane, std::move(demand));
 }
 
 bool Gate::try_begin(Lane lane, std::shared_ptr<const Demand> demand) {
   check(*demand);
   std::lock_guard lock(mutex_);
   if (!may_begin(lane)) return false;
-  sit(lane, std::move(demand));
+  assign(lane, std::move(demand));
   return true;
 }
 
 std::optional<Mark> Gate::enter(Lane lane) {
   std::unique_lock lock(mutex_);
-  Seat& seat = seat_of(lane, /*running=*/false);
+  LaneState& state = state_of(lane, /*running=*/false);
   if (!may_enter(lane)) {
-    seat.waiting = true;
+    state.waiting = true;
     ++waits_;
     changed_.wait(lock, [&] { return may_enter(lane); });
   }
@@ -85,13 +85,13 @@ std::optional<Mark> Gate::enter(Lane lane) {
 
 bool Gate::try_enter(Lane lane) {
   std::lock_guard lock(mutex_);
-  Seat& seat = seat_of(lane, /*running=*/false);
+  LaneState& state = state_of(lane, /*running=*/false);
   const bool may = may_enter(lane);
   if (may) {
     take(lane);
   } else {
-    if (!seat.waiting) ++waits_;
-    seat.waiting = true;
+    if (!state.waiting) ++waits_;
+    state.waiting = true;
   }
   return may;
 }
@@ -99,14 +99,15 @@ bool Gate::try_enter(Lane lane) {
 void Gate::leave(Lane lane, const Mark& mark) {
   {
     std::lock_guard lock(mutex_);
-    Seat& seat = seat_of(lane, /*running=*/true);
-    const std::size_t reach = seat.demand->during[seat.done];
+    LaneState& state = state_of(lane, /*running=*/true);
+    const std::size_t reach = state.demand->during[state.done];
     if (mark.event) {
-      while (!seat.trail.empty() && seat.trail.back().first <= reach) seat.trail.pop_back();
-      seat.trail.emplace_back(reach, mark);
+      while (!state.pending_marks.empty() && state.pending_marks.back().first <= reach)
+        state.pending_marks.pop_back();
+      state.pending_marks.emplace_back(reach, mark);
     }
-    seat.running = false;
-    ++seat.done;
+    state.running = false;
+    ++state.done;
   }
   changed_.notify_all();
 }
@@ -114,10 +115,10 @@ void Gate::leave(Lane lane, const Mark& mark) {
 void Gate::end(Lane lane) {
   {
     std::lock_guard lock(mutex_);
-    Seat& seat = seats_.at(lane);
-    seat.demand = nullptr;
-    seat.done = 0;
-    seat.running = seat.waiting = false;
+    LaneState& state = states_.at(lane);
+    state.demand = nullptr;
+    state.done = 0;
+    state.running = state.waiting = false;
   }
   changed_.notify_all();
 }
@@ -127,19 +128,19 @@ std::size_t Gate::waits() const {
   return waits_;
 }
 
-// The seat of a lane in the middle of a step, which runs a group or has one to run next.
-Gate::Seat& Gate::seat_of(Lane lane, bool running) {
-  Seat& seat = seats_.at(lane);
-  if (!seat.demand || seat.done == seat.demand->groups() || seat.running != running) {
+// The state of a lane in the middle of a step, which runs a group or has one to run next.
+Gate::LaneState& Gate::state_of(Lane lane, bool running) {
+  LaneState& state = states_.at(lane);
+  if (!state.demand || state.done == state.demand->groups() || state.running != running) {
     throw std::logic_error("lane " + std::to_string(lane) + " has no group to " +
                            (running ? "leave" : "enter"));
   }
-  return seat;
+  return state;
 }
 
-Gate::Seat* Gate::neighbour(Lane lane) {
+Gate::LaneState* Gate::neighbour(Lane lane) {
   const std::size_t other = static_cast<std::size_t>(lane) ^ 1;
-  return other < seats_.size() ? &seats_[other] : nullptr;
+  return other < states_.size() ? &states_[other] : nullptr;
 }
 
 void Gate::check(const Demand& demand) const {
@@ -150,40 +151,40 @@ void Gate::check(const Demand& demand) const {
 }
 
 bool Gate::may_enter(Lane lane) {
-  const Seat& seat = seats_.at(lane);
-  const Seat* other = neighbour(lane);
+  const LaneState& state = states_.at(lane);
+  const LaneState* other = neighbour(lane);
   if (other == nullptr || !other->demand || other->done == other->demand->groups()) return true;
   const std::size_t theirs =
       other->running ? other->demand->during[other->done] : other->demand->after[other->done];
-  if (seat.demand->during[seat.done] + theirs > range_) return false;
-  return safe_states(seat, *other)(seat.done + 1, other->done + (other->running ? 1 : 0));
+  if (state.demand->during[state.done] + theirs > range_) return false;
+  return safe_states(state, *other)(state.done + 1, other->done + (other->running ? 1 : 0));
 }
 
-const SafeStates& Gate::safe_states(const Seat& a, const Seat& b) {
+const SafeStates& Gate::safe_states(const LaneState& a, const LaneState& b) {
   const Steps steps{a.demand, b.demand};
   const auto found = safe_states_.find(steps);
   if (found != safe_states_.end()) return found->second;
   return safe_states_.emplace(steps, SafeStates(*a.demand, *b.demand, range_)).first->second;
 }
 
-void Gate::sit(Lane lane, std::shared_ptr<const Demand> demand) {
-  Seat& seat = seats_.at(lane);
-  if (seat.demand) throw std::logic_error("lane " + std::to_string(lane) + " is in a step");
-  seat.demand = std::move(demand);
-  seat.done = 0;
+void Gate::assign(Lane lane, std::shared_ptr<const Demand> demand) {
+  LaneState& state = states_.at(lane);
+  if (state.demand) throw std::logic_error("lane " + std::to_string(lane) + " is in a step");
+  state.demand = std::move(demand);
+  state.done = 0;
 }
 
 std::optional<Mark> Gate::take(Lane lane) {
-  Seat& seat = seats_[lane];
-  if (seat.waiting) changed_.notify_all();  // the neighbour's next step may have waited for this
-  seat.waiting = false;
-  seat.running = true;
-  const Seat* other = neighbour(lane);
+  LaneState& state = states_[lane];
+  if (state.waiting) changed_.notify_all();  // the neighbour's next step may have waited for this
+  state.waiting = false;
+  state.running = true;
+  const LaneState* other = neighbour(lane);
   if (other == nullptr) return std::nullopt;
   // The last of those that reach into what this group takes; the lane is in order, so those before
   // it are done then, too.
-  const std::size_t mine = seat.demand->during[seat.done];
-  for (auto entry = other->trail.rbegin(); entry != other->trail.rend(); ++entry) {
+  const std::size_t mine = state.demand->during[state.done];
+  for (auto entry = other->pending_marks.rbegin(); entry != other->pending_marks.rend(); ++entry) {
     if (entry->first + mine > range_) return entry->second;
   }
   return std::nullopt;

@@ -79,29 +79,29 @@ class Gate {
   std::size_t waits() const;
 
  private:
-  struct Seat {
+  struct LaneState {
     std::shared_ptr<const Demand> demand;  // null between steps
     std::size_t done = 0;                  // groups
     bool running = false;
     bool waiting = false;
     // What the neighbour may have to wait for on a device: groups queued so far that no later one
     // reaches as far as; the reach falls from front to back.
-    std::vector<std::pair<std::size_t, Mark>> trail;
+    std::vector<std::pair<std::size_t, Mark>> pending_marks;
   };
 
-  Seat& seat_of(Lane lane, bool running);
-  Seat* neighbour(Lane lane);
-  const SafeStates& safe_states(const Seat& a, const Seat& b);
+  LaneState& state_of(Lane lane, bool running);
+  LaneState* neighbour(Lane lane);
+  const SafeStates& safe_states(const LaneState& a, const LaneState& b);
   void check(const Demand& demand) const;
   bool may_begin(Lane lane) { return !neighbour(lane) || !neighbour(lane)->waiting; }
   bool may_enter(Lane lane);
-  void sit(Lane lane, std::shared_ptr<const Demand> demand);
+  void assign(Lane lane, std::shared_ptr<const Demand> demand);
   std::optional<Mark> take(Lane lane);
 
   const std::size_t range_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Seat> seats_;
+  mutable std::mutex mutex_;         // guards all that follows
+  std::condition_variable changed_;  // some lane has left, ended or stopped waiting
+  std::vector<LaneState> states_;
   using Steps = std::pair<std::shared_ptr<const Demand>, std::shared_ptr<const Demand>>;
   std::map<Steps, SafeStates> safe_states_;  // the key keeps the steps alive
   std::size_t waits_ = 0;

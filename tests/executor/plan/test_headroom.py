@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import waterflow as wf
-from waterflow.engine import flow
+from waterflow.engine import flow_planner
 from waterflow.executor.plan import headroom as chooser
 from waterflow.executor.plan.headroom import (
     MOST_SIMULATED,
@@ -25,7 +25,8 @@ from waterflow.executor.plan.headroom import (
     forecast,
 )
 from waterflow.executor.plan.piled_step import HEADROOMS, Piles
-from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.plan.step_memory import StepMemory
+from waterflow.partitioner.policies.fair_share import NextJob
 from waterflow.partitioner.profile import Profile
 from waterflow.partitioner.testing import step_profile, triangle
 from waterflow.study import estimate as study_estimate
@@ -66,8 +67,10 @@ class Choices:
         default_factory=list
     )
 
-    def __call__(self, jobs: Sequence[FlowJob], room: int, lanes: int) -> HeadroomChoice | None:
-        self.made.append((jobs, room, lanes, choose_headroom(jobs, room, lanes)))
+    def __call__(
+        self, jobs: Sequence[FlowJob], room: int, lanes: int, next_job: NextJob
+    ) -> HeadroomChoice | None:
+        self.made.append((jobs, room, lanes, choose_headroom(jobs, room, lanes, next_job)))
         return self.made[-1][-1]
 
 
@@ -117,9 +120,9 @@ def test_of_many_jobs_the_largest_are_simulated_in_their_order(
 ) -> None:
     asked: list[list[int]] = []
 
-    def simulated(piles: Any, times: Any, room: int, lanes: int, weights: list[float]) -> Any:
-        asked.append([int(weight) for weight in weights])
-        return simulate(piles, times, room, lanes, weights)
+    def simulated(*arguments: Any) -> Any:
+        asked.append([int(weight) for weight in arguments[4]])
+        return simulate(*arguments)
 
     simulate = chooser.simulate_flow
     monkeypatch.setattr(chooser, "simulate_flow", simulated)
@@ -191,7 +194,7 @@ def test_a_plan_chooses_what_the_run_chooses(share: float, monkeypatch: pytest.M
     memory -= memory % ALIGNMENT
 
     run, study = Choices(), Choices()
-    monkeypatch.setattr(flow, "choose_headroom", run)
+    monkeypatch.setattr(flow_planner, "choose_headroom", run)
     monkeypatch.setattr(study_estimate, "choose_headroom", study)
     report = wf.run(jobs, memory=memory, policy="flow", threads=1)
     assert all(job.state == "finished" for job in report.jobs.values())

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.round_plan import RoundPlan, StepMemory, plan_round
+from waterflow.executor.plan.round_plan import RoundPlan, plan_round
+from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.policies.base import PlanJob
 from waterflow.partitioner.policies.temporal import Temporal

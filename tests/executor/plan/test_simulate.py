@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from waterflow.executor.plan.piled_step import PiledStep, most_together, pile_step
-from waterflow.executor.plan.round_plan import StepMemory
+from waterflow.executor.plan.flow_plan import most_together
+from waterflow.executor.plan.piled_step import PiledStep, pile_step
 from waterflow.executor.plan.simulate import FlowForecast, SimulatedSpan, simulate_flow
+from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.partitioner.profile import Profile, node_times
 from waterflow.partitioner.testing import profiles, triangle
 

@@ -16,7 +16,7 @@ from tests.support.jobs import build, sgd
 from tests.support.models import Mlp
 from waterflow.capture.stride_rules import CaptureMode
 from waterflow.capture.tracing import fake_twin, trace
-from waterflow.executor.device.device import get_device
+from waterflow.executor.device.select import get_device
 from waterflow.executor.profile.costs import flops, moved_bytes
 from waterflow.executor.profile.cpu_workspaces import host_script
 from waterflow.executor.profile.fake import fake_profile, walk_step

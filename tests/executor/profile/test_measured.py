@@ -10,7 +10,7 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.profile.measured import Scratch
 
 pytestmark = pytest.mark.cpu

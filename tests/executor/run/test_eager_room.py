@@ -12,7 +12,7 @@ import waterflow as wf
 from tests.support.data import cross_entropy, rows
 from tests.support.differences import assert_same_numbers
 from tests.support.models import Mlp
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.residency import Residency
 
 pytestmark = pytest.mark.cpu

@@ -14,7 +14,7 @@ from tests.support import fake_cuda
 from waterflow.cli import doctor
 from waterflow.cli.doctor import diagnose, render
 from waterflow.cli.main import app
-from waterflow.executor.device.device import CudaDevice
+from waterflow.executor.device.cuda import CudaDevice
 from waterflow.report.report import JobReport, Report
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.allocator_ext import _C
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.partitioner.profile import Profile
 from waterflow.steps.job_steps import JobSteps
@@ -433,10 +433,10 @@ def test_a_step_leaves_the_gate_whatever_happens() -> None:
     tape.add_load(0, 0, [])  # and keeps what it has loaded
     tape.set_batch([torch.ones(UNIT // 4)])
     events = np.array([UNIT], np.int64), np.array([0], np.int32), np.array([1], np.int32)
-    script = _C.Script(events, np.array([0], np.int32), 1, [0], arena.version)
-    step = _C.FlowStep((tape, script, 0, None), [(0, 1)], _C.Demand([4 * UNIT], [0, 0]))
+    memory_plan = _C.MemoryPlan(events, np.array([0], np.int32), 1, [0], arena.version)
+    step = _C.FlowStep((tape, memory_plan, 0, None), [(0, 1)], _C.Demand([4 * UNIT], [0, 0]))
     pool, gate = _C.LanePool(arena, 2, _C.LaneDevice()), _C.Gate(4 * UNIT, 2)
-    _C.begin_scripts(arena, [(script, 0)], _C.RoundMemory(UNIT, 4 * UNIT), True)
+    _C.begin_plans(arena, [(memory_plan, 0)], _C.RoundMemory(UNIT, 4 * UNIT), True)
     assert arena.allocate_at(0, UNIT, 0, 1) is not None
     with pytest.raises(RuntimeError, match="where the allocator has another"):
         pool.run_step(0, step, gate)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.steps import first_batch, job_of, steps_of
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.steps.job_steps import JobSteps
 

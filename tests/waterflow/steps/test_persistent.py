@@ -8,7 +8,7 @@ from torch import nn, optim
 
 from tests.support.models import Mlp
 from tests.support.steps import first_batch, job_of, specialization
-from waterflow.executor.device.device import HostDevice
+from waterflow.executor.device.host import HostDevice
 from waterflow.job.training_step import eager_step
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.steps.persistent import PersistentTensors, is_lazy, persistent_tensors

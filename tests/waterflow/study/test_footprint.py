@@ -18,7 +18,7 @@ from tests.support.models import Cnn, Mlp, Normed
 from waterflow.account.purity import observer, undisturbed
 from waterflow.capture.fake_job import build
 from waterflow.capture.tracing import is_of_job
-from waterflow.executor.device.device import get_device
+from waterflow.executor.device.select import get_device
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.training_step import eager_step
 from waterflow.models.task import Task

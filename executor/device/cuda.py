@@ -1,129 +1,21 @@
-"""Where jobs train: the host, or one CUDA device."""
+"""A GPU as a device: device memory, a stream a lane."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import JobError
 from waterflow.common.units import format_bytes
-
-Result = TypeVar("Result")
+from waterflow.executor.device.base import Device, Result, cannot_have
 
 #: What a scratch arena on a device grows by at least; less would mean many calls of the driver.
 _GROWTH = 256 << 20
-
-
-class Device:
-    """A device with the arena, lanes and scratch memory of one engine on it.
-
-    Attributes:
-        name: as users write it, with the index.
-        tensors: where the tensors of its jobs are.
-        alignment: bytes to which the arena rounds.
-        queues: whether lanes only queue work, which is done later.
-        keeps_in_place: whether tensors stay in the user's memory and the arena only counts them.
-    """
-
-    name: str
-    tensors: torch.device
-    alignment: int
-    queues: bool = False
-    keeps_in_place: bool = False
-
-    def open(self, budget: int, lanes: int) -> tuple[Any, Any]:
-        """The arena for a budget, and what the lanes execute on. Once per object.
-
-        Raises:
-            JobError: the device or the budget cannot be had; says why.
-        """
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Lets go of what `open` has taken, except what tensors still hold."""
-
-    def adopt_lane(self, lane: int) -> None:
-        """Prepares the calling thread, which is `lane` from now on."""
-
-    def commit(self, arena: Any) -> None:
-        """Takes the budget's memory, where it has only been reserved so far.
-
-        Raises:
-            JobError: it is not there any more.
-        """
-
-    def release_unused(self) -> None:
-        """Hands memory that torch keeps for later back to the device."""
-
-    def scratch(self) -> tuple[Any, Any]:
-        """An arena to profile in and what executes on it: one lane, larger than any step."""
-        raise NotImplementedError
-
-    def profile(self, function: Callable[[], Result]) -> Result:
-        """Runs a measurement where it is not disturbed; returns or raises what it does."""
-        return function()
-
-    def generator(self, seed: int) -> torch.Generator | None:
-        """A random stream of the device; None where the host's serves."""
-        return None
-
-    def inbox(self) -> Any:
-        """A new inbox for a job's batches, None where batches are there already."""
-        return None
-
-    def pinned(self, size: int) -> Any:
-        """A page-locked buffer to send batches from."""
-        raise NotImplementedError(f"{self.name} needs no page-locked memory")
-
-    def wait_for_thread(self) -> None:
-        """Returns when all that torch has queued for the calling thread is done."""
-
-    def failure(self) -> str:
-        """What has broken the device for good; empty while it works."""
-        return ""
-
-    @property
-    def identity(self) -> str:
-        """What profiles depend on beside the graph."""
-        return str(torch.backends.cpu.get_cpu_capability())
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of the device that libraries hold for the lanes, beside the budget."""
-        return 0
-
-
-class HostDevice(Device):
-    """The CPU; the arena is a mapping of host memory."""
-
-    name = "cpu"
-    tensors = torch.device("cpu")
-    alignment = 64
-    keeps_in_place = True
-
-    def open(self, budget: int, lanes: int) -> tuple[Any, Any]:
-        """See `Device`."""
-        try:
-            return _C.Arena.host(budget, lanes), _C.LaneDevice()
-        except RuntimeError as error:
-            raise _cannot_have(budget, error) from error
-
-    def scratch(self) -> tuple[Any, Any]:
-        """See `Device`. A mapping whose pages cost nothing until they are used."""
-        size = 1 << 42
-        while True:
-            try:
-                return _C.Arena.host(size, 1), _C.LaneDevice()
-            except RuntimeError:
-                if size <= 1 << 30:
-                    raise
-                size //= 2
 
 
 class CudaDevice(Device):
@@ -238,7 +130,7 @@ class CudaDevice(Device):
             # On the host's own thread also where the lanes queue host functions: one at a time.
             self._scratch_device = _C.LaneDevice.cuda(self._scratch_streams, self.host_functions)
         except RuntimeError as error:
-            raise _cannot_have(budget, error) from error
+            raise cannot_have(budget, error) from error
         self._profiler = ThreadPoolExecutor(1, "waterflow-profile", self._adopt_profiler)
         return arena, self._lane_device
 
@@ -291,26 +183,3 @@ class CudaDevice(Device):
     def workspace_bytes(self) -> int:
         """See `Device`."""
         return sum(self._workspaces.values())
-
-
-def get_device(device: str | Device) -> Device:
-    """The device of a name: "cpu", "cuda" (torch's current one) or "cuda:1".
-
-    Raises:
-        JobError: no such device, or it cannot be used here; says why.
-    """
-    if isinstance(device, Device):
-        return device
-    if device == "cpu":
-        return HostDevice()
-    found = re.fullmatch(r"cuda(?::(\d+))?", str(device))
-    if found is None:
-        raise JobError(
-            f"device {device!r} is unknown: use 'cpu', 'cuda' or 'cuda:0'; `waterflow doctor` "
-            "tells what works here"
-        )
-    return CudaDevice(None if found[1] is None else int(found[1]))
-
-
-def _cannot_have(budget: int, error: Exception) -> JobError:
-    return JobError(f"a budget of {format_bytes(budget)} cannot be had: {error}")

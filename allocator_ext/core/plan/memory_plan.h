@@ -12,6 +12,10 @@
 // carries the version that the arena had when the places were found. One that finds another version
 // at its start looks whether they are free all the same (something else may have gone), and refuses
 // to run where they are not.
+//
+// A plan has no lock: one lane at a time is at work on a step, and what hands the step on to
+// another (the barrier of a round, the streams of a device) orders them. Steps beside each other
+// share only the atomics of RoundMemory.
 #pragma once
 
 #include <atomic>
@@ -45,14 +49,14 @@ class StalePlan : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-class alignas(64) Script {  // lanes write to theirs all the time: no cache line has two
+class alignas(64) MemoryPlan {  // lanes write to theirs all the time: no cache line has two
  public:
   // `events` as profiled, with the instruction of each, and the place of each allocation in order,
   // found while the arena was at `version`.
-  Script(const std::vector<StepEvent>& events, const std::vector<std::int32_t>& instructions,
-         std::size_t num_instructions, std::vector<std::size_t> offsets, std::uint64_t version);
+  MemoryPlan(const std::vector<StepEvent>& events, const std::vector<std::int32_t>& instructions,
+             std::size_t num_instructions, std::vector<std::size_t> offsets, std::uint64_t version);
 
-  // Puts the script at its start. `keep_blocks`: the step keeps its blocks itself; not where the
+  // Puts the plan at its start. `keep_blocks`: the step keeps its blocks itself; not where the
   // arena must know each block (to log events, or because blocks survive the step). Throws
   // StalePlan where it would keep a block in a place that is not free; without `keep_blocks`, the
   // allocator judges.
@@ -70,7 +74,7 @@ class alignas(64) Script {  // lanes write to theirs all the time: no cache line
 
   std::size_t deviations() const { return deviations_; }
   // Whether the allocator judges the places: they are free for a lane only after a sync.
-  bool is_judged() const {
+  bool uses_allocator() const {
     return !keeps_blocks_ || round_->deviated.load(std::memory_order_relaxed);
   }
 

@@ -1,4 +1,4 @@
-#include "core/plan/script.h"
+#include "core/plan/memory_plan.h"
 
 #include <algorithm>
 #include <iterator>
@@ -11,9 +11,9 @@
 
 namespace waterflow {
 
-Script::Script(const std::vector<StepEvent>& events, const std::vector<std::int32_t>& instructions,
-               std::size_t num_instructions, std::vector<std::size_t> offsets,
-               std::uint64_t version)
+MemoryPlan::MemoryPlan(const std::vector<StepEvent>& events,
+                       const std::vector<std::int32_t>& instructions, std::size_t num_instructions,
+                       std::vector<std::size_t> offsets, std::uint64_t version)
     : offsets_(std::move(offsets)),
       starts_(num_instructions + 1),
       alive_after_(num_instructions),
@@ -34,7 +34,7 @@ Script::Script(const std::vector<StepEvent>& events, const std::vector<std::int3
   }
   starts_[num_instructions] = bytes_.size();
   if (event != events.size() || bytes_.size() != offsets_.size()) {
-    throw std::invalid_argument("a script of " + std::to_string(bytes_.size()) +
+    throw std::invalid_argument("a plan of " + std::to_string(bytes_.size()) +
                                 " requests needs as many places and events in order, got " +
                                 std::to_string(offsets_.size()) + " places");
   }
@@ -46,7 +46,7 @@ Script::Script(const std::vector<StepEvent>& events, const std::vector<std::int3
 }
 
 // Sweeps over the requests with a map of who had each range last.
-void Script::find_predecessors() {
+void MemoryPlan::find_predecessors() {
   std::map<std::size_t, std::pair<std::size_t, std::uint32_t>> last;  // start -> (end, request)
   for (std::size_t request = 0; request < bytes_.size(); ++request) {
     first_predecessor_.push_back(predecessors_.size());
@@ -67,12 +67,12 @@ void Script::find_predecessors() {
   first_predecessor_.push_back(predecessors_.size());
 }
 
-void Script::begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> round,
-                   bool keep_blocks) {
+void MemoryPlan::begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> round,
+                       bool keep_blocks) {
   round_ = std::move(round);
   job_ = job;
   keeps_blocks_ = keep_blocks;
-  if (!is_judged()) check_places(arena);
+  if (!uses_allocator()) check_places(arena);
   instruction_ = cursor_ = limit_ = 0;
   alive_ = 0;
   fixed_ = arena.held(job);
@@ -80,12 +80,12 @@ void Script::begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> r
   samples_.clear();
 }
 
-void Script::check_places(const Arena& arena) {
+void MemoryPlan::check_places(const Arena& arena) {
   if (arena.version() == version_) return;
   const Allocator now = arena.snapshot();
   const std::optional<Chunk> other = in_the_way(now);
   // A step beside this one may have handed its blocks over meanwhile: then the allocator judges.
-  if (is_judged()) return;
+  if (uses_allocator()) return;
   if (other || extent_ > now.capacity()) {
     const std::string what = other ? std::to_string(other->bytes) + " bytes of job " +
                                          std::to_string(other->job) + " lie at offset " +
@@ -103,7 +103,7 @@ void Script::check_places(const Arena& arena) {
 
 // A live chunk of the arena in a place of the plan. Linear in the requests; only a plan that was
 // made for another version asks.
-std::optional<Chunk> Script::in_the_way(const Allocator& arena) const {
+std::optional<Chunk> MemoryPlan::in_the_way(const Allocator& arena) const {
   std::map<std::size_t, std::size_t> places;  // start -> end, joined where they meet
   for (std::size_t request = 0; request < offsets_.size(); ++request) {
     std::size_t start = offsets_[request];
@@ -125,17 +125,17 @@ std::optional<Chunk> Script::in_the_way(const Allocator& arena) const {
   return std::nullopt;
 }
 
-void Script::begin_instruction(std::size_t index) {
+void MemoryPlan::begin_instruction(std::size_t index) {
   instruction_ = index;
   cursor_ = starts_[index];
   limit_ = starts_[index + 1];
 }
 
-void Script::end_instruction(Arena& arena, Lane lane) {
+void MemoryPlan::end_instruction(Arena& arena, Lane lane) {
   if (keeps_blocks_ && alive_ != alive_after_[instruction_]) deviate(arena, lane);
 }
 
-void* Script::take(Arena& arena, std::size_t bytes, Lane lane) {
+void* MemoryPlan::take(Arena& arena, std::size_t bytes, Lane lane) {
   const std::size_t mask = arena.alignment() - 1;
   const std::size_t rounded = (bytes + mask) & ~mask;
   if (keeps_blocks_ && round_->deviated.load(std::memory_order_relaxed)) hand_over(arena, lane);
@@ -147,7 +147,7 @@ void* Script::take(Arena& arena, std::size_t bytes, Lane lane) {
   return take_beside(arena, rounded, lane);
 }
 
-void* Script::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
+void* MemoryPlan::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
   const std::size_t request = cursor_++;
   const std::size_t offset = offsets_[request];
   if (!keeps_blocks_) return arena.allocate_at(offset, rounded, lane, job_);
@@ -159,7 +159,7 @@ void* Script::take_planned(Arena& arena, std::size_t rounded, Lane lane) {
   return arena.pointer_to(offset);
 }
 
-void* Script::take_beside(Arena& arena, std::size_t rounded, Lane lane) {
+void* MemoryPlan::take_beside(Arena& arena, std::size_t rounded, Lane lane) {
   ++deviations_;
   std::size_t offset = round_->overflow.load();
   do {  // a request that is refused must not take the room of others
@@ -170,13 +170,13 @@ void* Script::take_beside(Arena& arena, std::size_t rounded, Lane lane) {
 }
 
 // By induction over the requests so far it is enough to ask those who had the place last.
-bool Script::is_free(std::size_t request) const {
+bool MemoryPlan::is_free(std::size_t request) const {
   const auto begin = predecessors_.begin();
   return std::none_of(begin + first_predecessor_[request], begin + first_predecessor_[request + 1],
                       [this](std::uint32_t who) { return is_live_[who] != 0; });
 }
 
-bool Script::release(Arena& arena, const void* pointer) {
+bool MemoryPlan::release(Arena& arena, const void* pointer) {
   if (!keeps_blocks_) return false;
   const std::size_t offset = arena.offset_of(pointer);
   const Index request = live_.find(offset);
@@ -188,17 +188,17 @@ bool Script::release(Arena& arena, const void* pointer) {
   return true;
 }
 
-void Script::abandon(Arena& arena, Lane lane) {
+void MemoryPlan::abandon(Arena& arena, Lane lane) {
   if (round_) deviate(arena, lane);
 }
 
-void Script::deviate(Arena& arena, Lane lane) {
+void MemoryPlan::deviate(Arena& arena, Lane lane) {
   round_->deviated.store(true, std::memory_order_relaxed);
   hand_over(arena, lane);
 }
 
 // From now on the blocks are the allocator's, like any others.
-void Script::hand_over(Arena& arena, Lane lane) {
+void MemoryPlan::hand_over(Arena& arena, Lane lane) {
   if (!keeps_blocks_) return;
   keeps_blocks_ = false;
   for (std::size_t request = 0; request < offsets_.size() && live_.size() > 0; ++request) {
@@ -213,7 +213,7 @@ void Script::hand_over(Arena& arena, Lane lane) {
   }
 }
 
-void Script::count(Arena& arena, std::ptrdiff_t change) {
+void MemoryPlan::count(Arena& arena, std::ptrdiff_t change) {
   // A step's shape shows with a sample every few events; the timeline thins them further.
   constexpr std::size_t kSampleEvery = 8;
   held_ += static_cast<std::size_t>(change);
@@ -224,7 +224,7 @@ void Script::count(Arena& arena, std::ptrdiff_t change) {
   }
 }
 
-void Script::close(Arena& arena) {
+void MemoryPlan::close(Arena& arena) {
   hand_over(arena, 0);  // a failed step, or code that keeps a tensor of a step
   if (peak_ > 0) arena.close_plan(job_, peak_, extent_, samples_);
   samples_.clear();

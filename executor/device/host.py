@@ -1,0 +1,37 @@
+"""The CPU as a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from waterflow.allocator_ext import _C
+from waterflow.executor.device.base import Device, cannot_have
+
+
+class HostDevice(Device):
+    """The CPU; the arena is a mapping of host memory."""
+
+    name = "cpu"
+    tensors = torch.device("cpu")
+    alignment = 64
+    keeps_in_place = True
+
+    def open(self, budget: int, lanes: int) -> tuple[Any, Any]:
+        """See `Device`."""
+        try:
+            return _C.Arena.host(budget, lanes), _C.LaneDevice()
+        except RuntimeError as error:
+            raise cannot_have(budget, error) from error
+
+    def scratch(self) -> tuple[Any, Any]:
+        """See `Device`. A mapping whose pages cost nothing until they are used."""
+        size = 1 << 42
+        while True:
+            try:
+                return _C.Arena.host(size, 1), _C.LaneDevice()
+            except RuntimeError:
+                if size <= 1 << 30:
+                    raise
+                size //= 2
