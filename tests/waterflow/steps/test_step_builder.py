@@ -6,7 +6,7 @@ from torch import optim
 
 import waterflow as wf
 from tests.support.data import cross_entropy
-from tests.support.models import Mlp, Noisy
+from tests.support.models import Deciding, Noisy
 from tests.support.steps import first_batch, job_of, steps_of
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.job.batch import flatten
@@ -101,11 +101,6 @@ def test_what_a_trace_could_not_put_back_has_to_be_tried_first():
     with pytest.raises(TrialNeeded):
         builder.build(flatten(first_batch(job)))
     assert next(numbers) == 0  # nothing of the user's has run
-
-
-class Deciding(Mlp):
-    def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
 
 
 def test_a_step_that_no_graph_can_follow_is_an_error():
