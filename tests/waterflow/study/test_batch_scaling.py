@@ -13,9 +13,10 @@ from tests.support.data import cross_entropy, squares
 from waterflow.capture import optimizer_cache
 from waterflow.capture.optimizer import trace_optimizer
 from waterflow.common import environment
+from waterflow.common.errors import ConstantShapesError, RunOnlyError
 from waterflow.study import batch_scaling
-from waterflow.study.batch_scaling import ConstantShapesError, footprint_model
-from waterflow.study.footprint import RunOnlyError, forecast
+from waterflow.study.batch_scaling import footprint_model
+from waterflow.study.footprint import forecast
 
 pytestmark = pytest.mark.cpu
 

@@ -20,12 +20,13 @@ from tests.support.models import Cnn, Mlp, Normed
 from waterflow.account.purity import observer, undisturbed
 from waterflow.capture.fake_job import build
 from waterflow.capture.tracing import is_of_job
+from waterflow.common.errors import RunOnlyError
 from waterflow.executor.device.select import get_device
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.training_step import eager_step
 from waterflow.models.task import Task
 from waterflow.steps.job_steps import JobSteps
-from waterflow.study.footprint import RunOnlyError, footprint_of, forecast
+from waterflow.study.footprint import footprint_of, forecast
 from waterflow.study.job_specs import job_of
 
 pytestmark = pytest.mark.cpu
