@@ -20,7 +20,7 @@ from torch import nn
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, median_ratio, show
-from waterflow.study.study import plan
+from waterflow.study.plan import plan
 
 STEPS, LAYERS = 30, 3
 POLICIES = ("temporal", "waterwave", "flow")
@@ -67,12 +67,12 @@ def main() -> None:
         forecast = plan(jobs(), budget, hardware="cpu", measure=True)
         for policy in POLICIES:
             key = f"{policy}_at_{tightness}"
-            outlook = forecast.policies[policy]
+            estimate = forecast.policies[policy]
             measured = statistics.median(found[policy]) / STEPS
             result[f"{key}_speedup"] = median_ratio(found["temporal"], found[policy])
-            if outlook is not None:  # waterwave in its published form may not fit
-                result[f"{key}_simulated"] = outlook.speedup
-                result[f"{key}_error"] = outlook.seconds / measured - 1
+            if estimate is not None:  # waterwave in its published form may not fit
+                result[f"{key}_simulated"] = estimate.speedup
+                result[f"{key}_error"] = estimate.seconds / measured - 1
     show(result, options.json)
 
 

@@ -24,8 +24,8 @@ from typing import Any
 import waterflow as wf
 from waterflow.common.units import parse_bytes
 from waterflow.study.hardware import get_hardware
-from waterflow.study.job_specs import candidates_of
-from waterflow.study.study import CoTrained, MaxBatch
+from waterflow.study.job_specs import study_jobs
+from waterflow.study.results import CoTrained, MaxBatch
 
 #: model -> memory -> (solo, waterwave-s, waterwave) as measured in the paper, two identical jobs.
 PAPER = {
@@ -105,8 +105,7 @@ def bound_of(case: Case) -> float:
     """What is left beside all persistent bytes, over what is left beside one job's: the least."""
     memory = parse_bytes(case.memory)
     held = [
-        candidate.sized_job(2).persistent_bytes
-        for candidate in candidates_of(case.models, get_hardware("v100"))
+        job.sized_job(2).persistent_bytes for job in study_jobs(case.models, get_hardware("v100"))
     ]
     return min((memory - sum(held)) / (memory - own) for own in held)
 

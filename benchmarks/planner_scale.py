@@ -32,7 +32,8 @@ BATCH = 8
 
 def capture(frames: int, path: Path) -> float:
     from waterflow.models.tacotron2 import tacotron2_task
-    from waterflow.study.forecast import forecast, job_of
+    from waterflow.study.footprint import forecast
+    from waterflow.study.job_specs import job_of
 
     task = tacotron2_task(frames)
     started = time.perf_counter()

@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from waterflow.job.training_step import run_eager
     from waterflow.report.job_report import JobReport
     from waterflow.report.report import Report
-    from waterflow.study.study import MaxBatch, Pair, Plan, max_batch, pair, plan
+    from waterflow.study.max_batch import max_batch
+    from waterflow.study.pair import pair
+    from waterflow.study.plan import plan
+    from waterflow.study.results import MaxBatch, Pair, Plan
 
 __all__ = [
     "STOP",
@@ -80,7 +83,10 @@ _NAMES = {
     "job.training_step": "run_eager",
     "report.job_report": "JobReport",
     "report.report": "Report",
-    "study.study": "MaxBatch Pair Plan max_batch pair plan",
+    "study.max_batch": "max_batch",
+    "study.pair": "pair",
+    "study.plan": "plan",
+    "study.results": "MaxBatch Pair Plan",
 }
 _MODULES = {
     name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()

@@ -45,11 +45,12 @@ def plan(
     JOB is a model with a batch (resnet50:batch=160), a factory in a file with a batch
     (models.py:make_job:batch=8) or a file with a function jobs(). Exit code 1: they do not fit.
     """
-    from waterflow.study import study, view
+    import waterflow as wf
+    from waterflow.study import view
 
     with one_line_errors(), clean_stdout(as_json):
         check_picture(out)
-        found = study.plan(jobs, memory, hardware=hardware, measure=measure)
+        found = wf.plan(jobs, memory, hardware=hardware, measure=measure)
         if out is not None:
             write_picture(out, lambda kind: view.draw_plan(found, kind))
     show(found, as_json, view.plan_table)
@@ -73,12 +74,13 @@ def max_batch(
     JOB is a model (resnet50) or a factory in a file (models.py:make_job); name one twice, or use
     --jobs 2, to train it beside itself.
     """
-    from waterflow.study import study, view
+    import waterflow as wf
+    from waterflow.study import view
 
     with one_line_errors(), clean_stdout(as_json):
         check_picture(out)
         named = [job for job in jobs for _ in range(copies)]
-        found = study.max_batch(named, memory, hardware=hardware, frontier=out is not None)
+        found = wf.max_batch(named, memory, hardware=hardware, frontier=out is not None)
         if out is not None:
             write_picture(out, lambda kind: view.draw_frontier(found, kind))
     show(found, as_json, view.max_batch_table)
@@ -93,10 +95,11 @@ def pair(
     """Suggest which two of some candidates to train together, and the batch for each."""
     import json
 
-    from waterflow.study import study, view
+    import waterflow as wf
+    from waterflow.study import view
 
     with one_line_errors(), clean_stdout(as_json):
-        found = study.pair(jobs, memory, hardware=hardware)
+        found = wf.pair(jobs, memory, hardware=hardware)
     if as_json:
         typer.echo(json.dumps([one.to_dict() for one in found]))
     else:

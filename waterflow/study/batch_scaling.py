@@ -23,9 +23,8 @@ from waterflow.common.errors import CaptureError, JobError
 from waterflow.executor.profile.fake import StepWalk
 from waterflow.job.job import Job
 from waterflow.partitioner.profile import IntArray
-from waterflow.study.footprint import Footprint, RawFootprint, RunOnlyError
+from waterflow.study.footprint import Footprint, RawFootprint, RunOnlyError, capture_built
 from waterflow.study.footprint_cache import key_of, load, store
-from waterflow.study.forecast import capture_built
 
 #: Batch sizes to capture, the last one to verify; the next row where a factory refuses one. Few
 #: other dimensions are 7 or 13, so that nothing matches the batch by accident.
@@ -37,6 +36,7 @@ _LARGEST = 2**62
 _LARGE_GRAPH = 5000
 
 JobFactory = Callable[[int], Job]
+"""Makes a job for a batch size."""
 
 
 class ConstantShapesError(JobError):
@@ -152,7 +152,7 @@ class _Line:
     """All numbers of a footprint as functions ``slope * batch + start`` of the batch size.
 
     Attributes:
-        pattern: a footprint of the family; the others differ from it in numbers alone.
+        pattern: one of the footprints; the others differ from it in numbers alone.
         slope, start: int64, for each of its numbers; see `_numbers`.
     """
 

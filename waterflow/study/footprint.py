@@ -1,27 +1,39 @@
-"""What a planner must know of a job at one batch size, found by capture alone: no kernel runs."""
+"""What a planner must know of a job at one batch size, found by capture alone: no kernel runs.
+
+A `forecast` is of a job that does not even exist: nothing is allocated for its parameters, so a
+model far larger than the memory at hand can be looked at. The one exception: a factory that needs
+real tensors (it reads numbers out of them) is called again, and builds its job in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from waterflow.capture.fake_job import first_batch, flat_batch, random_kept
+from waterflow.capture.fake_job import (
+    BuiltJob,
+    build,
+    build_real,
+    first_batch,
+    flat_batch,
+    name_of,
+    random_kept,
+)
 from waterflow.capture.forward import trace_forward
 from waterflow.capture.join import join
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common.errors import JobError
+from waterflow.common.errors import CaptureError, JobError
 from waterflow.executor.device.storages import rounded, span_of, unique_storages
 from waterflow.executor.profile.fake import StepWalk, walk_step
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import NotCapturableError, trained_parameters
-from waterflow.models.task import Task
 from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import IntArray, Profile
 
@@ -30,6 +42,8 @@ class RunOnlyError(JobError):
     """A job's memory is known only by running it: no part of its step can be captured."""
 
 
+#: A job whose parameters are no larger is built in memory where its capture fails without.
+_SMALL_BYTES = 1 << 30
 _RUN_IT = (
     "Run it for one step with waterflow.run and read solo_peak_bytes in the job's report, or leave "
     "it out of the plan."
@@ -64,25 +78,6 @@ class Footprint:
     source: str = "fake"
 
 
-def job_of(task: Task, batch: int, name: str | None = None) -> Job:
-    """A job that trains a task of the zoo for one step, on one batch of that many units.
-
-    Args:
-        task: what to train.
-        batch: images, sequences, or what else the task counts.
-        name: the job's name; the task's if None.
-    """
-    model = task.model()
-    return Job(
-        name or task.name,
-        model=model,
-        optimizer=task.optimizer(model.parameters()),
-        loss=task.loss,
-        data=[task.batch(batch)],
-        steps=1,
-    )
-
-
 def footprint_of(
     job: Job, *, batch: Any = None, alignment: int = 64, traces: OptimizerTraces | None = None
 ) -> Footprint:
@@ -107,6 +102,27 @@ def footprint_of(
             )
         flat = first_batch(job) if batch is None else flat_batch(job, batch)
         return capture_footprint(job, flat, traces).at(alignment, job.name)
+
+
+def forecast(make_job: Callable[[], Job], *, alignment: int = 64) -> Footprint:
+    """The footprint of the job that a factory makes, which is not run.
+
+    The factory must make all that it needs, the model and the optimizer above all: it is called
+    where constructors of tensors allocate nothing. Random streams are afterwards where they were.
+
+    Args:
+        make_job: makes the job; called once, and again only if it needs real tensors.
+        alignment: bytes that the arena rounds up to: 64 on the host, 512 on a GPU.
+
+    Raises:
+        JobError: the factory raises.
+        RunOnlyError: the job's memory is known only by running it.
+        CaptureError: the job's step cannot be captured exactly.
+    """
+    what = name_of(make_job)
+    with TRACE_LOCK:
+        built = build(make_job, what)
+        return capture_built(built, make_job, what).at(alignment, built.job.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +191,40 @@ def capture_footprint(
         steady=walk_step(graphs[-1]),
         persistent=_persistent_sizes(job, batch, first, graphs),
     )
+
+
+def capture_built(
+    built: BuiltJob,
+    make: Callable[[], Job],
+    what: str,
+    traces: OptimizerTraces | None = None,
+) -> RawFootprint:
+    """Captures a job that was built to be looked at; builds it in memory where only that helps.
+
+    Args:
+        built: the job.
+        make: the factory that made it.
+        what: what to call the factory in errors.
+        traces: see `capture_footprint`.
+
+    Raises:
+        CaptureError, JobError: see `capture_footprint`.
+    """
+    try:
+        return capture_footprint(built.job, built.batch, traces)
+    except (CaptureError, RunOnlyError) as error:
+        # Python code may keep tensors where the capture cannot tell fake ones from its own.
+        if built.real or not built.job.capture or _parameter_bytes(built.job) > _SMALL_BYTES:
+            raise
+        try:
+            real = build_real(make, what)
+        except JobError:
+            raise error from None
+    return capture_footprint(real.job, real.batch)
+
+
+def _parameter_bytes(job: Job) -> int:
+    return sum(p.numel() * p.element_size() for p in job.model.parameters())
 
 
 def _persistent_sizes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,15 +16,16 @@ from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function
+from waterflow.models.task import Task
 from waterflow.models.zoo import TASKS
 from waterflow.steps.job_steps import JobSteps
-from waterflow.study.batch_scaling import FootprintModel, footprint_model
+from waterflow.study.batch_scaling import FootprintModel, JobFactory, footprint_model
 from waterflow.study.estimate import SizedJob
-from waterflow.study.footprint import Footprint, footprint_of, job_of
+from waterflow.study.footprint import Footprint, footprint_of
 from waterflow.study.hardware import Hardware
 
-JobFactory = Callable[[int], Job]
-"""Makes a job for a batch size."""
+JobSpecs = Sequence[str | Job | JobFactory]
+"""Jobs as users name them; see `study_jobs`."""
 
 _SPEC = re.compile(r"(?P<what>.*?)(?::batch=(?P<batch>.*))?")
 
@@ -51,7 +52,7 @@ class StudyJob:
         self._source = source
         self._hardware = hardware
         self._weight = weight
-        self._subjects: dict[int | None, SizedJob] = {}
+        self._sized: dict[int | None, SizedJob] = {}
 
     @property
     def is_fixed(self) -> bool:
@@ -60,13 +61,13 @@ class StudyJob:
 
     def sized_job(self, batch: int | None = None) -> SizedJob:
         """The job at a batch size, with estimated times where none were measured."""
-        if batch not in self._subjects:
+        if batch not in self._sized:
             source = self._source
             footprint = source if isinstance(source, Footprint) else source.at(batch or 1)
-            self._subjects[batch] = SizedJob(
+            self._sized[batch] = SizedJob(
                 self._timed(footprint), self._hardware.alignment, self._weight
             )
-        return self._subjects[batch]
+        return self._sized[batch]
 
     def _timed(self, footprint: Footprint) -> Footprint:
         if footprint.steady.seconds > 0:
@@ -76,9 +77,7 @@ class StudyJob:
         return dataclasses.replace(footprint, name=self.name, steady=steady)
 
 
-def candidates_of(
-    jobs: Sequence[str | Job | JobFactory], hardware: Hardware, measure: bool = False
-) -> list[StudyJob]:
+def study_jobs(jobs: JobSpecs, hardware: Hardware, measure: bool = False) -> list[StudyJob]:
     """What users name, ready to plan; jobs of one name get numbers.
 
     Args:
@@ -94,71 +93,94 @@ def candidates_of(
     """
     if not jobs:
         raise JobError("there is nothing to plan: name at least one job")
-    found: list[StudyJob] = []
-    families: dict[object, FootprintModel] = {}
-    traces = OptimizerTraces()
-    for what in jobs:
-        if isinstance(what, str):
-            found += _named(what, hardware, families, measure, traces)
-        elif isinstance(what, Job):
-            found.append(_fixed(what, hardware, measure, traces))
-        elif callable(what):
-            name = getattr(what, "__name__", type(what).__name__)
-            found.append(StudyJob(name, _footprint_model(what, name, hardware, families), hardware))
-        else:
-            raise JobError(f"cannot plan {what!r}: give a model's name, a factory or a wf.Job")
+    reader = _Reader(hardware, measure)
+    found = [job for what in jobs for job in reader.read(what)]
     _number(found)
     return found
 
 
-def _named(
-    text: str,
-    hardware: Hardware,
-    families: dict[object, FootprintModel],
-    measure: bool,
-    traces: OptimizerTraces,
-) -> list[StudyJob]:
-    match = _SPEC.fullmatch(text)
-    assert match is not None
-    what, asked = match["what"], match["batch"]
-    if asked is not None and not (asked.isascii() and asked.isdigit() and int(asked) > 0):
+class _Reader:
+    """Finds what users name; what is named twice is captured once."""
+
+    def __init__(self, hardware: Hardware, measure: bool) -> None:
+        self._hardware = hardware
+        self._measure = measure
+        self._models: dict[object, FootprintModel] = {}
+        self._traces = OptimizerTraces()
+
+    def read(self, what: str | Job | JobFactory) -> list[StudyJob]:
+        """The jobs that one entry of a list stands for."""
+        if isinstance(what, str):
+            return self._read_text(what)
+        if isinstance(what, Job):
+            return [self._fixed(what)]
+        if callable(what):
+            name = getattr(what, "__name__", type(what).__name__)
+            return [self._of_any_batch(name, what, name)]
+        raise JobError(f"cannot plan {what!r}: give a model's name, a factory or a wf.Job")
+
+    def _read_text(self, text: str) -> list[StudyJob]:
+        match = _SPEC.fullmatch(text)
+        assert match is not None
+        what, batch = match["what"], _batch_of(text, match["what"], match["batch"])
+        if what in TASKS:
+            task = TASKS[what]
+            return [self._of_any_batch(what, lambda size: job_of(task, size), what, batch)]
+        path, _, function = what.partition(".py:")
+        if function:
+            make = load_job_function(Path(path + ".py"), function)
+            return [self._of_any_batch(function, make, what, batch)]
+        if what.endswith(".py"):
+            if batch is not None:
+                raise JobError(f"{text!r}: name a factory, like {what}:make_job:batch={batch}")
+            return [self._fixed(job) for job in load_job_file(what).make_jobs()]
+        near = difflib.get_close_matches(what, TASKS, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(TASKS)}."
+        raise JobError(
+            f"there is no model {what!r}; {hint} A factory of yours is models.py:make_job"
+        )
+
+    def _of_any_batch(
+        self, name: str, make: JobFactory, captured_as: str, batch: int | None = None
+    ) -> StudyJob:
+        key = (captured_as, id(make) if captured_as not in TASKS else None)
+        if key not in self._models:
+            alignment = self._hardware.alignment
+            self._models[key] = footprint_model(make, name=captured_as, alignment=alignment)
+        return StudyJob(name, self._models[key], self._hardware, batch)
+
+    def _fixed(self, job: Job) -> StudyJob:
+        footprint = footprint_of(job, alignment=self._hardware.alignment, traces=self._traces)
+        if self._measure:
+            footprint = _measured(job, footprint, self._traces)
+        return StudyJob(job.name, footprint, self._hardware, weight=job.weight)
+
+
+def job_of(task: Task, batch: int, name: str | None = None) -> Job:
+    """A job that trains a task of the zoo for one step, on one batch of that many units.
+
+    Args:
+        task: what to train.
+        batch: images, sequences, or what else the task counts.
+        name: the job's name; the task's if None.
+    """
+    model = task.model()
+    return Job(
+        name or task.name,
+        model=model,
+        optimizer=task.optimizer(model.parameters()),
+        loss=task.loss,
+        data=[task.batch(batch)],
+        steps=1,
+    )
+
+
+def _batch_of(text: str, what: str, asked: str | None) -> int | None:
+    if asked is None:
+        return None
+    if not (asked.isascii() and asked.isdigit() and int(asked) > 0):
         raise JobError(f"{text!r}: the batch must be a whole number above 0, like {what}:batch=32")
-    batch = None if asked is None else int(asked)
-    if what in TASKS:
-        task = TASKS[what]
-        make: JobFactory = lambda size: job_of(task, size)  # noqa: E731
-        return [StudyJob(what, _footprint_model(make, what, hardware, families), hardware, batch)]
-    path, _, function = what.partition(".py:")
-    if function:
-        make = load_job_function(Path(path + ".py"), function)
-        return [
-            StudyJob(function, _footprint_model(make, what, hardware, families), hardware, batch)
-        ]
-    if what.endswith(".py"):
-        if batch is not None:
-            raise JobError(f"{text!r}: name a factory, like {what}:make_job:batch={batch}")
-        jobs = load_job_file(what).make_jobs()
-        return [_fixed(job, hardware, measure, traces) for job in jobs]
-    near = difflib.get_close_matches(what, TASKS, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(TASKS)}."
-    raise JobError(f"there is no model {what!r}; {hint} A factory of yours is models.py:make_job")
-
-
-def _footprint_model(
-    make: JobFactory, name: str, hardware: Hardware, families: dict[object, FootprintModel]
-) -> FootprintModel:
-    """One family for equal names: they are captured once."""
-    key = (name, id(make) if name not in TASKS else None)
-    if key not in families:
-        families[key] = footprint_model(make, name=name, alignment=hardware.alignment)
-    return families[key]
-
-
-def _fixed(job: Job, hardware: Hardware, measure: bool, traces: OptimizerTraces) -> StudyJob:
-    footprint = footprint_of(job, alignment=hardware.alignment, traces=traces)
-    if measure:
-        footprint = _measured(job, footprint, traces)
-    return StudyJob(job.name, footprint, hardware, weight=job.weight)
+    return int(asked)
 
 
 def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footprint:
@@ -183,9 +205,9 @@ def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footpr
     )
 
 
-def _number(candidates: Sequence[StudyJob]) -> None:
-    """Gives candidates of one name a number each: "resnet50-1", "resnet50-2"."""
-    names = [candidate.name for candidate in candidates]
-    for place, candidate in enumerate(candidates):
+def _number(jobs: Sequence[StudyJob]) -> None:
+    """Gives jobs of one name a number each: "resnet50-1", "resnet50-2"."""
+    names = [job.name for job in jobs]
+    for place, job in enumerate(jobs):
         if names.count(names[place]) > 1:
-            candidate.name = f"{names[place]}-{names[: place + 1].count(names[place])}"
+            job.name = f"{names[place]}-{names[: place + 1].count(names[place])}"

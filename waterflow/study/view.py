@@ -1,6 +1,6 @@
 """How plans and studies look: tables for a terminal, pictures for a file.
 
-Like `plots` it uses matplotlib's objects alone, never `pyplot`.
+Like `waterflow.report.memory_plot` it uses matplotlib's objects alone, never `pyplot`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.text import Text
 from waterflow.common.units import format_bytes
 from waterflow.report.memory_plot import memory_png
 from waterflow.study.estimate import PolicyEstimate, timeline_of
-from waterflow.study.study import MaxBatch, Pair, Plan
+from waterflow.study.results import MaxBatch, Pair, Plan
 
 _SIMULATED = "overlap and speed are simulated, from times estimated for {}; nothing was run"
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import waterflow as wf
 from waterflow.partitioner.graph.inplace import add_in_place
-from waterflow.study.forecast import footprint_of
+from waterflow.study.footprint import footprint_of
 
 pytestmark = pytest.mark.cpu
 

@@ -14,8 +14,7 @@ from waterflow.capture.optimizer import trace_optimizer
 from waterflow.common import environment
 from waterflow.study import batch_scaling
 from waterflow.study.batch_scaling import ConstantShapesError, footprint_model
-from waterflow.study.footprint import RunOnlyError
-from waterflow.study.forecast import forecast
+from waterflow.study.footprint import RunOnlyError, forecast
 
 pytestmark = pytest.mark.cpu
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import waterflow as wf
 from waterflow.models.zoo import TASKS
-from waterflow.study.footprint import job_of
+from waterflow.study.job_specs import job_of
 
 pytestmark = pytest.mark.cpu
 

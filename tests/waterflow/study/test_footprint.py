@@ -23,8 +23,8 @@ from waterflow.executor.run.rng import JobRng
 from waterflow.job.training_step import eager_step
 from waterflow.models.task import Task
 from waterflow.steps.job_steps import JobSteps
-from waterflow.study.footprint import RunOnlyError
-from waterflow.study.forecast import footprint_of, forecast, job_of
+from waterflow.study.footprint import RunOnlyError, footprint_of, forecast
+from waterflow.study.job_specs import job_of
 
 pytestmark = pytest.mark.cpu
 
@@ -352,7 +352,7 @@ def broken():
         (
             broken,
             wf.JobError,
-            r"factory broken \(.*raises at .*test_forecast.py:\d+ in broken: KeyE",
+            r"factory broken \(.*raises at .*test_footprint.py:\d+ in broken: KeyE",
         ),
         (lambda: 7, wf.JobError, r"must return a waterflow.Job, it returned 7"),
         (lambda: job(data=[]), wf.JobError, r"'mine': its data has no batch"),
@@ -363,7 +363,7 @@ def broken():
         (
             lambda: job(loss=lambda m, b: m(b[0]).sum() if m(b[0]).sum() > 0 else None),
             wf.CaptureError,
-            r"'mine' cannot be captured at .*test_forecast.py",
+            r"'mine' cannot be captured at .*test_footprint.py",
         ),
     ],
 )
@@ -377,7 +377,7 @@ def test_an_error_in_the_data_names_its_line():
     def batches():
         yield torch.zeros(1)[5]
 
-    with pytest.raises(wf.JobError, match=r"test_forecast.py:\d+ in batches: IndexError"):
+    with pytest.raises(wf.JobError, match=r"test_footprint.py:\d+ in batches: IndexError"):
         forecast(lambda: job(data=batches()))
 
 

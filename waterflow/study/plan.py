@@ -1,0 +1,65 @@
+"""Will these jobs fit, and how fast: `plan`. Nothing is trained for an answer.
+
+Steps are captured with tensors that have shapes but no memory; the real allocator decides on
+virtual addresses. See `estimate` for what is exact and what is simulated.
+"""
+
+from __future__ import annotations
+
+from waterflow.common.errors import JobError
+from waterflow.common.units import parse_bytes
+from waterflow.study.estimate import STUDIED, SizedJob, estimate
+from waterflow.study.hardware import get_hardware
+from waterflow.study.job_specs import JobSpecs, StudyJob, study_jobs
+from waterflow.study.results import Plan, PlannedJob
+
+
+def plan(
+    jobs: JobSpecs,
+    memory: int | str,
+    *,
+    hardware: str = "v100",
+    lanes: int = 2,
+    measure: bool = False,
+) -> Plan:
+    """Whether these jobs fit a budget together, and what each policy makes of them.
+
+    Args:
+        jobs: zoo models with a batch ("resnet50:batch=160"), factories in files with a batch
+            ("models.py:make_job:batch=8"), files of jobs ("jobs.py"), or jobs (`wf.Job`).
+        memory: bytes that all jobs together may hold, or a text such as "32GiB".
+        hardware: "v100", "p100", "a100", "h100", "h200" or "cpu": its alignment counts, and its
+            peak rates give estimated times.
+        lanes: node groups that may run at once.
+        measure: run each step of jobs that are given as jobs once or twice on copies, on the CPU:
+            with hardware="cpu" memory is then that of a run on this machine, to the byte.
+
+    Raises:
+        JobError: a job cannot be had or planned; says which and why.
+    """
+    budget = parse_bytes(memory)
+    device = get_hardware(hardware)
+    found = study_jobs(jobs, device, measure)
+    for job in found:
+        if job.batch is None and not job.is_fixed:
+            raise JobError(f"{job.name}: which batch? Write {job.name}:batch=32, or ask max_batch")
+    sized = [job.sized_job(job.batch) for job in found]
+    return Plan(
+        memory_bytes=budget,
+        hardware=device.name,
+        jobs=tuple(map(_planned, found, sized)),
+        policies={
+            policy: estimate(sized, budget, policy, device.alignment, lanes) for policy in STUDIED
+        },
+        subjects=tuple(sized),
+    )
+
+
+def _planned(job: StudyJob, sized_job: SizedJob) -> PlannedJob:
+    return PlannedJob(
+        name=job.name,
+        batch=job.batch,
+        persistent_bytes=sized_job.persistent_bytes,
+        solo_bytes=sized_job.solo_bytes,
+        source=sized_job.profile.source,
+    )
