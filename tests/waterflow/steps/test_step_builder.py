@@ -5,11 +5,12 @@ import torch
 from torch import optim
 
 import waterflow as wf
-from tests.support.data import cross_entropy
+from tests.support.data import cross_entropy, rows
 from tests.support.models import Deciding, Noisy
-from tests.support.steps import first_batch, job_of, steps_of
+from tests.support.steps import first_batch, job_of, observed_step, steps_of
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.job.batch import flatten
+from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_profiler import StepProfiler
 from waterflow.steps.trials import TrialNeeded
@@ -101,6 +102,17 @@ def test_what_a_trace_could_not_put_back_has_to_be_tried_first():
     with pytest.raises(TrialNeeded):
         builder.build(flatten(first_batch(job)))
     assert next(numbers) == 0  # nothing of the user's has run
+
+
+def test_where_steps_were_tried_those_on_other_batches_are_tried_too():
+    job = job_of()
+    builder, steps = builder_of(job)
+    prepared = PreparedBatch(first_batch(job), flatten(first_batch(job)), trial=True)
+    for _ in range(2):
+        steps.trials.end(prepared, steps.trials.begin(), observed_step(job))
+    assert builder.build(flatten(first_batch(job))).steady is not None
+    with pytest.raises(TrialNeeded):
+        builder.build(flatten(rows(3)))
 
 
 def test_a_step_that_no_graph_can_follow_is_an_error():

@@ -46,6 +46,9 @@ def test_the_first_step_serves_until_there_is_state():
     eager_step(job, first_batch(job))
     steps.cache.collect_persistent()
     assert steps.cache.step_for(found) is found.steady
+    job.optimizer.state.clear()
+    steps.cache.collect_persistent()
+    assert steps.cache.step_for(found) is found.first
 
 
 def test_captures_for_other_state_go_with_it():
