@@ -38,7 +38,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Memory and time of one training step of one job (paper, section 4.4: the profiling phase).
+    """Memory and time of one training step of one job (Waterwave, section 4.4: profiling).
 
     ``events`` has dtype ``EVENT``; its nodes never decrease. Block ids count up from 0 in the
     order of allocation and each block is freed at most once, with the bytes it was allocated

@@ -1,7 +1,7 @@
 """A schedule: which node groups run side by side, and what that needs at worst.
 
 A round is one step of every job. It is a list of pairs; the groups of a pair run in parallel,
-one per lane, and the next pair starts when all of them are done (paper, section 4.3).
+one per lane, and the next pair starts when all of them are done (Waterwave, section 4.3).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Policy(ABC):
     flows: ClassVar[bool] = False
     """Whether lanes take steps at their own pace where they can; rounds are for the rest then."""
     published: bool = False
-    """Whether it refuses what the paper's form cannot do, where the jobs would fit in turn."""
+    """Whether it refuses what its published form cannot do, where the jobs would fit in turn."""
 
     @abstractmethod
     def schedule(self, jobs: Sequence[PlanJob], budget: int, lanes: int = 2) -> Schedule:
