@@ -299,20 +299,41 @@ def move_within_arena(tensor: torch.Tensor, arena: Arena, job: int, offset: int 
 def copy_in_arena(tensor: torch.Tensor, arena: Arena, job: int) -> torch.Tensor: ...
 def is_in_arena(pointer: int) -> bool: ...
 
+class ArgumentKind(enum.Enum):
+    """Where an operator's argument comes from; `executor/run/instructions.py` has the payloads."""
+
+    CONSTANT = 0
+    SLOT = 1
+    SLOTS = 2
+    SCALAR = 3
+    SCALARS = 4
+    GENERATOR = 6
+
+class Arithmetic(enum.Enum):
+    """What is computed with registers."""
+
+    NEGATE = 0
+    ADD = 1
+    SUBTRACT = 2
+    MULTIPLY = 3
+    DIVIDE = 4
+    POWER = 5
+
 class Tape:
     def __init__(self, slots: int, registers: int) -> None: ...
     def add_operator(
         self,
         name: str,
         overload: str,
-        arguments: list[tuple[str, Any]],
-        results: list[int | list[int]],
-        release: list[int],
+        arguments: Sequence[tuple[ArgumentKind, Any]],  # a list
+        results: Sequence[int | list[int]],  # a list
+        release: Sequence[int],
     ) -> None: ...
-    def add_load(self, input: int, slot: int, release: list[int]) -> None: ...
-    def add_read(self, loss: bool, slot: int, target: int, release: list[int]) -> None: ...
+    def add_load(self, input: int, slot: int, release: Sequence[int]) -> None: ...
+    def add_read_scalar(self, slot: int, target: int, release: Sequence[int]) -> None: ...
+    def add_read_loss(self, slot: int, release: Sequence[int]) -> None: ...
     def add_arithmetic(
-        self, operation: str, target: int, left: int, right: int, release: list[int]
+        self, operation: Arithmetic, target: int, left: int, right: int, release: Sequence[int]
     ) -> None: ...
     def __len__(self) -> int: ...
     def set_forward_length(self, count: int) -> None: ...

@@ -1,6 +1,7 @@
 #include "bind/torch.h"
 
 #include <ATen/ScalarOps.h>
+#include <pybind11/native_enum.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -147,28 +148,35 @@ Argument scalar_list_argument(const py::handle& payload, const c10::TypePtr& typ
 
 // An argument as (kind, payload); `type` is what the operator's schema wants there.
 Argument make_argument(const py::handle& item, const c10::TypePtr& type) {
-  auto [kind, payload] = py::cast<std::pair<std::string, py::object>>(item);
+  auto [kind, payload] = py::cast<std::pair<Argument::Kind, py::object>>(item);
   Argument argument;
-  if (kind == "constant") {
-    argument.value = constant(payload, type);
-  } else if (kind == "slot") {
-    argument.kind = Argument::Kind::kSlot;
-    argument.index = py::cast<int>(payload);
-  } else if (kind == "slots") {
-    argument.kind = Argument::Kind::kSlots;
-    argument.indices = py::cast<std::vector<int>>(payload);
-    auto element = strip_optional(type)->expectRef<c10::ListType>().getElementType();
-    argument.optional_elements = element->kind() == c10::TypeKind::OptionalType;
-  } else if (kind == "register") {
-    argument.kind = is_tensor_type(type) ? Argument::Kind::kWrapped : Argument::Kind::kScalar;
-    argument.index = py::cast<int>(payload);
-    if (argument.kind == Argument::Kind::kWrapped) argument.value = wrapped_number(0.0);
-  } else if (kind == "registers") {
-    return scalar_list_argument(payload, type);
-  } else {
-    TORCH_CHECK(kind == "generator", "unknown argument kind ", kind);
-    argument.kind = Argument::Kind::kGenerator;
-    argument.index = py::cast<bool>(payload) ? 1 : 0;  // of the device?
+  argument.kind = kind;
+  switch (kind) {
+    case Argument::Kind::kConstant:
+      argument.value = constant(payload, type);
+      break;
+    case Argument::Kind::kSlot:
+      argument.index = py::cast<int>(payload);
+      break;
+    case Argument::Kind::kSlots: {
+      argument.indices = py::cast<std::vector<int>>(payload);
+      auto element = strip_optional(type)->expectRef<c10::ListType>().getElementType();
+      argument.optional_elements = element->kind() == c10::TypeKind::OptionalType;
+      break;
+    }
+    case Argument::Kind::kScalar:
+    case Argument::Kind::kWrapped:
+      argument.index = py::cast<int>(payload);
+      if (is_tensor_type(type)) {
+        argument.kind = Argument::Kind::kWrapped;
+        argument.value = wrapped_number(0.0);
+      }
+      break;
+    case Argument::Kind::kScalars:
+      return scalar_list_argument(payload, type);
+    case Argument::Kind::kGenerator:
+      argument.index = py::cast<bool>(payload) ? 1 : 0;  // of the device?
+      break;
   }
   return argument;
 }
@@ -213,20 +221,28 @@ void add_load(Tape& tape, int input, int slot, std::vector<int> release) {
   tape.add(std::move(instruction));
 }
 
-void add_read(Tape& tape, bool loss, int slot, int target, std::vector<int> release) {
+void add_read_scalar(Tape& tape, int slot, int target, std::vector<int> release) {
   Instruction instruction;
-  instruction.kind = loss ? Instruction::Kind::kReadLoss : Instruction::Kind::kReadScalar;
+  instruction.kind = Instruction::Kind::kReadScalar;
   instruction.slot = slot;
   instruction.target = target;
   instruction.release = std::move(release);
   tape.add(std::move(instruction));
 }
 
-void add_arithmetic(Tape& tape, const std::string& operation, int target, int left, int right,
+void add_read_loss(Tape& tape, int slot, std::vector<int> release) {
+  Instruction instruction;
+  instruction.kind = Instruction::Kind::kReadLoss;
+  instruction.slot = slot;
+  instruction.release = std::move(release);
+  tape.add(std::move(instruction));
+}
+
+void add_arithmetic(Tape& tape, Arithmetic operation, int target, int left, int right,
                     std::vector<int> release) {
   Instruction instruction;
   instruction.kind = Instruction::Kind::kArithmetic;
-  instruction.operation = operation.at(0);
+  instruction.operation = operation;
   instruction.target = target;
   instruction.left = left;
   instruction.right = right;
@@ -240,11 +256,29 @@ double loss_of(const std::variant<double, at::Tensor>& loss) {
 }
 
 void bind_tape(py::module_& m) {
+  // kWrapped is not there: whether a number becomes a tensor is the schema's to say.
+  py::native_enum<Argument::Kind>(m, "ArgumentKind", "enum.Enum")
+      .value("CONSTANT", Argument::Kind::kConstant)
+      .value("SLOT", Argument::Kind::kSlot)
+      .value("SLOTS", Argument::Kind::kSlots)
+      .value("SCALAR", Argument::Kind::kScalar)
+      .value("SCALARS", Argument::Kind::kScalars)
+      .value("GENERATOR", Argument::Kind::kGenerator)
+      .finalize();
+  py::native_enum<Arithmetic>(m, "Arithmetic", "enum.Enum")
+      .value("NEGATE", Arithmetic::kNegate)
+      .value("ADD", Arithmetic::kAdd)
+      .value("SUBTRACT", Arithmetic::kSubtract)
+      .value("MULTIPLY", Arithmetic::kMultiply)
+      .value("DIVIDE", Arithmetic::kDivide)
+      .value("POWER", Arithmetic::kPower)
+      .finalize();
   py::class_<Tape, std::shared_ptr<Tape>>(m, "Tape")
       .def(py::init<int, int>(), py::arg("slots"), py::arg("registers"))
       .def("add_operator", &add_operator)
       .def("add_load", &add_load)
-      .def("add_read", &add_read)
+      .def("add_read_scalar", &add_read_scalar)
+      .def("add_read_loss", &add_read_loss)
       .def("add_arithmetic", &add_arithmetic)
       .def("__len__", &Tape::size)
       .def("set_forward_length", &Tape::set_forward_length)

@@ -206,27 +206,25 @@ void Tape::compute(const Instruction& instruction) {
   const double right = instruction.right < 0 ? 0 : registers_[instruction.right];
   double& target = registers_[instruction.target];
   switch (instruction.operation) {
-    case 'n':
+    case Arithmetic::kNegate:
       target = -left;
       return;
-    case '+':
+    case Arithmetic::kAdd:
       target = left + right;
       return;
-    case '-':
+    case Arithmetic::kSubtract:
       target = left - right;
       return;
-    case '*':
+    case Arithmetic::kMultiply:
       target = left * right;
       return;
-    case '/':
+    case Arithmetic::kDivide:
       TORCH_CHECK(right != 0, "float division by zero");
       target = left / right;
       return;
-    case '^':
+    case Arithmetic::kPower:
       target = power(left, right);
       return;
-    default:
-      TORCH_INTERNAL_ASSERT(false, "unknown arithmetic ", instruction.operation);
   }
 }
 

@@ -44,6 +44,9 @@ struct Result {
   bool is_list = false;
 };
 
+// What is computed with registers.
+enum class Arithmetic { kNegate, kAdd, kSubtract, kMultiply, kDivide, kPower };
+
 struct Instruction {
   enum class Kind { kOperator, kLoad, kReadScalar, kArithmetic, kReadLoss };
   Kind kind = Kind::kOperator;
@@ -53,8 +56,8 @@ struct Instruction {
   std::vector<Result> results;
   std::vector<int> release;
   int input = -1, slot = -1;  // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
-  int target = -1, left = -1, right = -1;  // kArithmetic and kReadScalar: registers
-  char operation = 0;                      // kArithmetic: n (negate) + - * / ^
+  int target = -1, left = -1, right = -1;      // kArithmetic and kReadScalar: registers
+  Arithmetic operation = Arithmetic::kNegate;  // kArithmetic
 };
 
 class Tape {

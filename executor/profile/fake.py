@@ -2,8 +2,8 @@
 
 Fake tensors know which storages every instruction of the tape makes, how large they are, and which
 die with the slots that it releases. They do not know what kernels ask for besides their results.
-`hosttemps` knows it of the common kernels on the host; where a step has no others, its profile is
-equal to the measured one, event for event. It does not of others (oneDNN's convolutions and
+`cpu_workspaces` knows it of the common kernels on the host; where a step has no others, its profile
+is equal to the measured one, event for event. It does not of others (oneDNN's convolutions and
 recurrent layers reorder their weights and inputs; a GPU's kernels have workspaces), so there this
 profile is what a step needs at least, and `measure` finds the rest.
 """
@@ -23,7 +23,14 @@ from torch import fx
 from waterflow.executor.device.storages import rounded, storage_key
 from waterflow.executor.profile.costs import flops, moved_bytes
 from waterflow.executor.profile.cpu_workspaces import Script, host_script
-from waterflow.executor.run.tape import CompiledStep, _Compiler, _values
+from waterflow.executor.run.instructions import (
+    CallOperator,
+    Instruction,
+    Load,
+    holders_of,
+    lower_step,
+)
+from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.graph.step_graph import StepGraph, tensors_of
 from waterflow.partitioner.profile import EVENT, IntArray, Profile
 
@@ -105,40 +112,15 @@ def fake_profile(
 
 
 def walk_step(step: StepGraph, threads: int = 1) -> StepWalk:
-    """Follows a step through its tape without running it, on a lane of so many threads."""
+    """Follows a step's instructions without running them, on a lane of so many threads."""
     return _Walker(step, threads).run()
-
-
-class _Notes(_Compiler):
-    """The compiler; remembers what each instruction computes and which slots it releases."""
-
-    def __init__(self, step: StepGraph) -> None:
-        super().__init__(step)
-        self.node_of_slot: dict[int, fx.Node] = {}
-        self.instructions: list[tuple[fx.Node, list[int]]] = []
-
-    def run(self) -> CompiledStep:
-        compiled = super().run()
-        self.node_of_slot = {slot: node for node, slot in self.slots.items()}
-        loads = [n for meaning, n in self.step.inputs.items() if meaning.kind == "batch"]
-        self.instructions[:0] = [(node, []) for node in loads]
-        kept = self.step.loss in self.step.outputs.values()
-        self.instructions.append((self.step.loss, [] if kept else [self.slots[self.step.loss]]))
-        assert len(self.instructions) == len(compiled.tape)
-        return compiled
-
-    def _add(self, compiled: CompiledStep, node: fx.Node) -> None:
-        before = len(compiled.tape)
-        super()._add(compiled, node)
-        if len(compiled.tape) > before:
-            self.instructions.append((node, self._release(node)))
 
 
 class _Walker:
     def __init__(self, step: StepGraph, threads: int) -> None:
-        self.notes = _Notes(step)
+        self.lowered = lower_step(step)
+        self.node_of_slot = {slot: node for node, slot in self.lowered.slots.items()}
         self.threads = threads
-        self.compiled = self.notes.run()
         self.device = next(tensors_of(step.loss)).device
         self.blocks: dict[fx.Node, _Blocks] = {}
         self.holders: list[int] = []  # how many slots hold each block
@@ -148,31 +130,23 @@ class _Walker:
         for meaning, node in step.inputs.items():
             if meaning.kind != "batch":
                 self.blocks[node] = _OUTSIDE
-        for node in self.notes.views:
+        for node in self.lowered.views:
             self.blocks[node] = _OUTSIDE
 
     def run(self) -> StepWalk:
         costs: list[tuple[int, int]] = []
-        loads = self.compiled.names.count("load")
-        last = len(self.notes.instructions) - 1
-        for index, (node, release) in enumerate(self.notes.instructions):
+        for index, instruction in enumerate(self.lowered.instructions):
             self.instruction = index
-            if index < loads:
-                costs.append((0, self._load(node)))
-            elif index == last or node in self.notes.registers:
-                costs.append((0, 0))  # reads a number, or computes with numbers
-            else:
-                costs.append((flops(node), moved_bytes(node)))
-                self._operator(node)
-            for slot in release:
-                self._let_go(self.blocks[self.notes.node_of_slot[slot]])
+            costs.append(self._follow(instruction))
+            for slot in instruction.release:
+                self._let_go(self.blocks[self.node_of_slot[slot]])
         return self._result(np.array(costs, dtype=np.int64).reshape(-1, 2))
 
     def _result(self, costs: IntArray) -> StepWalk:
         nodes, blocks, allocates = zip(*self.events, strict=True) if self.events else ((), (), ())
         return StepWalk(
-            operators=tuple(self.compiled.names),
-            boundary=self.compiled.boundary,
+            operators=tuple(instruction.name for instruction in self.lowered.instructions),
+            boundary=self.lowered.boundary,
             event_nodes=np.array(nodes, dtype=np.int32),
             event_blocks=np.array(blocks, dtype=np.int32),
             allocates=np.array(allocates, dtype=np.bool_),
@@ -182,6 +156,16 @@ class _Walker:
         )
 
     # Instructions
+
+    def _follow(self, instruction: Instruction) -> tuple[int, int]:
+        """Allocates and frees as the instruction does; returns operations and bytes moved."""
+        node = instruction.node
+        if isinstance(instruction, Load):
+            return 0, self._load(node)
+        if isinstance(instruction, CallOperator):
+            self._operator(node)
+            return flops(node), moved_bytes(node)
+        return 0, 0  # reads a number, or computes with numbers
 
     def _load(self, node: fx.Node) -> int:
         """A batch tensor is copied with the span that its strides cover; returns bytes moved."""
@@ -199,9 +183,9 @@ class _Walker:
         results = self._results(node, fresh)
         made = self._run_kernel(node, fresh)
         self.blocks[node] = _renumbered(results, made)
-        for holder in _values(node):
+        for holder in holders_of(node):
             self._find_blocks(holder)
-            if holder in self.notes.slots:
+            if holder in self.lowered.slots:
                 self._hold(self.blocks[holder])
         for block in made:
             if block != _OUTSIDE and self.holders[block] == 0:  # a result that nobody reads

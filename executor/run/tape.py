@@ -1,9 +1,8 @@
-"""Compiles a step graph to a tape: operators resolved once, arguments in slots, releases listed."""
+"""Compiles a step graph to a tape of the extension, which runs without the interpreter."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,20 +10,17 @@ import torch
 from torch import fx
 
 from waterflow.allocator_ext import _C
-from waterflow.partitioner.graph.step_graph import Input, StepGraph, tensors_of
-
-_READ_SCALAR = torch.ops.aten._local_scalar_dense.default
-_ARITHMETIC: Mapping[Any, str] = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.pow: "^",
-    operator.neg: "n",
-}
-
-#: An argument for the extension: (kind, payload).
-Argument = tuple[str, Any]
+from waterflow.executor.run.instructions import (
+    CallOperator,
+    Compute,
+    Instruction,
+    Load,
+    LoweredStep,
+    ReadLoss,
+    ReadScalar,
+    lower_step,
+)
+from waterflow.partitioner.graph.step_graph import Input, StepGraph
 
 
 @dataclass(eq=False)
@@ -74,231 +70,48 @@ class CompiledStep:
 
 def compile_step(step: StepGraph) -> CompiledStep:
     """Compiles a step graph; the tape runs the nodes in the graph's order."""
-    return _Compiler(step).run()
+    lowered = lower_step(step)
+    tape = _C.Tape(len(lowered.slots), lowered.num_registers)
+    for instruction in lowered.instructions:
+        _emit(tape, instruction)
+    tape.set_transient(lowered.transient)
+    # Kernels of the forward pass ask for gradient mode.
+    length = len(tape) if lowered.boundary is None else lowered.boundary
+    tape.set_forward_length(length)
+    for register, value in lowered.constants.items():
+        tape.set_register(register, value)
+    return CompiledStep(
+        tape,
+        inputs=lowered.inputs,
+        registers=lowered.hypers,
+        outputs=lowered.outputs,
+        transient=lowered.transient,
+        boundary=lowered.boundary,
+        names=[instruction.name for instruction in lowered.instructions],
+        _views=[(lowered.slots[node], _view_maker(tape, lowered, node)) for node in lowered.views],
+    )
 
 
-class _Compiler:
-    def __init__(self, step: StepGraph) -> None:
-        self.step = step
-        self.slots: dict[fx.Node, int] = {}
-        self.registers: dict[fx.Node | float, int] = {}
-        self.constants: dict[int, float] = {}
-        self.kept = {step.loss, *step.outputs.values()}
-        self.views = self._views_of_persistent()
-        self.last_use = self._last_uses()
+def _emit(tape: _C.Tape, instruction: Instruction) -> None:
+    match instruction:
+        case CallOperator(_, target, arguments, results, release):
+            schema = target._schema
+            tape.add_operator(schema.name, schema.overload_name, arguments, results, release)
+        case Compute(_, operation, register, left, right, release):
+            tape.add_arithmetic(operation, register, left, right, release)
+        case ReadScalar(_, slot, register, release):
+            tape.add_read_scalar(slot, register, release)
+        case Load(_, place, slot, release):
+            tape.add_load(place, slot, release)
+        case ReadLoss(_, slot, release):
+            tape.add_read_loss(slot, release)
 
-    def run(self) -> CompiledStep:
-        self._assign()
-        tape = _C.Tape(len(self.slots), len(self.registers))
-        compiled = CompiledStep(tape)
-        self._bind_inputs(compiled)
-        self._add_loads(compiled)
-        forward_length = None
-        for node in self.step.nodes:
-            if node is self.step.forward_end:  # it may be a view or getitem, no instruction itself
-                forward_length = len(tape)
-            self._add(compiled, node)
-        loss_release = [] if self.step.loss in self.step.outputs.values() else [self.step.loss]
-        tape.add_read(True, self.slots[self.step.loss], -1, [self.slots[n] for n in loss_release])
-        compiled.names.append("loss")
-        compiled.boundary = forward_length
-        tape.set_forward_length(len(tape) if forward_length is None else forward_length)
-        for register, value in self.constants.items():
-            tape.set_register(register, value)
-        compiled.outputs = {key: self.slots[node] for key, node in self.step.outputs.items()}
-        return compiled
 
-    # Which slot, which register
-
-    def _views_of_persistent(self) -> dict[fx.Node, fx.Node]:
-        """View nodes whose every tensor argument is persistent: made once, outside the step."""
-        found: dict[fx.Node, fx.Node] = {}
-        persistent = {n for m, n in self.step.inputs.items() if m.is_persistent}
-        for node in self.step.nodes:
-            if not _is_view(node) or node in self.kept:
-                continue
-            if all(source in persistent for source in node.all_input_nodes):
-                found[node] = node
-                persistent.add(node)
-        return found
-
-    def _last_uses(self) -> dict[fx.Node, fx.Node]:
-        """For each value the node that reads it last, in one reverse walk (through getitem)."""
-        last: dict[fx.Node, fx.Node] = {}
-        for node in reversed(self.step.nodes):
-            if node.target is operator.getitem:
-                continue
-            for source in node.all_input_nodes:
-                last.setdefault(source, node)
-        return last
-
-    def _assign(self) -> None:
-        for meaning, node in self.step.inputs.items():
-            if meaning.kind == "hyper":
-                self.registers[node] = len(self.registers)
-            else:
-                self.slots[node] = len(self.slots)
-        for node in self.step.nodes:
-            if node.target is _READ_SCALAR or node.target in _ARITHMETIC:
-                self.registers[node] = len(self.registers)
-                for argument in node.args:
-                    if isinstance(argument, (int, float)):
-                        self._constant_register(float(argument))
-            elif not _has_several(node):
-                self.slots[node] = len(self.slots)
-
-    def _constant_register(self, value: float) -> int:
-        if value not in self.registers:
-            self.constants[len(self.registers)] = value
-            self.registers[value] = len(self.registers)
-        return self.registers[value]
-
-    # Instructions
-
-    def _bind_inputs(self, compiled: CompiledStep) -> None:
-        fixed = set()
-        for meaning, node in self.step.inputs.items():
-            if meaning.is_persistent:
-                compiled.inputs[meaning] = self.slots[node]
-                fixed.add(self.slots[node])
-            elif meaning.kind == "hyper":
-                compiled.registers[meaning.key] = self.registers[node]
-        for node in self.views:
-            compiled._views.append((self.slots[node], self._view_maker(compiled, node)))
-            fixed.add(self.slots[node])
-        compiled.transient = [slot for slot in self.slots.values() if slot not in fixed]
-        compiled.tape.set_transient(compiled.transient)
-        self.fixed = fixed
-
-    def _view_maker(self, compiled: CompiledStep, node: fx.Node) -> Callable[[], torch.Tensor]:
-        slots, tape = self.slots, compiled.tape
-
-        def make() -> torch.Tensor:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: tape.slot(slots[n]))  # type: ignore[misc]
-            return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return]
-
-        return make
-
-    def _add_loads(self, compiled: CompiledStep) -> None:
-        for meaning, node in self.step.inputs.items():
-            if meaning.kind == "batch":
-                slot = self.slots[node]
-                compiled.tape.add_load(meaning.key, slot, [])
-                compiled.names.append("load")
-
-    def _add(self, compiled: CompiledStep, node: fx.Node) -> None:
-        if node.target is operator.getitem or node in self.views:
-            return
-        release = self._release(node)
-        if node.target is _READ_SCALAR:
-            source = node.args[0]
-            compiled.tape.add_read(False, self.slots[source], self.registers[node], release)  # type: ignore[index]
-        elif node.target in _ARITHMETIC:
-            operands = [self._register(argument) for argument in node.args]
-            left, right = (*operands, -1)[:2]
-            symbol = _ARITHMETIC[node.target]
-            compiled.tape.add_arithmetic(symbol, self.registers[node], left, right, release)
-        else:
-            self._add_operator(compiled, node, release)
-        compiled.names.append(str(node.target))
-
-    def _release(self, node: fx.Node) -> list[int]:
-        dying = [source for source in node.all_input_nodes if self.last_use[source] is node]
-        unread = [n for n in _values(node) if n in self.slots and n not in self.last_use]
-        return [
-            self.slots[n]
-            for n in dict.fromkeys([*dying, *unread])
-            if n in self.slots and n not in self.kept and self.slots[n] not in self.fixed
-        ]
-
-    def _register(self, argument: Any) -> int:
-        if isinstance(argument, fx.Node):
-            return self.registers[argument]
-        return self._constant_register(float(argument))
-
-    def _add_operator(self, compiled: CompiledStep, node: fx.Node, release: list[int]) -> None:
-        target = node.target
-        assert isinstance(target, torch._ops.OpOverload)
-        schema = target._schema
-        values = [_argument_value(node, i, argument) for i, argument in enumerate(schema.arguments)]
-        arguments = [self._argument(v) for v in values]
-        for place, argument in enumerate(schema.arguments):
-            if argument.name == "generator" and values[place] is None:
-                arguments[place] = ("generator", _on_device(node))
-        compiled.tape.add_operator(
-            schema.name,
-            schema.overload_name,
-            arguments,
-            self._results(node, schema),
-            release,
+def _view_maker(tape: _C.Tape, lowered: LoweredStep, node: fx.Node) -> Callable[[], torch.Tensor]:
+    def make() -> torch.Tensor:
+        args, kwargs = fx.map_arg(  # type: ignore[misc]
+            (node.args, node.kwargs), lambda source: tape.slot(lowered.slots[source])
         )
+        return node.target(*args, **kwargs)  # type: ignore[operator,no-any-return]
 
-    def _argument(self, value: Any) -> Argument:
-        if isinstance(value, fx.Node):
-            if value in self.registers:
-                return "register", self.registers[value]
-            return "slot", self.slots[value]
-        if isinstance(value, (list, tuple)) and any(isinstance(v, fx.Node) for v in value):
-            return self._list_argument(value)
-        return "constant", value
-
-    def _list_argument(self, values: Sequence[Any]) -> Argument:
-        if any(v in self.registers for v in values if isinstance(v, fx.Node)):
-            pairs = [
-                (self.registers[v], 0.0) if isinstance(v, fx.Node) else (-1, float(v))
-                for v in values
-            ]
-            return "registers", pairs
-        return "slots", [-1 if v is None else self.slots[v] for v in values]
-
-    def _results(self, node: fx.Node, schema: Any) -> list[Any]:
-        """Per return: the slot it goes to, -1 for nowhere, or a list of slots for a tensor list."""
-        readers = {n.args[1]: n for n in node.users if n.target is operator.getitem}
-        if len(schema.returns) == 1:
-            if not _has_several(node):
-                return [self.slots[node]]
-            return [self._elements(readers, len(node.meta["val"]))]
-        results: list[Any] = []
-        for place, value in enumerate(node.meta.get("val") or [None] * len(schema.returns)):
-            reader = readers.get(place)
-            if isinstance(value, (list, tuple)):
-                inner = {n.args[1]: n for n in reader.users} if reader else {}
-                results.append(self._elements(inner, len(value)))
-            else:
-                results.append(self.slots.get(reader, -1) if reader else -1)
-        return results
-
-    def _elements(self, readers: Mapping[Any, fx.Node], count: int) -> list[int]:
-        return [self.slots[readers[i]] if i in readers else -1 for i in range(count)]
-
-
-def _argument_value(node: fx.Node, place: int, argument: Any) -> Any:
-    if place < len(node.args):
-        return node.args[place]
-    if argument.name in node.kwargs:
-        return node.kwargs[argument.name]
-    return argument.default_value
-
-
-def _on_device(node: fx.Node) -> bool:
-    """Whether an operator works on a device other than the host."""
-    return any(tensor.device.type != "cpu" for tensor in tensors_of(node))
-
-
-def _has_several(node: fx.Node) -> bool:
-    """Whether a node's value is a tuple or list, taken apart by getitem nodes."""
-    return isinstance(node.meta.get("val"), (list, tuple))
-
-
-def _values(node: fx.Node) -> list[fx.Node]:
-    """The nodes that hold a node's results."""
-    if not _has_several(node):
-        return [node]
-    return [reader for user in node.users for reader in _values(user)]
-
-
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not target.is_view:
-        return False
-    return not _has_several(node)
+    return make

@@ -1,0 +1,358 @@
+"""A step graph lowered for execution: a list of instructions over slots and registers.
+
+Slots hold tensors, registers numbers. The tape executes the instructions (`tape`), the fake
+profiler only follows what they allocate and free (`profile.fake`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from waterflow.allocator_ext._C import ArgumentKind, Arithmetic
+from waterflow.partitioner.graph.step_graph import Input, StepGraph, tensors_of
+
+_READ_SCALAR = torch.ops.aten._local_scalar_dense.default
+_ARITHMETIC: Mapping[Any, Arithmetic] = {
+    operator.add: Arithmetic.ADD,
+    operator.sub: Arithmetic.SUBTRACT,
+    operator.mul: Arithmetic.MULTIPLY,
+    operator.truediv: Arithmetic.DIVIDE,
+    operator.pow: Arithmetic.POWER,
+    operator.neg: Arithmetic.NEGATE,
+}
+
+NOWHERE = -1
+"""The slot of a result that nobody reads, the register of an operand that is not there."""
+
+
+class Argument(NamedTuple):
+    """Where an operator's argument comes from, in the form of the extension's tape.
+
+    The payload is, by kind: CONSTANT the value; SLOT its number; SLOTS their numbers, `NOWHERE` for
+    a missing tensor; SCALAR a register; SCALARS pairs of a register and a number, which counts
+    where the register is `NOWHERE`; GENERATOR whether it is the device's.
+    """
+
+    kind: ArgumentKind
+    payload: Any
+
+
+class Load(NamedTuple):
+    """Copies a tensor of the batch, the one of place `input`, into a slot."""
+
+    node: fx.Node
+    input: int
+    slot: int
+    release: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """As profiles have it."""
+        return "load"
+
+
+class CallOperator(NamedTuple):
+    """Calls an operator. `results` has per return a slot, or a list of slots for a tensor list."""
+
+    node: fx.Node
+    target: torch._ops.OpOverload
+    arguments: list[Argument]
+    results: list[int | list[int]]
+    release: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """As profiles have it."""
+        return str(self.target)
+
+
+class ReadScalar(NamedTuple):
+    """Puts the number in a slot's tensor into a register."""
+
+    node: fx.Node
+    slot: int
+    register: int
+    release: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """As profiles have it."""
+        return str(self.node.target)
+
+
+class Compute(NamedTuple):
+    """Computes with registers; `right` is `NOWHERE` where there is one operand."""
+
+    node: fx.Node
+    operation: Arithmetic
+    register: int
+    left: int
+    right: int
+    release: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """As profiles have it."""
+        return str(self.node.target)
+
+
+class ReadLoss(NamedTuple):
+    """Reads the step's loss from a slot; the last instruction."""
+
+    node: fx.Node
+    slot: int
+    release: Sequence[int]
+
+    @property
+    def name(self) -> str:
+        """As profiles have it."""
+        return "loss"
+
+
+Instruction = Load | CallOperator | ReadScalar | Compute | ReadLoss
+"""All name the slots that are released after them, and the node that they come from."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredStep:
+    """A step graph as instructions, and where its values are.
+
+    Attributes:
+        instructions: in the order in which they run.
+        slots: the slot of each node that holds a tensor.
+        num_registers: how many there are.
+        inputs: slot of each persistent input.
+        hypers: register of each live hyperparameter.
+        constants: number of each register that never changes.
+        outputs: slot of each output of the step graph.
+        views: nodes that are views of persistent tensors, made once, before any step.
+        transient: slots that hold values only while a step runs, outputs among them.
+        boundary: first instruction of the backward pass, None if there is none.
+    """
+
+    instructions: Sequence[Instruction]
+    slots: Mapping[fx.Node, int]
+    num_registers: int
+    inputs: dict[Input, int]
+    hypers: dict[Hashable, int]
+    constants: Mapping[int, float]
+    outputs: dict[Hashable, int]
+    views: Sequence[fx.Node]
+    transient: list[int]
+    boundary: int | None
+
+
+def lower_step(step: StepGraph) -> LoweredStep:
+    """Lowers a step graph; the instructions keep the graph's order of nodes."""
+    return _Lowering(step).run()
+
+
+def holders_of(node: fx.Node) -> list[fx.Node]:
+    """The nodes that hold a node's results: itself, or those that take its tuple or list apart."""
+    if not _has_several(node):
+        return [node]
+    return [reader for user in node.users for reader in holders_of(user)]
+
+
+class _Lowering:
+    def __init__(self, step: StepGraph) -> None:
+        self.step = step
+        self.slots: dict[fx.Node, int] = {}
+        self.registers: dict[fx.Node | float, int] = {}
+        self.constants: dict[int, float] = {}
+        self.kept = {step.loss, *step.outputs.values()}
+        self.views = self._views_of_persistent()
+        self.last_use = self._last_uses()
+        self._assign()
+        fixed = [node for meaning, node in step.inputs.items() if meaning.is_persistent]
+        self.fixed = {self.slots[node] for node in [*fixed, *self.views]}
+
+    def run(self) -> LoweredStep:
+        inputs, slots = self.step.inputs.items(), self.slots
+        instructions: list[Instruction] = [
+            Load(node, meaning.key, slots[node], [])  # type: ignore[arg-type]  # a place in the batch
+            for meaning, node in inputs
+            if meaning.kind == "batch"
+        ]
+        boundary = None
+        for node in self.step.nodes:
+            if node is self.step.forward_end:  # it may be a view or getitem, no instruction itself
+                boundary = len(instructions)
+            if node.target is not operator.getitem and node not in self.views:
+                instructions.append(self._instruction(node))
+        instructions.append(self._loss())
+        return LoweredStep(
+            instructions=instructions,
+            slots=slots,
+            num_registers=len(self.registers),
+            inputs={meaning: slots[node] for meaning, node in inputs if meaning.is_persistent},
+            hypers={
+                meaning.key: self.registers[node]
+                for meaning, node in inputs
+                if meaning.kind == "hyper"
+            },
+            constants=self.constants,
+            outputs={key: slots[node] for key, node in self.step.outputs.items()},
+            views=list(self.views),
+            transient=[slot for slot in slots.values() if slot not in self.fixed],
+            boundary=boundary,
+        )
+
+    # Which slot, which register
+
+    def _views_of_persistent(self) -> dict[fx.Node, None]:
+        """View nodes whose every tensor argument is persistent: made once, outside the step."""
+        found: dict[fx.Node, None] = {}
+        persistent = {n for m, n in self.step.inputs.items() if m.is_persistent}
+        for node in self.step.nodes:
+            if not _is_view(node) or node in self.kept:
+                continue
+            if all(source in persistent for source in node.all_input_nodes):
+                found[node] = None
+                persistent.add(node)
+        return found
+
+    def _last_uses(self) -> dict[fx.Node, fx.Node]:
+        """For each value the node that reads it last, in one reverse walk (through getitem)."""
+        last: dict[fx.Node, fx.Node] = {}
+        for node in reversed(self.step.nodes):
+            if node.target is operator.getitem:
+                continue
+            for source in node.all_input_nodes:
+                last.setdefault(source, node)
+        return last
+
+    def _assign(self) -> None:
+        for meaning, node in self.step.inputs.items():
+            if meaning.kind == "hyper":
+                self.registers[node] = len(self.registers)
+            else:
+                self.slots[node] = len(self.slots)
+        for node in self.step.nodes:
+            if node.target is _READ_SCALAR or node.target in _ARITHMETIC:
+                self.registers[node] = len(self.registers)
+                for argument in node.args:
+                    if isinstance(argument, (int, float)):
+                        self._constant_register(float(argument))
+            elif not _has_several(node):
+                self.slots[node] = len(self.slots)
+
+    def _constant_register(self, value: float) -> int:
+        if value not in self.registers:
+            self.constants[len(self.registers)] = value
+            self.registers[value] = len(self.registers)
+        return self.registers[value]
+
+    # Instructions
+
+    def _instruction(self, node: fx.Node) -> Instruction:
+        release = self._release(node)
+        if node.target is _READ_SCALAR:
+            source = node.args[0]
+            return ReadScalar(node, self.slots[source], self.registers[node], release)  # type: ignore[index]
+        if node.target in _ARITHMETIC:
+            operands = [self._register(argument) for argument in node.args]
+            left, right = (*operands, NOWHERE)[:2]
+            return Compute(
+                node, _ARITHMETIC[node.target], self.registers[node], left, right, release
+            )
+        return self._call(node, release)
+
+    def _loss(self) -> ReadLoss:
+        loss = self.step.loss
+        release = [] if loss in self.step.outputs.values() else [self.slots[loss]]
+        return ReadLoss(loss, self.slots[loss], release)
+
+    def _release(self, node: fx.Node) -> list[int]:
+        dying = [source for source in node.all_input_nodes if self.last_use[source] is node]
+        unread = [n for n in holders_of(node) if n in self.slots and n not in self.last_use]
+        return [
+            self.slots[n]
+            for n in dict.fromkeys([*dying, *unread])
+            if n in self.slots and n not in self.kept and self.slots[n] not in self.fixed
+        ]
+
+    def _register(self, argument: Any) -> int:
+        if isinstance(argument, fx.Node):
+            return self.registers[argument]
+        return self._constant_register(float(argument))
+
+    def _call(self, node: fx.Node, release: list[int]) -> CallOperator:
+        target = node.target
+        assert isinstance(target, torch._ops.OpOverload)
+        schema = target._schema
+        values = [_argument_value(node, i, argument) for i, argument in enumerate(schema.arguments)]
+        arguments = [self._argument(v) for v in values]
+        for place, argument in enumerate(schema.arguments):
+            if argument.name == "generator" and values[place] is None:
+                arguments[place] = Argument(ArgumentKind.GENERATOR, _on_device(node))
+        return CallOperator(node, target, arguments, self._results(node, schema), release)
+
+    def _argument(self, value: Any) -> Argument:
+        if isinstance(value, fx.Node):
+            if value in self.registers:
+                return Argument(ArgumentKind.SCALAR, self.registers[value])
+            return Argument(ArgumentKind.SLOT, self.slots[value])
+        if isinstance(value, (list, tuple)) and any(isinstance(v, fx.Node) for v in value):
+            return self._list_argument(value)
+        return Argument(ArgumentKind.CONSTANT, value)
+
+    def _list_argument(self, values: Sequence[Any]) -> Argument:
+        if any(v in self.registers for v in values if isinstance(v, fx.Node)):
+            pairs = [
+                (self.registers[v], 0.0) if isinstance(v, fx.Node) else (NOWHERE, float(v))
+                for v in values
+            ]
+            return Argument(ArgumentKind.SCALARS, pairs)
+        slots = [NOWHERE if v is None else self.slots[v] for v in values]
+        return Argument(ArgumentKind.SLOTS, slots)
+
+    def _results(self, node: fx.Node, schema: Any) -> list[int | list[int]]:
+        readers = {n.args[1]: n for n in node.users if n.target is operator.getitem}
+        if len(schema.returns) == 1:
+            if not _has_several(node):
+                return [self.slots[node]]
+            return [self._elements(readers, len(node.meta["val"]))]
+        results: list[int | list[int]] = []
+        for place, value in enumerate(node.meta.get("val") or [None] * len(schema.returns)):
+            reader = readers.get(place)
+            if isinstance(value, (list, tuple)):
+                inner = {n.args[1]: n for n in reader.users} if reader else {}
+                results.append(self._elements(inner, len(value)))
+            else:
+                results.append(self.slots.get(reader, NOWHERE) if reader else NOWHERE)
+        return results
+
+    def _elements(self, readers: Mapping[Any, fx.Node], count: int) -> list[int]:
+        return [self.slots[readers[i]] if i in readers else NOWHERE for i in range(count)]
+
+
+def _argument_value(node: fx.Node, place: int, argument: Any) -> Any:
+    if place < len(node.args):
+        return node.args[place]
+    if argument.name in node.kwargs:
+        return node.kwargs[argument.name]
+    return argument.default_value
+
+
+def _on_device(node: fx.Node) -> bool:
+    """Whether an operator works on a device other than the host."""
+    return any(tensor.device.type != "cpu" for tensor in tensors_of(node))
+
+
+def _has_several(node: fx.Node) -> bool:
+    """Whether a node's value is a tuple or list, taken apart by getitem nodes."""
+    return isinstance(node.meta.get("val"), (list, tuple))
+
+
+def _is_view(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target.is_view:
+        return False
+    return not _has_several(node)
