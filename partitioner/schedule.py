@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from waterflow.common.units import format_bytes
 from waterflow.partitioner.groups import NodeGroup
-from waterflow.partitioner.profile import Profile, format_bytes, node_times
+from waterflow.partitioner.profile import Profile, node_times
 
 
 class GroupRef(NamedTuple):
@@ -66,7 +67,7 @@ class Schedule:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"{self.policy}: {len(self.groups)} jobs, {len(self.pairs)} pairs, "
-            f"peak {format_bytes(self.peak_bytes)}"
+            f"peak {format_bytes(self.peak_bytes, 2)}"
         ]
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -81,7 +82,7 @@ class Schedule:
         groups = self.groups[ref.job]
         net = groups[ref.group].net_bytes
         sign = "+" if net > 0 else ""
-        return f"{names[ref.job]} {ref.group + 1}/{len(groups)} {sign}{format_bytes(net)}"
+        return f"{names[ref.job]} {ref.group + 1}/{len(groups)} {sign}{format_bytes(net, 2)}"
 
     def _lane_seconds(self, profiles: Sequence[Profile]) -> list[list[float]]:
         times = node_times(profiles)

@@ -6,7 +6,7 @@ from torch import optim
 
 import waterflow as wf
 from tests.support.data import cross_entropy, rows
-from tests.support.models import Mlp, Noisy
+from tests.support.models import Deciding, Mlp, Noisy
 from tests.support.steps import first_batch, job_of, observed_step, steps_of
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.job.batch import flatten
