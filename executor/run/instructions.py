@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from waterflow.allocator_ext._C import ArgumentKind, Arithmetic
+from waterflow.allocator_ext import _C
 from waterflow.partitioner.graph.step_graph import Input, StepGraph, tensors_of
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
-_ARITHMETIC: Mapping[Any, Arithmetic] = {
-    operator.add: Arithmetic.ADD,
-    operator.sub: Arithmetic.SUBTRACT,
-    operator.mul: Arithmetic.MULTIPLY,
-    operator.truediv: Arithmetic.DIVIDE,
-    operator.pow: Arithmetic.POWER,
-    operator.neg: Arithmetic.NEGATE,
+_ARITHMETIC: Mapping[Any, _C.Arithmetic] = {
+    operator.add: _C.Arithmetic.ADD,
+    operator.sub: _C.Arithmetic.SUBTRACT,
+    operator.mul: _C.Arithmetic.MULTIPLY,
+    operator.truediv: _C.Arithmetic.DIVIDE,
+    operator.pow: _C.Arithmetic.POWER,
+    operator.neg: _C.Arithmetic.NEGATE,
 }
 
 NOWHERE = -1
@@ -39,7 +39,7 @@ class Argument(NamedTuple):
     where the register is `NOWHERE`; GENERATOR whether it is the device's.
     """
 
-    kind: ArgumentKind
+    kind: _C.ArgumentKind
     payload: Any
 
 
@@ -90,7 +90,7 @@ class Compute(NamedTuple):
     """Computes with registers; `right` is `NOWHERE` where there is one operand."""
 
     node: fx.Node
-    operation: Arithmetic
+    operation: _C.Arithmetic
     register: int
     left: int
     right: int
@@ -291,17 +291,17 @@ class _Lowering:
         arguments = [self._argument(v) for v in values]
         for place, argument in enumerate(schema.arguments):
             if argument.name == "generator" and values[place] is None:
-                arguments[place] = Argument(ArgumentKind.GENERATOR, _on_device(node))
+                arguments[place] = Argument(_C.ArgumentKind.GENERATOR, _on_device(node))
         return CallOperator(node, target, arguments, self._results(node, schema), release)
 
     def _argument(self, value: Any) -> Argument:
         if isinstance(value, fx.Node):
             if value in self.registers:
-                return Argument(ArgumentKind.SCALAR, self.registers[value])
-            return Argument(ArgumentKind.SLOT, self.slots[value])
+                return Argument(_C.ArgumentKind.SCALAR, self.registers[value])
+            return Argument(_C.ArgumentKind.SLOT, self.slots[value])
         if isinstance(value, (list, tuple)) and any(isinstance(v, fx.Node) for v in value):
             return self._list_argument(value)
-        return Argument(ArgumentKind.CONSTANT, value)
+        return Argument(_C.ArgumentKind.CONSTANT, value)
 
     def _list_argument(self, values: Sequence[Any]) -> Argument:
         if any(v in self.registers for v in values if isinstance(v, fx.Node)):
@@ -309,9 +309,9 @@ class _Lowering:
                 (self.registers[v], 0.0) if isinstance(v, fx.Node) else (NOWHERE, float(v))
                 for v in values
             ]
-            return Argument(ArgumentKind.SCALARS, pairs)
+            return Argument(_C.ArgumentKind.SCALARS, pairs)
         slots = [NOWHERE if v is None else self.slots[v] for v in values]
-        return Argument(ArgumentKind.SLOTS, slots)
+        return Argument(_C.ArgumentKind.SLOTS, slots)
 
     def _results(self, node: fx.Node, schema: Any) -> list[int | list[int]]:
         readers = {n.args[1]: n for n in node.users if n.target is operator.getitem}
