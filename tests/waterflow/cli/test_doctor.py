@@ -7,13 +7,12 @@ import types
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 import waterflow
 from tests.support import fake_cuda
+from tests.support.command_line import call
 from waterflow.cli import doctor
 from waterflow.cli.doctor import diagnose, render
-from waterflow.cli.main import app
 from waterflow.executor.device.cuda import CudaDevice
 from waterflow.report.report import JobReport, Report
 
@@ -78,10 +77,10 @@ def test_a_machine_that_works(works):
 
 
 def test_json_and_exit_code(works):
-    result = CliRunner().invoke(app, ["doctor", "--json"])
+    result = call("doctor", "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["ok"] is True
-    assert "ready" in CliRunner().invoke(app, ["doctor"]).stdout
+    assert "ready" in call("doctor").stdout
 
 
 def test_an_extension_that_does_not_import(works, monkeypatch):
@@ -91,7 +90,7 @@ def test_an_extension_that_does_not_import(works, monkeypatch):
     assert not diagnosis["ok"]
     assert "cannot be imported: " in found["detail"]
     assert "pip install" in found["remedy"]
-    assert CliRunner().invoke(app, ["doctor"]).exit_code == 1
+    assert call("doctor").exit_code == 1
 
 
 def test_an_arena_that_fails(works, monkeypatch):

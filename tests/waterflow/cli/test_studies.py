@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from waterflow.cli.main import app
+from tests.support.command_line import call
 
 pytestmark = pytest.mark.cpu
 
@@ -47,10 +46,6 @@ def factory(tmp_path):
     path = tmp_path / "mymodels.py"
     path.write_text(FACTORY)
     return path
-
-
-def call(*arguments: object):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_max_batch_as_a_table_and_a_picture(tmp_path):

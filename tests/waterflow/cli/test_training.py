@@ -1,17 +1,13 @@
-"""The command line: its exit codes, its streams, and what it says about wrong input."""
+"""`run`, `compare` and `demo`: exit codes, streams, and what they say about wrong input."""
 
 import json
-import os
-import re
-import subprocess
 import sys
 import types
 
 import pytest
-from typer.testing import CliRunner
 
 import waterflow
-from waterflow.cli.main import app
+from tests.support.command_line import call, refused
 from waterflow.common.errors import BudgetError
 from waterflow.job import job_file
 from waterflow.report.report import JobReport, Report, Timeline
@@ -93,19 +89,6 @@ def file(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(JOBS)
     return path
-
-
-def call(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(result):
-    """Assert one clear line on stderr and nothing on stdout; return the line."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("waterflow: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 def test_run_trains_prints_and_saves(engine, file, tmp_path):
@@ -253,19 +236,6 @@ def test_compare_interrupted_shows_what_is_complete(engine, file):
     assert all(row["name"].startswith("eager") for row in rows)
 
 
-def test_report_prints_and_draws_again(engine, file, tmp_path):
-    call("run", file, "--memory", "8MiB", "--out", tmp_path / "kept")
-    assert "flow on cpu" in call("report", tmp_path / "kept").stdout
-    document = json.loads(call("report", tmp_path / "kept", "--json").stdout)
-    assert document["budget_bytes"] == 8 * 2**20
-    for name in ("again.png", "again.SVG", "again.pdf"):
-        assert call("report", tmp_path / "kept", "--out", tmp_path / name).exit_code == 0
-        assert (tmp_path / name).stat().st_size > 1000
-    assert ".png, .svg, .pdf" in refused(call("report", tmp_path / "kept", "--out", "a.bmp"))
-    assert "no" in refused(call("report", tmp_path / "kept", "--out", tmp_path / "no" / "a.png"))
-    assert "report.json" in refused(call("report", tmp_path))
-
-
 def test_demo_is_called_with_the_options(monkeypatch, tmp_path):
     seen = []
 
@@ -288,25 +258,6 @@ def test_demo_without_scikit_learn_says_what_to_install(monkeypatch):
     module.main = fake
     monkeypatch.setitem(sys.modules, "waterflow.cli.demo", module)
     assert "waterflow[demo]" in refused(call("demo"))
-
-
-def test_usage():
-    result = call("--help")
-    assert result.exit_code == 0
-    for command in ("demo", "run", "compare", "plan", "max-batch", "pair", "report", "doctor"):
-        assert re.search(rf"^\s*{command} ", result.stdout, re.MULTILINE)
-    assert call("--version").stdout.strip()
-    assert call("run").exit_code == 2
-    assert call("nothing").exit_code == 2
-
-
-def test_as_a_command_in_a_shell(tmp_path):
-    environment = os.environ | {"PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-m", "waterflow.cli.main", "report", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("waterflow: no report at ")
 
 
 @pytest.mark.cpu
