@@ -299,7 +299,7 @@ def move_within_arena(tensor: torch.Tensor, arena: Arena, job: int, offset: int 
 def copy_in_arena(tensor: torch.Tensor, arena: Arena, job: int) -> torch.Tensor: ...
 def is_in_arena(pointer: int) -> bool: ...
 
-class ArgumentKind(enum.Enum):
+class ArgumentKind(enum.IntEnum):
     """Where an operator's argument comes from; `executor/run/instructions.py` has the payloads."""
 
     CONSTANT = 0

@@ -94,9 +94,8 @@ def compile_step(step: StepGraph) -> CompiledStep:
 
 def _emit(tape: _C.Tape, instruction: Instruction) -> None:
     match instruction:
-        case CallOperator(_, target, arguments, results, release):
-            schema = target._schema
-            tape.add_operator(schema.name, schema.overload_name, arguments, results, release)
+        case CallOperator(_, operator, arguments, results, release):
+            tape.add_operator(operator.name, operator.overload, arguments, results, release)
         case Compute(_, operation, register, left, right, release):
             tape.add_arithmetic(operation, register, left, right, release)
         case ReadScalar(_, slot, register, release):
