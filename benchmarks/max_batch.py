@@ -1,10 +1,10 @@
-"""The largest batches of jobs trained together, beside those that the paper measured.
+"""The largest batches of jobs trained together, beside those that Waterwave measured.
 
     python -m benchmarks.max_batch --json                          the whole table
     python -m benchmarks.max_batch --only resnet50 bert_base       some models
 
 Nothing is trained: steps are captured without memory and the allocator decides on virtual
-addresses (`waterflow.max_batch`). The paper's numbers (Waterwave, Tables 1 and 2, section 5.5) were
+addresses (`waterflow.max_batch`). Its numbers (Waterwave, Tables 1 and 2, section 5.5) were
 measured on a V100 with 32 GB and a P100 with 16 GB. `ratio` is the batch together over the batch
 alone, in the mean over the jobs; `bound` what the persistent bytes of all jobs leave of the memory,
 over what those of one leave, of the job that it bounds most: batches keep their proportion, so no
@@ -27,7 +27,7 @@ from waterflow.study.hardware import get_hardware
 from waterflow.study.job_specs import study_jobs
 from waterflow.study.results import CoTrained, MaxBatch
 
-#: model -> memory -> (solo, waterwave-s, waterwave) as measured in the paper, two identical jobs.
+#: model -> memory -> (solo, waterwave-s, waterwave) by Waterwave (Table 1), two identical jobs.
 PAPER = {
     "resnet50": {"32GiB": (406, 266, 370), "16GiB": (190, 120, 176)},
     "resnet152": {"32GiB": (186, 118, 160), "16GiB": (86, 62, 78)},

@@ -20,7 +20,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 IGNORED = -100
 #: The id of [MASK] in the uncased vocabulary.
 MASK = 103
-#: Share of the tokens that are to be guessed (section 3.1).
+#: Share of the tokens that are to be guessed (Devlin et al., section 3.1).
 _MASKED = 0.15
 
 
@@ -172,7 +172,7 @@ def masked_language_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def masked_text(sequences: int, length: int, vocabulary: int) -> Batch:
-    """Random ids and labels, both (sequences, length), masked as in section 3.1.
+    """Random ids and labels, both (sequences, length), masked as in Devlin et al., section 3.1.
 
     Of the tokens to be guessed eight in ten are replaced by `MASK`, one by a random token, and one
     is left. The first token is always among them: a loss over no token would be NaN.

@@ -1,7 +1,7 @@
 """DeepFM (Guo et al., IJCAI 2017): a factorisation machine and a network over the same embedding.
 
 Sized for Criteo's ad clicks: 13 numbers, put into classes, and 26 categories make 39 fields, the
-values of each hashed to 1,000 (our choice; the paper keeps all values, over a million). A batch is
+values of each hashed to 1,000 (our choice; Guo et al. keep all values, over a million). A batch is
 the value of each field, (N, 39), and whether the ad was clicked, (N,), 0.0 or 1.0.
 """
 
@@ -24,7 +24,7 @@ _CLICKED = 0.26
 
 @dataclass(frozen=True, kw_only=True)
 class DeepFmConfig:
-    """The sizes of a DeepFM; the defaults are the settings of the paper."""
+    """The sizes of a DeepFM; the defaults are those of Guo et al.."""
 
     fields: int = 39
     values: int = 1_000

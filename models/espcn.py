@@ -18,7 +18,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Espcn(nn.Module):
-    """5x5 and 3x3 convolutions with tanh, and a sub-pixel convolution (section 3.2).
+    """5x5 and 3x3 convolutions with tanh, and a sub-pixel convolution (Shi et al., section 3.2).
 
     Args:
         upscale: the factor r between the images' sizes.

@@ -51,7 +51,7 @@ def weights_of_edges(edges: torch.Tensor, nodes: int) -> tuple[torch.Tensor, tor
 
 
 class Convolution(nn.Module):
-    """A' X W, without a bias, as in the paper."""
+    """A' X W, without a bias, as Kipf and Welling have it."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def citation_graph(nodes: int, features: int, classes: int) -> Batch:
 
 
 def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam as in section 5.2: only the first layer's weights decay."""
+    """Adam as in Kipf and Welling, section 5.2: only the first layer's weights decay."""
     weights = list(parameters)
     first: dict[str, Any] = {"params": weights[:1], "weight_decay": 5e-4}
     return torch.optim.Adam([first, {"params": weights[1:]}], lr=0.01)

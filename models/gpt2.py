@@ -87,7 +87,7 @@ class Gpt2(nn.Module):
         self._shrink_residuals()
 
     def _shrink_residuals(self) -> None:
-        """Keeps the sum of 2 * layers shortcuts as large at the start as one (section 2.3)."""
+        """Keeps the sum of 2 * layers shortcuts as large as one (Radford et al., section 2.3)."""
         for block in self.blocks:
             assert isinstance(block, Block)
             for linear in (block.attention.out, block.contract):
@@ -130,7 +130,7 @@ def gpt2_tiny() -> Gpt2:
 
 
 def _adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW with the rate and decay of the first GPT; the paper on GPT-2 gives none."""
+    """AdamW with the rate and decay of the first GPT; Radford et al. give none."""
     return torch.optim.AdamW(parameters, lr=2.5e-4, weight_decay=0.01)
 
 

@@ -2,7 +2,7 @@
 
 The factorized modules are those of figures 5 (35 x 35), 6 (17 x 17, with n = 7), 7 (8 x 8) and 10
 (the reductions between them). The stem and the channels are those of the authors' released model;
-table 1 of the paper gives a stem that differs in three layers and leaves channels open. The
+table 1 of Szegedy et al. gives a stem that differs in three layers and leaves channels open. The
 auxiliary classifier of section 4 sits on the last 17 x 17 map. A batch is images (N, 3, H, W) and
 their classes (N,).
 """
@@ -270,7 +270,7 @@ def _loss(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD as for other image classifiers; the paper's own is RMSProp (section 8)."""
+    """SGD as for other image classifiers; that of Szegedy et al. is RMSProp (section 8)."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 

@@ -62,7 +62,7 @@ class LstmModel(nn.Module):
 
 
 def language_model(vocabulary: int, width: int, layers: int) -> LstmModel:
-    """An LSTM with dropout 0.5 and weights from -0.05 to 0.05, as the medium model of the paper."""
+    """An LSTM with dropout 0.5 and weights from -0.05 to 0.05, as Zaremba et al."""
     model = LstmModel(vocabulary, width, layers, dropout=0.5)
     for parameter in model.parameters():
         nn.init.uniform_(parameter, -0.05, 0.05)
@@ -73,7 +73,7 @@ def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
 
 
-#: The paper clips the gradients' norm to 5, which is for the job to do, not for its optimizer.
+#: Zaremba et al. clip the gradients' norm to 5, which is for the job to do, not for its optimizer.
 LSTM_LM = next_token_task(
     "lstm_lm",
     19_780_400,

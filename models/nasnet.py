@@ -4,7 +4,7 @@ Cells of two searched kinds (figure 4) follow each other; each reads the output 
 and that of the one before that. "4 @ 1056" says that each of the three stages has four normal cells
 and that the last cell gives 1,056 channels.
 
-What the paper leaves open is as in the authors' released model: the two small reduction cells of
+What Zoph et al. leave open is as in the authors' released model: the two small reduction cells of
 the stem, how an output of twice the height and width is fitted, and padding that gives half of an
 even size. That model has no drop path in its mobile size, and neither has this one; its auxiliary
 classifier, which helps in training only, is left out. A batch is images (N, 3, H, W) and their
@@ -245,7 +245,7 @@ def nasnet_mobile(classes: int = 1000) -> NasNet:
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD as for other image classifiers; the paper's own is RMSProp (appendix A)."""
+    """SGD as for other image classifiers; that of Zoph et al. is RMSProp (appendix A)."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 

@@ -80,7 +80,7 @@ def resnet152(classes: int = 1000, width: int = 64) -> ResNet:
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of section 3.4."""
+    """The optimizer of He et al., section 3.4."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
 

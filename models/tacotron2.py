@@ -1,7 +1,7 @@
 """Tacotron 2 (Shen et al., ICASSP 2018): characters to mel spectrograms, with teacher forcing.
 
 The decoder is unrolled frame by frame by Python, so a step is tens of thousands of small kernels.
-Where the paper leaves a choice this is the form that is mostly used: the attention sees the last
+Where Shen et al. leave a choice this is the form that is mostly used: the attention sees the last
 alignment beside the sum of all, and the decoder's cells have dropout in the place of zoneout.
 
 A batch is characters (N, 100), mels (N, 80, frames) and gates (N, frames), 1.0 at the last frame.
@@ -31,7 +31,7 @@ FRAMES = 400
 
 @dataclass(frozen=True, kw_only=True)
 class TacotronConfig:
-    """The sizes of a Tacotron 2; the defaults are those of the paper, for 148 symbols of English.
+    """The sizes of a Tacotron 2; the defaults are those of Shen et al., for 148 symbols of English.
 
     Attributes:
         symbols: number of characters.
@@ -291,7 +291,7 @@ def _task(name: str, parameters: int, config: TacotronConfig, characters: int, f
 
 
 def tacotron2_task(frames: int = FRAMES) -> Task:
-    """Training on sequences of that many frames, of which 80 are a second in the paper.
+    """Training on sequences of that many frames, of which 80 are a second in Shen et al.
 
     Raises:
         ValueError: `frames` is below 1.

@@ -42,7 +42,7 @@ class Vae(nn.Module):
     def forward(self, images: torch.Tensor) -> Coded:
         """Logits of the pixels (N, pixels), and mean and log variance of the codes (N, code).
 
-        In training the codes are drawn (section 2.4); otherwise they are the means.
+        In training the codes are drawn (Kingma and Welling, section 2.4), else they are the means.
         """
         mean, log_variance = self.encode(images)
         codes = mean

@@ -83,7 +83,7 @@ def vgg16(classes: int = 1000, width: int = 64, size: int = 224, hidden: int = 4
 
 
 def _sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of section 3.1; without batch norm a rate of 0.1 diverges."""
+    """Simonyan and Zisserman, section 3.1; without batch norm a rate of 0.1 diverges."""
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
 
 

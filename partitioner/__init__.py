@@ -17,7 +17,7 @@ from waterflow.partitioner.groups import (
 )
 from waterflow.partitioner.oracle import verify
 from waterflow.partitioner.policies import POLICIES, PlanJob, Policy, get_policy
-from waterflow.partitioner.profile import EVENT, Profile, format_bytes, node_times
+from waterflow.partitioner.profile import EVENT, Profile, node_times
 from waterflow.partitioner.schedule import GroupRef, Schedule, planned_peak
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "Schedule",
     "bfs_depth_order",
     "cut_at",
-    "format_bytes",
     "get_policy",
     "node_times",
     "num_allocation_groups",

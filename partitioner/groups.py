@@ -42,7 +42,7 @@ class NodeGroup:
 
 
 def partition(profile: Profile, split_size: int) -> tuple[NodeGroup, ...]:
-    """Cut a step where allocations or frees add up to ``split_size`` bytes (paper, section 4.4).
+    """Cut a step where allocations or frees add up to ``split_size`` bytes (Waterwave, 4.4).
 
     There is always a cut after the node that reaches the peak, so that a rising series of groups
     is followed by a falling one. Raises ValueError when ``split_size`` is below 1.
@@ -97,17 +97,17 @@ def partition_for_flow(profile: Profile) -> tuple[NodeGroup, ...]:
 
 
 def two_groups_at_peak(profile: Profile) -> tuple[NodeGroup, ...]:
-    """The step cut after its peak node (paper, section 5.1.3); one group if that is the last."""
+    """The step cut after its peak node (Waterwave, 5.1.3); one group if that is the last."""
     return cut_at(profile, [profile.peak_node + 1])
 
 
 def two_groups_at(profile: Profile, boundary_node: int) -> tuple[NodeGroup, ...]:
-    """The step cut where backward begins (paper, section 5.1.3); one group at either end."""
+    """The step cut where backward begins (Waterwave, 5.1.3); one group at either end."""
     return cut_at(profile, [boundary_node])
 
 
 def num_allocation_groups(groups: Sequence[NodeGroup], profile: Profile) -> int:
-    """How many groups come up to and with the peak: the paper's numANG, at least 1.
+    """How many groups come up to and with the peak: numANG of Waterwave's Algorithm 1, at least 1.
 
     Real curves have bumps: a group before the peak counts although its net may be negative.
     """

@@ -8,11 +8,9 @@ not measure again.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from waterflow.common.files import write_atomically
 
 EVENT: np.dtype[np.void] = np.dtype([("node", "<i4"), ("bytes", "<i8"), ("id", "<i4")])
 """One event: while ``node`` runs, block ``id`` is allocated (bytes > 0) or freed (bytes < 0)."""
@@ -38,7 +38,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Memory and time of one training step of one job (paper, section 4.4: the profiling phase).
+    """Memory and time of one training step of one job (Waterwave, section 4.4: profiling).
 
     ``events`` has dtype ``EVENT``; its nodes never decrease. Block ids count up from 0 in the
     order of allocation and each block is freed at most once, with the bytes it was allocated
@@ -114,28 +114,21 @@ class Profile:
         return np.diff(self._node_live)
 
     def to_npz(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile to ``path``, whole or not at all (a temporary file, then a rename)."""
-        target = Path(path)
+        """Write the profile to ``path``, whole or not at all."""
         header = {
             "version": FORMAT_VERSION,
             "name": self.name,
             "source": self.source,
             "persistent_bytes": self.persistent_bytes,
         }
-        handle, temporary = tempfile.mkstemp(prefix=target.name, suffix=".tmp", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(
-                    file,
-                    header=np.array(json.dumps(header)),
-                    events=self.events,
-                    node_seconds=self.node_seconds,
-                )
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        content = io.BytesIO()
+        np.savez_compressed(
+            content,
+            header=np.array(json.dumps(header)),
+            events=self.events,
+            node_seconds=self.node_seconds,
+        )
+        write_atomically(Path(path), content.getvalue())
 
     @classmethod
     def from_npz(cls, path: str | os.PathLike[str]) -> Profile:
@@ -197,16 +190,6 @@ def node_times(profiles: Sequence[Profile]) -> list[FloatArray]:
     if all(profile.seconds > 0 for profile in profiles):
         return [profile.node_seconds for profile in profiles]
     return [np.full(profile.num_nodes, ASSUMED_NODE_SECONDS) for profile in profiles]
-
-
-def format_bytes(count: int) -> str:
-    """``count`` in the largest binary unit that keeps it at least 1, as ``"1.50 GiB"``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} TiB"
 
 
 def _read_only(array: IntArray) -> IntArray:

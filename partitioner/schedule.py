@@ -1,7 +1,7 @@
 """A schedule: which node groups run side by side, and what that needs at worst.
 
 A round is one step of every job. It is a list of pairs; the groups of a pair run in parallel,
-one per lane, and the next pair starts when all of them are done (paper, section 4.3).
+one per lane, and the next pair starts when all of them are done (Waterwave, section 4.3).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from waterflow.common.units import format_bytes
 from waterflow.partitioner.groups import NodeGroup
-from waterflow.partitioner.profile import Profile, format_bytes, node_times
+from waterflow.partitioner.profile import Profile, node_times
 
 
 class GroupRef(NamedTuple):
@@ -66,7 +67,7 @@ class Schedule:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             f"{self.policy}: {len(self.groups)} jobs, {len(self.pairs)} pairs, "
-            f"peak {format_bytes(self.peak_bytes)}"
+            f"peak {format_bytes(self.peak_bytes, 2)}"
         ]
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -81,7 +82,7 @@ class Schedule:
         groups = self.groups[ref.job]
         net = groups[ref.group].net_bytes
         sign = "+" if net > 0 else ""
-        return f"{names[ref.job]} {ref.group + 1}/{len(groups)} {sign}{format_bytes(net)}"
+        return f"{names[ref.job]} {ref.group + 1}/{len(groups)} {sign}{format_bytes(net, 2)}"
 
     def _lane_seconds(self, profiles: Sequence[Profile]) -> list[list[float]]:
         times = node_times(profiles)

@@ -3,7 +3,7 @@
     python -m benchmarks.gpu.launch --json
 
 The goal: two jobs under the default policy at least 1.49 times as fast as under temporal sharing
-(the paper's best). Ratios of time in the same turns; above 1 means that waterflow is faster.
+(Waterwave's best). Ratios of time in the same turns; above 1 means that waterflow is faster.
 """
 
 from __future__ import annotations

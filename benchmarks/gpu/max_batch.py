@@ -4,9 +4,10 @@
 
 Found by running, never by estimate: a bisection by runs of two steps, then twenty steps of the
 batch found, going down until they are accepted. A straight line through the peaks seen so far only
-chooses what to try next. `ratio` is the largest batch of two jobs over that of one, beside the
-paper's (Table 1, V100 32 GB and P100 16 GB). Each search has a time limit of its own, and says how
-far it came: `tested` is whether twenty steps were run, `gap` the distance to the smallest refused.
+chooses what to try next. `ratio` is the largest batch of two jobs over that of one, beside
+Waterwave's (Table 1, V100 32 GB and P100 16 GB). Each search has a time limit of its own, and says
+how far it came: `tested` is whether twenty steps were run, `gap` the distance to the smallest
+refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from benchmarks.gpu.search import Outcome, Search
 from benchmarks.gpu.worker import Worker, WorkerError
 from waterflow.common.units import parse_bytes
 
-#: Two jobs' largest batch over one's, in the paper, by model and budget.
+#: Two jobs' largest batch over one's, in Waterwave's Table 1, by model and budget.
 PAPER = {
     ("resnet50", "32GiB"): 0.916,
     ("bert_base", "32GiB"): 0.899,
@@ -166,7 +167,7 @@ def _as_dict(search: Search) -> dict[str, Any]:
 
 
 def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The default policy's ratios against the paper's."""
+    """The default policy's ratios against Waterwave's."""
     return [
         goal(
             f"{row['model']} in {row['memory']}: largest batch, two jobs over one",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import os
 import signal
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import waterflow as wf
 from benchmarks.common import show
 from benchmarks.gpu.summary import goal_lines
+from waterflow.common.files import write_atomically
 from waterflow.partitioner.policies import POLICIES
 
 #: The policy that `wf.run` has where none is named: what the goals are about.
@@ -75,9 +75,7 @@ def keep(result: dict[str, Any], options: argparse.Namespace) -> None:
     if options.out is None:
         return
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    beside = options.out.with_suffix(".part")
-    beside.write_text(json.dumps(result))
-    os.replace(beside, options.out)
+    write_atomically(options.out, json.dumps(result).encode())
 
 
 def publish(result: dict[str, Any], options: argparse.Namespace) -> None:

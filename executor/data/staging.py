@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from waterflow.executor.device.base import Device
-from waterflow.executor.device.storages import span_of
+from waterflow.executor.device.storages import rounded, span_of
 from waterflow.executor.run.residency import Residency
 
 
@@ -121,5 +121,4 @@ class BatchPrefetcher:
 
 
 def _room(tensor: torch.Tensor, alignment: int) -> int:
-    size = span_of(tensor).numel() * tensor.element_size()
-    return -(-size // alignment) * alignment
+    return rounded(span_of(tensor).numel() * tensor.element_size(), alignment)

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from waterflow.allocator_ext._C import ArgumentKind, Arithmetic
+from waterflow.allocator_ext import _C
 from waterflow.partitioner.graph.step_graph import Input, StepGraph, tensors_of
 
 _READ_SCALAR = torch.ops.aten._local_scalar_dense.default
-_ARITHMETIC: Mapping[Any, Arithmetic] = {
-    operator.add: Arithmetic.ADD,
-    operator.sub: Arithmetic.SUBTRACT,
-    operator.mul: Arithmetic.MULTIPLY,
-    operator.truediv: Arithmetic.DIVIDE,
-    operator.pow: Arithmetic.POWER,
-    operator.neg: Arithmetic.NEGATE,
+_ARITHMETIC: Mapping[Any, _C.Arithmetic] = {
+    operator.add: _C.Arithmetic.ADD,
+    operator.sub: _C.Arithmetic.SUBTRACT,
+    operator.mul: _C.Arithmetic.MULTIPLY,
+    operator.truediv: _C.Arithmetic.DIVIDE,
+    operator.pow: _C.Arithmetic.POWER,
+    operator.neg: _C.Arithmetic.NEGATE,
 }
 
 NOWHERE = -1
@@ -40,11 +40,11 @@ class Argument(NamedTuple):
     where the register is `NOWHERE`; GENERATOR whether it is the device's.
     """
 
-    kind: ArgumentKind
+    kind: _C.ArgumentKind
     payload: Any
 
 
-_NONE = Argument(ArgumentKind.CONSTANT, None)
+_NONE = Argument(_C.ArgumentKind.CONSTANT, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ def signature_of(target: torch._ops.OpOverload) -> Signature:
     schema = target._schema
     names = [argument.name for argument in schema.arguments]
     defaults = [
-        Argument(ArgumentKind.CONSTANT, argument.default_value) for argument in schema.arguments
+        Argument(_C.ArgumentKind.CONSTANT, argument.default_value) for argument in schema.arguments
     ]
     return Signature(
         schema.name,
@@ -130,7 +130,7 @@ class Compute(NamedTuple):
     """Computes with registers; `right` is `NOWHERE` where there is one operand."""
 
     node: fx.Node
-    operation: Arithmetic
+    operation: _C.Arithmetic
     register: int
     left: int
     right: int
@@ -333,18 +333,18 @@ class _Lowering:
             arguments.append(self._argument(node.kwargs[name]) if given else default)
         place = signature.generator
         if place is not None and arguments[place] == _NONE:
-            arguments[place] = Argument(ArgumentKind.GENERATOR, _on_device(node))
+            arguments[place] = Argument(_C.ArgumentKind.GENERATOR, _on_device(node))
         results = self._results(node, signature.num_returns)
         return CallOperator(node, signature, arguments, results, release)
 
     def _argument(self, value: Any) -> Argument:
         if isinstance(value, fx.Node):
             if value in self.registers:
-                return Argument(ArgumentKind.SCALAR, self.registers[value])
-            return Argument(ArgumentKind.SLOT, self.slots[value])
+                return Argument(_C.ArgumentKind.SCALAR, self.registers[value])
+            return Argument(_C.ArgumentKind.SLOT, self.slots[value])
         if isinstance(value, (list, tuple)) and any(isinstance(v, fx.Node) for v in value):
             return self._list_argument(value)
-        return Argument(ArgumentKind.CONSTANT, value)
+        return Argument(_C.ArgumentKind.CONSTANT, value)
 
     def _list_argument(self, values: Sequence[Any]) -> Argument:
         if any(v in self.registers for v in values if isinstance(v, fx.Node)):
@@ -352,9 +352,9 @@ class _Lowering:
                 (self.registers[v], 0.0) if isinstance(v, fx.Node) else (NOWHERE, float(v))
                 for v in values
             ]
-            return Argument(ArgumentKind.SCALARS, pairs)
+            return Argument(_C.ArgumentKind.SCALARS, pairs)
         slots = [NOWHERE if v is None else self.slots[v] for v in values]
-        return Argument(ArgumentKind.SLOTS, slots)
+        return Argument(_C.ArgumentKind.SLOTS, slots)
 
     def _results(self, node: fx.Node, num_returns: int) -> list[int | list[int]]:
         if num_returns == 1 and not _has_several(node):

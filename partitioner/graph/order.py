@@ -1,4 +1,4 @@
-"""The paper's order of a graph's nodes: breadth first, by depth (section 4.4).
+"""Waterwave's order of a graph's nodes: breadth first, by depth (Waterwave, section 4.4).
 
 waterflow runs a step in the order in which it was captured; this order is here to compare with
 and for graphs that come without one.

@@ -1,4 +1,4 @@
-"""Rewrites a step graph into the paper's order; what it computes stays the same, bit for bit."""
+"""Rewrites a step graph into Waterwave's order; what it computes stays the same, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each node group of a round goes: the arrangements that the paper's policies try.
+"""Where each node group of a round goes: the arrangements that Waterwave's policies try.
 
 An arrangement gives every group an index, the number of the pair it runs in. Indices grow
 strictly along a job, and no more groups share an index than there are lanes; which lane a group
@@ -81,7 +81,7 @@ class GroupTable:
         return max(self.count(job) for job in range(self.num_jobs))
 
     def by_group_bytes(self) -> list[int]:
-        """Jobs in descending order of their groups' mean size (Algorithm 1, line 1)."""
+        """Jobs in descending order of their groups' mean size (Waterwave, Algorithm 1, line 1)."""
         sizes = [float(np.abs(self.net[self.rows(job)]).mean()) for job in range(self.num_jobs)]
         return sorted(range(self.num_jobs), key=lambda job: (-sizes[job], job))
 
@@ -104,7 +104,7 @@ class GroupTable:
 
 
 def algorithm_1(table: GroupTable, order: Sequence[int], p: int) -> IntArray:
-    """The paper's Algorithm 1: allocation groups in a row, deallocation groups in another.
+    """Waterwave's Algorithm 1: allocation groups in a row, deallocation groups in another.
 
     ``p`` allocation groups of the second job run beside the last ones of the first job, at most
     as many as either has; below 0, every job begins that many pairs late, at most when all
@@ -193,8 +193,8 @@ def arrangements(
 ) -> Iterator[IntArray]:
     """Every arrangement worth a try on two or more lanes.
 
-    ``spare_groups`` is the paper's choice of p: how many groups of split size fit beside the
-    first job's peak, less one. ``published``: only those that the paper's algorithm can make.
+    ``spare_groups`` is Waterwave's choice of p: how many groups of split size fit beside the
+    first job's peak, less one. ``published``: only those that Algorithm 1 can make.
     """
     order = table.by_group_bytes()
     most = min(table.num_ang[job] for job in order[:2])

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from waterflow.common.errors import BudgetError, JobError
+from waterflow.common.units import format_bytes
 from waterflow.partitioner.policies.fair_share import Share, fair_share
-from waterflow.partitioner.profile import Profile, format_bytes
+from waterflow.partitioner.profile import Profile
 from waterflow.partitioner.schedule import Schedule
 
 
@@ -50,7 +51,7 @@ class Policy(ABC):
     flows: ClassVar[bool] = False
     """Whether lanes take steps at their own pace where they can; rounds are for the rest then."""
     published: bool = False
-    """Whether it refuses what the paper's form cannot do, where the jobs would fit in turn."""
+    """Whether it refuses what its published form cannot do, where the jobs would fit in turn."""
 
     @abstractmethod
     def schedule(self, jobs: Sequence[PlanJob], budget: int, lanes: int = 2) -> Schedule:
@@ -91,17 +92,17 @@ def check_request(jobs: Sequence[PlanJob], budget: int, lanes: int) -> None:
 
 def _does_not_fit(jobs: Sequence[PlanJob], budget: int, needed: int) -> str:
     lines = [
-        f"the jobs do not fit {format_bytes(budget)} ({budget} bytes) even one after another; "
+        f"the jobs do not fit {format_bytes(budget, 2)} ({budget} bytes) even one after another; "
         "each needs:"
     ]
     for job in jobs:
         persistent, transient = job.profile.persistent_bytes, job.profile.transient_peak_bytes
         lines.append(
-            f"  {job.name}: {format_bytes(persistent)} held all the time + "
-            f"{format_bytes(transient)} at the peak of its step"
+            f"  {job.name}: {format_bytes(persistent, 2)} held all the time + "
+            f"{format_bytes(transient, 2)} at the peak of its step"
         )
     lines.append(
-        f"one after another, {len(jobs)} jobs need {format_bytes(needed)} ({needed} bytes)"
+        f"one after another, {len(jobs)} jobs need {format_bytes(needed, 2)} ({needed} bytes)"
     )
     fitting = _fitting(jobs, budget)
     if fitting:

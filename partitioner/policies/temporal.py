@@ -1,4 +1,4 @@
-"""The baseline: one job's whole step after another's (paper, section 5.1.3)."""
+"""The baseline: one job's whole step after another's (Waterwave, section 5.1.3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's policy: groups of equal size, Algorithm 1 (section 4.4)."""
+"""Waterwave's policy: groups of equal size, Algorithm 1 (Waterwave, section 4.4)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLITS_OF_LARGEST_PEAK = (1, 2, 4, 8, 16, 32)
 """Split sizes tried: the largest transient peak of the jobs divided by each of these."""
 
 PUBLISHED_SPLITS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
-"""Those of the published form: 32 GB over 6 GB, its best, is about 5 (paper, Figure 8)."""
+"""Those of the published form: 32 GB over 6 GB, its best, is about 5 (Waterwave, Figure 8)."""
 
 Cut = tuple[int, tuple[tuple[NodeGroup, ...], ...]]
 """A split size in bytes and the groups of every job."""
@@ -33,11 +33,11 @@ class WaterWave(Policy):
 
     ``split_size`` is in bytes; None tries several and keeps the one predicted to take the least
     time. The number p of allocation groups that the second job runs early is not taken from the
-    paper's formula, which assumes groups of exactly the split size, but searched for: all that
+    published formula, which assumes groups of exactly the split size, but searched for: all that
     are possible, the formula's among them, are checked under worst-order accounting, down to so
     late a start that the jobs run one after another. Raises JobError for a split size below 1.
 
-    ``published`` keeps to Algorithm 1 as the paper has it: the second job begins at the latest when
+    ``published`` keeps to Algorithm 1 as it is printed: the second job begins at the latest when
     the first has reached its peak, and BudgetError tells that the jobs do not fit so.
     """
 

@@ -1,4 +1,4 @@
-"""The paper's coarse variant: two groups per job (section 5.1.3)."""
+"""Waterwave's coarse variant: two groups per job (Waterwave, section 5.1.3)."""
 
 from __future__ import annotations
 

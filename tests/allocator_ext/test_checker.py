@@ -112,7 +112,7 @@ def printed(done: Done) -> dict[str, Any]:
 
 @pytest.mark.parametrize("drive", [ended(PAPER, "example", t) for t in ("use", "free")], ids=str)
 def test_keying_by_the_allocating_lane_races(drive: Task[Done]) -> None:
-    """Section 4.2 b of the paper: lane 0 gets back what lane 1 may still read."""
+    """Waterwave, section 4.2 b: lane 0 gets back what lane 1 may still read."""
     found = printed(drive.result())
     assert found["same"]
     assert "lane 0 may overwrite what lane 1 still uses" in found["first_violation"]

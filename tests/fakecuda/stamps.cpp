@@ -10,7 +10,7 @@
 //   planned    the memory plans of a rehearsal keep the blocks
 //   unordered  both once more, but the streams do not wait for each other: stamps must get lost
 //   keying     a block that another lane has freed is not handed out too early
-//   paper      but it is where the program is linked with the paper's rule of who may take it
+//   paper      but it is where the program is linked with Waterwave's rule of who may take it
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -535,7 +535,7 @@ int main(int count, char** arguments) {
     if (mode == "keying") {
       expect(run_keying(library) == 0, "our keying lost a stamp");
     } else if (mode == "paper") {
-      expect(run_keying(library) == 1, "the paper's keying lost none");
+      expect(run_keying(library) == 1, "Waterwave's keying lost none");
     } else {
       const int lost = run(library, mode, std::atoi(arguments[3]));
       expect((lost > 0) == (mode == "unordered"), std::to_string(lost) + " stamps were lost");

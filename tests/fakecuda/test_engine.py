@@ -20,11 +20,11 @@ import torch
 
 import waterflow as wf
 from tests.support import fake_device
+from tests.support.arenas import is_inside
 from tests.support.differences import assert_same_numbers
 from tests.support.fake_cuda import FakeDriver, nothing_left
 from tests.support.fake_device import FakeCudaDevice, train_hopping
 from tests.support.jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
-from waterflow.allocator_ext import _C
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
@@ -212,10 +212,6 @@ def test_the_budget_is_taken_once_and_given_back(driver):
     job = small_job("a", on_step=lambda result: taken.add(driver.live("memory_bytes")))
     assert run([job], memory="100MiB").ok
     assert taken == {100 << 20}
-
-
-def is_inside(tensor: torch.Tensor) -> bool:
-    return _C.is_in_arena(tensor.untyped_storage().data_ptr())
 
 
 def test_weights_move_to_the_device_and_come_back(driver, eager):

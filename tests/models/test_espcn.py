@@ -30,7 +30,7 @@ def test_the_small_images_are_the_large_ones_made_smaller():
 
 @pytest.mark.parametrize("upscale", [2, 3])
 def test_channels_become_pixels(upscale):
-    """Equation 4 of the paper, for one image channel."""
+    """Equation 4 of Shi et al., for one image channel."""
     torch.manual_seed(0)
     model, images = espcn(upscale), torch.randn(2, 1, 5, 4)
     maps = []

@@ -1,4 +1,4 @@
-"""NASNet-A mobile has the paper's size and multiplications; its cells are those of figure 4.
+"""NASNet-A mobile has the published size and multiplications; its cells are those of figure 4.
 
 The cells are also run from a table of operations, with all padding spelt out.
 """
@@ -106,7 +106,7 @@ def test_maps_and_multiplications():
     found = [shapes[f"cells.{number}"] for number in range(16)]
     assert found == [(2, channels, side, side) for channels, side in wanted]
     assert shapes[""] == (2, 1000)
-    assert round(multiplications / 1e6) == 564  # table 3 of the paper
+    assert round(multiplications / 1e6) == 564  # table 3 of Zoph et al.
 
 
 @pytest.mark.parametrize("size", [64, 85])

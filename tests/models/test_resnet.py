@@ -14,7 +14,7 @@ pytestmark = pytest.mark.cpu
     [(RESNET50, (3, 4, 6, 3), 4.089), (RESNET152, (3, 8, 36, 3), 11.514)],
 )
 def test_maps_and_multiplications(task, depths, billions):
-    """Table 1 of the paper; the multiplications are torchvision's."""
+    """Table 1 of He et al.; the multiplications are torchvision's."""
     shapes, multiplications = traced(task)
     blocks = [
         shape for name, shape in shapes.items() if name.startswith("blocks.") and name[7:].isdigit()

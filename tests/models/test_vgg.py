@@ -10,7 +10,7 @@ pytestmark = pytest.mark.cpu
 
 
 def test_maps_and_multiplications():
-    """Table 1 of the paper, column D; the multiplications are torchvision's."""
+    """Table 1 of Simonyan and Zisserman, column D; the multiplications are torchvision's."""
     shapes, multiplications = traced(VGG16)
     with torch.device("meta"):
         parts = VGG16.model().features

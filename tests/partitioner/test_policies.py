@@ -130,7 +130,7 @@ def test_p_groups_of_the_second_job_run_beside_the_first_jobs_last():
 
 
 def as_printed(num_ang, num_groups, p):
-    """Algorithm 1 as the paper prints it, for jobs already in order: job -> indices."""
+    """Algorithm 1 as Waterwave prints it, for jobs already in order: job -> indices."""
     idx1, idx2, offset = 0, num_ang[0], num_ang[0] - p
     placed = []
     for job, (angs, count) in enumerate(zip(num_ang, num_groups, strict=True)):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from waterflow.partitioner import EVENT, Profile, format_bytes, node_times
+from waterflow.partitioner import EVENT, Profile, node_times
 from waterflow.partitioner.testing import profiles, step_profile
 
 pytestmark = pytest.mark.virtual
@@ -93,17 +93,6 @@ def test_unknown_time_of_one_job_makes_node_counts_the_time_of_all():
     mixed = node_times([known, unknown])
     assert [len(times) for times in mixed] == [2, 3]
     assert len(set(np.concatenate(mixed).tolist())) == 1
-
-
-def test_format_bytes():
-    assert [format_bytes(n) for n in (0, 1023, 1536, -1536, 3 << 29, 5 << 40)] == [
-        "0 B",
-        "1023 B",
-        "1.50 KiB",
-        "-1.50 KiB",
-        "1.50 GiB",
-        "5.00 TiB",
-    ]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -52,6 +52,10 @@ def sgd(parameters):
     return optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
+def adam(parameters):
+    return optim.Adam(parameters, lr=0.01)
+
+
 def adamw(parameters):
     return optim.AdamW(parameters, lr=0.02)
 

@@ -270,3 +270,10 @@ class Clamped(Mlp):
             self.one.weight.clamp_(-0.3, 0.3)
         self.two.weight.data.mul_(0.99)
         return super().forward(x)
+
+
+class Deciding(Mlp):
+    """No graph can follow it: what it does depends on its input's values."""
+
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x

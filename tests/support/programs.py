@@ -113,7 +113,7 @@ def objects(sources: Sequence[Path], kind: Kind) -> list[Task[Path]]:
 
 
 def objects_with_the_papers_keying(sources: Sequence[Path], kind: Kind) -> list[Task[Path]]:
-    """With the rule of the Waterwave paper (section 4.2 b) of who may take a freed chunk before a
+    """With the rule of Waterwave (section 4.2 b) of who may take a freed chunk before a
     sync: the lane that allocated it. It races once a job's groups move between lanes."""
     others = [source for source in sources if source != _ALLOCATOR]
     assert len(others) == len(sources) - 1

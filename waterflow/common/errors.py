@@ -17,6 +17,14 @@ class JobError(WaterflowError, ValueError):
     """A job, or a combination of jobs, is described wrongly; names the job and the value."""
 
 
+class RunOnlyError(JobError):
+    """A job's memory is known only by running it: no part of its step can be captured."""
+
+
+class ConstantShapesError(JobError):
+    """A factory makes the same job whatever the batch size that it is given."""
+
+
 class CaptureError(WaterflowError, RuntimeError):
     """A training step cannot be captured exactly; names the line, the reason, the ways out.
 

@@ -61,16 +61,17 @@ def _parse_number(value: SupportsIndex) -> int:
     raise JobError(f"a size cannot be {value!r} ({type(value).__name__}): write {_EXAMPLES}")
 
 
-def format_bytes(size: float) -> str:
-    """Return `size`, in bytes, with one decimal in the largest fitting binary unit: "512.0 MiB"."""
+def format_bytes(size: float, decimals: int = 1) -> str:
+    """Return `size`, in bytes, in the largest fitting binary unit: "512.0 MiB"."""
     if abs(size) < 1024:
         return f"{size:.0f} B"
     value = float(size)
+    most = 1024 - 0.5 * 10**-decimals  # what would print as 1024.0 belongs to the next unit
     for unit in ("KiB", "MiB", "GiB"):
         value /= 1024
-        if abs(value) < 1023.95:  # what would print as 1024.0 belongs to the next unit
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} TiB"
+        if abs(value) < most:
+            return f"{value:.{decimals}f} {unit}"
+    return f"{value / 1024:.{decimals}f} TiB"
 
 
 def format_seconds(seconds: float) -> str:

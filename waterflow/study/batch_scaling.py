@@ -19,11 +19,11 @@ import numpy as np
 from waterflow.capture.fake_job import BuiltJob, build, name_of
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common.errors import CaptureError, JobError
+from waterflow.common.errors import CaptureError, ConstantShapesError, JobError, RunOnlyError
 from waterflow.executor.profile.fake import StepWalk
 from waterflow.job.job import Job
 from waterflow.partitioner.profile import IntArray
-from waterflow.study.footprint import Footprint, RawFootprint, RunOnlyError, capture_built
+from waterflow.study.footprint import Footprint, RawFootprint, capture_built
 from waterflow.study.footprint_cache import key_of, load, store
 
 #: Batch sizes to capture, the last one to verify; the next row where a factory refuses one. Few
@@ -37,10 +37,6 @@ _LARGE_GRAPH = 5000
 
 JobFactory = Callable[[int], Job]
 """Makes a job for a batch size."""
-
-
-class ConstantShapesError(JobError):
-    """A factory makes the same job whatever the batch size that it is given."""
 
 
 class FootprintModel:

@@ -40,7 +40,7 @@ STUDIED: dict[str, Callable[[], Policy]] = {
     "waterwave": lambda: WaterWave(published=True),
     "flow": lambda: get_policy("flow"),
 }
-"""Policies to compare. Those of the paper keep to its form: a run goes on one after another where
+"""Policies to compare. Those of Waterwave keep to its form: a run goes on one after another where
 they do not fit, which here counts as temporal sharing."""
 
 

@@ -28,7 +28,7 @@ from waterflow.capture.join import join
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common.errors import CaptureError, JobError
+from waterflow.common.errors import CaptureError, JobError, RunOnlyError
 from waterflow.executor.device.storages import rounded, span_of, unique_storages
 from waterflow.executor.profile.fake import StepWalk, walk_step
 from waterflow.job.batch import FlatBatch
@@ -36,11 +36,6 @@ from waterflow.job.job import Job
 from waterflow.job.optimizer_state import NotCapturableError, trained_parameters
 from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import IntArray, Profile
-
-
-class RunOnlyError(JobError):
-    """A job's memory is known only by running it: no part of its step can be captured."""
-
 
 #: A job whose parameters are no larger is built in memory where its capture fails without.
 _SMALL_BYTES = 1 << 30

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 from tests.support import jobs
+from tests.support.data import squares
 from tests.support.jobs import build, sgd
 from tests.support.models import Mlp
 from waterflow.capture.stride_rules import CaptureMode
@@ -49,10 +50,6 @@ def masked_loss(model, batch):
     mask = (ids > 0).long()
     logits = model(ids, mask, torch.zeros_like(ids))
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-
-
-def squares(model, batch):
-    return model(batch).square().mean()
 
 
 def odd_batches():

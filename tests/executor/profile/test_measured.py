@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import waterflow as wf
-from waterflow.allocator_ext import _C
+from tests.support.arenas import is_inside
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.profile.measured import Scratch
 
@@ -21,10 +21,6 @@ def scratch() -> Iterator[Scratch]:
     scratch = Scratch(HostDevice())
     yield scratch
     scratch.close()
-
-
-def is_inside(tensor: torch.Tensor) -> bool:
-    return _C.is_in_arena(tensor.untyped_storage().data_ptr())
 
 
 BASE = torch.arange(24.0)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import waterflow as wf
+from tests.support.arenas import is_inside
 from waterflow.allocator_ext import _C
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.residency import Residency
@@ -50,10 +51,6 @@ def tensors_of(job: wf.Job) -> list[torch.Tensor]:
     state = [value for entry in entries for value in entry.values()]
     known = [*job.model.parameters(), *job.model.buffers(), *state]
     return [tensor for tensor in known if isinstance(tensor, torch.Tensor)]
-
-
-def is_inside(tensor: torch.Tensor) -> bool:
-    return _C.is_in_arena(tensor.untyped_storage().data_ptr())
 
 
 def assert_same_weights(job: wf.Job, other: wf.Job) -> None:

@@ -1,4 +1,4 @@
-"""The paper's order computes the same: on tapes, with in-place updates, BatchNorm and dropout."""
+"""Waterwave's order computes the same: on tapes, with in-place updates, BatchNorm and dropout."""
 
 from __future__ import annotations
 

@@ -111,3 +111,15 @@ def test_prints_bytes(size, text):
 )
 def test_prints_seconds(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_sizes_with_more_decimals():
+    assert [format_bytes(n, decimals=2) for n in (0, 1023, 1536, -1536, 3 << 29, 5 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.50 KiB",
+        "-1.50 KiB",
+        "1.50 GiB",
+        "5.00 TiB",
+    ]
+    assert format_bytes((1 << 30) - 1, decimals=2) == "1.00 GiB"

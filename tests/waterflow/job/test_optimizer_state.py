@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn, optim
 
+from tests.support.jobs import adam
 from tests.support.steps import first_batch, job_of
 from waterflow.job.optimizer_state import (
     Layout,
@@ -19,10 +20,6 @@ from waterflow.job.optimizer_state import (
 from waterflow.job.training_step import eager_step
 
 pytestmark = pytest.mark.cpu
-
-
-def adam(parameters):
-    return optim.Adam(parameters, lr=0.01)
 
 
 def trained():

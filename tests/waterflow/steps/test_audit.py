@@ -13,6 +13,7 @@ from torch import nn, optim
 import waterflow as wf
 from tests.support.data import cross_entropy, rows
 from tests.support.differences import MEMORY, assert_same_numbers
+from tests.support.jobs import sgd
 from tests.support.models import Cnn, Mlp, Noisy
 from waterflow.common.errors import JobError, NumbersDifferError
 from waterflow.steps import audit, check_schedule, step_builder
@@ -27,10 +28,6 @@ pytestmark = [
 
 STEPS = 10
 POLICIES = ("flow", "temporal")
-
-
-def sgd(parameters):
-    return optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 class Stubborn(optim.SGD):

@@ -6,7 +6,7 @@ from torch import nn
 
 import waterflow as wf
 from tests.support.data import cross_entropy, rows
-from tests.support.models import Mlp
+from tests.support.models import Deciding, Mlp
 from tests.support.steps import first_batch, job_of, observed_step, steps_of
 from waterflow.steps.prepared import CheckedStep
 
@@ -69,11 +69,6 @@ def test_a_batch_that_may_hide_tensors_is_left_to_an_eager_step():
     assert steps.preparer.prepare(rows(8)).specialization is not None
     with pytest.raises(wf.CaptureError, match=r"holds a builtins\.object, which may hide"):
         steps_of(job_of(capture=True)).preparer.prepare([object()])
-
-
-class Deciding(Mlp):
-    def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
 
 
 def test_a_step_that_no_graph_can_follow_is_given_up():

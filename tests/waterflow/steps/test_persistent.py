@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import nn
 
+from tests.support.jobs import adam
 from tests.support.models import Mlp
 from tests.support.steps import first_batch, job_of, specialization
 from waterflow.executor.device.host import HostDevice
@@ -15,10 +16,6 @@ from waterflow.steps.persistent import PersistentTensors, is_lazy, persistent_te
 from waterflow.steps.specializations import Specializations
 
 pytestmark = pytest.mark.cpu
-
-
-def adam(parameters):
-    return optim.Adam(parameters, lr=0.01)
 
 
 def ledger_of(job, kept=None):

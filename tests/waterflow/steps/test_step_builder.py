@@ -6,7 +6,7 @@ from torch import optim
 
 import waterflow as wf
 from tests.support.data import cross_entropy, rows
-from tests.support.models import Mlp, Noisy
+from tests.support.models import Deciding, Noisy
 from tests.support.steps import first_batch, job_of, observed_step, steps_of
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.job.batch import flatten
@@ -113,11 +113,6 @@ def test_where_steps_were_tried_those_on_other_batches_are_tried_too():
     assert builder.build(flatten(first_batch(job))).steady is not None
     with pytest.raises(TrialNeeded):
         builder.build(flatten(rows(3)))
-
-
-class Deciding(Mlp):
-    def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else x
 
 
 def test_a_step_that_no_graph_can_follow_is_an_error():

@@ -6,6 +6,7 @@ from torch import optim
 
 import waterflow as wf
 from tests.support.data import cross_entropy, rows
+from tests.support.jobs import adam
 from tests.support.models import Mlp
 from tests.support.steps import first_batch, job_of, observed_step, steps_of
 from waterflow.account.purity import observer
@@ -16,10 +17,6 @@ from waterflow.steps.prepared import CheckedStep
 from waterflow.steps.step_cache import ManyShapesError
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
-
-
-def adam(parameters):
-    return optim.Adam(parameters, lr=0.01)
 
 
 def captured(job):

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from torch import optim
 
+from tests.support.jobs import adam
 from tests.support.models import Noisy
 from tests.support.steps import first_batch, job_of, steps_of
 from waterflow.job.batch import flatten
@@ -17,10 +17,6 @@ pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path))
     return tmp_path
-
-
-def adam(parameters):
-    return optim.Adam(parameters, lr=0.01)
 
 
 def prepared(job):

@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from torch import nn, optim
 
 import waterflow as wf
+from tests.support.data import cross_entropy, squares
 from waterflow.capture import optimizer_cache
 from waterflow.capture.optimizer import trace_optimizer
 from waterflow.common import environment
+from waterflow.common.errors import ConstantShapesError, RunOnlyError
 from waterflow.study import batch_scaling
-from waterflow.study.batch_scaling import ConstantShapesError, footprint_model
-from waterflow.study.footprint import RunOnlyError, forecast
+from waterflow.study.batch_scaling import footprint_model
+from waterflow.study.footprint import forecast
 
 pytestmark = pytest.mark.cpu
 
@@ -50,14 +52,6 @@ def same(one, other):
             assert left.num_nodes == right.num_nodes
     np.testing.assert_array_equal(one.flops, other.flops)
     np.testing.assert_array_equal(one.moved_bytes, other.moved_bytes)
-
-
-def cross_entropy(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
-def squares(model, batch):
-    return model(batch).square().mean()
 
 
 def job(model, data, loss=cross_entropy, optimizer=None):

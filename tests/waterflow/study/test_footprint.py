@@ -14,34 +14,25 @@ from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
+from tests.support.data import cross_entropy, squares
+from tests.support.jobs import sgd
 from tests.support.models import Cnn, Mlp, Normed
 from waterflow.account.purity import observer, undisturbed
 from waterflow.capture.fake_job import build
 from waterflow.capture.tracing import is_of_job
+from waterflow.common.errors import RunOnlyError
 from waterflow.executor.device.select import get_device
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.training_step import eager_step
 from waterflow.models.task import Task
 from waterflow.steps.job_steps import JobSteps
-from waterflow.study.footprint import RunOnlyError, footprint_of, forecast
+from waterflow.study.footprint import footprint_of, forecast
 from waterflow.study.job_specs import job_of
 
 pytestmark = pytest.mark.cpu
 
 
-def cross_entropy(model, batch):
-    return F.cross_entropy(model(batch[0]), batch[1])
-
-
-def squares(model, batch):
-    return model(batch).square().mean()
-
-
-def momentum(parameters):
-    return optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def job(model=None, optimizer=momentum, loss=cross_entropy, data=None, **options):
+def job(model=None, optimizer=sgd, loss=cross_entropy, data=None, **options):
     model = Mlp() if model is None else model
     data = [(torch.randn(8, 4), torch.randint(3, (8,)))] if data is None else data
     return wf.Job(
