@@ -351,14 +351,14 @@ class Tape:
 class Round:
     def __init__(
         self,
-        jobs: list[tuple[Tape, MemoryPlan | None, int, Inbox | None]],
+        jobs: list[tuple[Tape, MemoryPlan | None, int, DeviceInput | None]],
         pairs: list[list[tuple[int, int, int, int, int]]],
     ) -> None: ...
 
 class FlowStep:
     def __init__(
         self,
-        job: tuple[Tape, MemoryPlan, int, Inbox | None],
+        job: tuple[Tape, MemoryPlan, int, DeviceInput | None],
         groups: Sequence[tuple[int, int]],
         demand: Demand,
     ) -> None: ...
@@ -421,7 +421,7 @@ class PinnedBuffer:
     def tensor(self) -> torch.Tensor: ...
     def wait(self) -> None: ...
 
-class Inbox:
+class DeviceInput:
     def __init__(self, copies: CudaStream, device: CudaDevice) -> None: ...
     def send(self, source: PinnedBuffer, target: torch.Tensor, bytes: int) -> None: ...
 

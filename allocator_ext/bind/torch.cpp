@@ -297,12 +297,12 @@ void bind_tape(py::module_& m) {
 }
 
 // Job, plan and tape travel as plain tuples: a round is made once per step.
-using JobTuple =
-    std::tuple<std::shared_ptr<Tape>, std::shared_ptr<MemoryPlan>, JobId, std::shared_ptr<Inbox>>;
+using JobTuple = std::tuple<std::shared_ptr<Tape>, std::shared_ptr<MemoryPlan>, JobId,
+                            std::shared_ptr<DeviceInput>>;
 
 RoundJob make_job(const JobTuple& fields) {
-  const auto& [tape, plan, id, inbox] = fields;
-  return {tape, plan, id, inbox};
+  const auto& [tape, plan, id, device_input] = fields;
+  return {tape, plan, id, device_input};
 }
 
 Round make_round(const py::list& jobs, const py::list& pairs) {

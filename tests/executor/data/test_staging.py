@@ -68,7 +68,7 @@ def test_batches_arrive_with_their_values_types_and_strides(lanes):
 
 
 @pytest.mark.fakecuda
-def test_the_inbox_is_counted_and_grows_between_steps(lanes):
+def test_the_device_input_is_counted_and_grows_between_steps(lanes):
     prefetcher, residency = BatchPrefetcher(lanes.device), Residency(lanes.arena, lanes.device)
     small, large = [torch.ones(100)], [torch.ones(1000)]
     first = prefetcher.pack(small)
@@ -119,5 +119,5 @@ def test_a_batch_is_sent_once(lanes):
 
 
 @pytest.mark.cpu
-def test_the_host_has_no_inbox():
-    assert BatchPrefetcher(HostDevice()).inbox is None
+def test_the_host_has_no_device_input():
+    assert BatchPrefetcher(HostDevice()).device_input is None
