@@ -299,7 +299,7 @@ def move_within_arena(tensor: torch.Tensor, arena: Arena, job: int, offset: int 
 def copy_in_arena(tensor: torch.Tensor, arena: Arena, job: int) -> torch.Tensor: ...
 def is_in_arena(pointer: int) -> bool: ...
 
-class ArgumentKind(enum.Enum):
+class ArgumentKind(enum.IntEnum):
     """Where an operator's argument comes from; `executor/run/instructions.py` has the payloads."""
 
     CONSTANT = 0
@@ -351,14 +351,14 @@ class Tape:
 class Round:
     def __init__(
         self,
-        jobs: list[tuple[Tape, MemoryPlan | None, int, Inbox | None]],
+        jobs: list[tuple[Tape, MemoryPlan | None, int, DeviceInput | None]],
         pairs: list[list[tuple[int, int, int, int, int]]],
     ) -> None: ...
 
 class FlowStep:
     def __init__(
         self,
-        job: tuple[Tape, MemoryPlan, int, Inbox | None],
+        job: tuple[Tape, MemoryPlan, int, DeviceInput | None],
         groups: Sequence[tuple[int, int]],
         demand: Demand,
     ) -> None: ...
@@ -421,7 +421,7 @@ class PinnedBuffer:
     def tensor(self) -> torch.Tensor: ...
     def wait(self) -> None: ...
 
-class Inbox:
+class DeviceInput:
     def __init__(self, copies: CudaStream, device: CudaDevice) -> None: ...
     def send(self, source: PinnedBuffer, target: torch.Tensor, bytes: int) -> None: ...
 

@@ -96,14 +96,14 @@ void bind_staging(py::module_& m) {
            "device"_a, "bytes"_a)
       .def("tensor", &bytes_of)
       .def("wait", &PinnedBuffer::wait, Unlocked());
-  py::class_<Inbox, std::shared_ptr<Inbox>>(m, "Inbox")
+  py::class_<DeviceInput, std::shared_ptr<DeviceInput>>(m, "DeviceInput")
       .def(py::init([](std::shared_ptr<CudaStream> copies, std::shared_ptr<CudaDevice> device) {
-             return std::make_shared<Inbox>(std::move(copies), std::move(device));
+             return std::make_shared<DeviceInput>(std::move(copies), std::move(device));
            }),
            "copies"_a, "device"_a)
       .def(
           "send",
-          [](Inbox& self, PinnedBuffer& source, const at::Tensor& target, std::size_t bytes) {
+          [](DeviceInput& self, PinnedBuffer& source, const at::Tensor& target, std::size_t bytes) {
             self.send(source, target.mutable_data_ptr(), bytes);
           },
           "source"_a, "target"_a, "bytes"_a);

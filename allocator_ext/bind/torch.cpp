@@ -146,39 +146,41 @@ Argument scalar_list_argument(const py::handle& payload, const c10::TypePtr& typ
   return argument;
 }
 
-// An argument as (kind, payload); `type` is what the operator's schema wants there.
+// An argument as (kind, payload); `type` is what the operator's schema wants there. The kind comes
+// as its number, an IntEnum's: the cast of an enum takes several times as long, once an argument.
 Argument make_argument(const py::handle& item, const c10::TypePtr& type) {
-  auto [kind, payload] = py::cast<std::pair<Argument::Kind, py::object>>(item);
+  auto [kind, payload] = py::cast<std::pair<int, py::object>>(item);
   Argument argument;
-  argument.kind = kind;
-  switch (kind) {
+  argument.kind = static_cast<Argument::Kind>(kind);
+  switch (argument.kind) {
     case Argument::Kind::kConstant:
       argument.value = constant(payload, type);
-      break;
+      return argument;
     case Argument::Kind::kSlot:
       argument.index = py::cast<int>(payload);
-      break;
+      return argument;
     case Argument::Kind::kSlots: {
       argument.indices = py::cast<std::vector<int>>(payload);
       auto element = strip_optional(type)->expectRef<c10::ListType>().getElementType();
       argument.optional_elements = element->kind() == c10::TypeKind::OptionalType;
-      break;
+      return argument;
     }
     case Argument::Kind::kScalar:
-    case Argument::Kind::kWrapped:
       argument.index = py::cast<int>(payload);
       if (is_tensor_type(type)) {
         argument.kind = Argument::Kind::kWrapped;
         argument.value = wrapped_number(0.0);
       }
-      break;
+      return argument;
     case Argument::Kind::kScalars:
       return scalar_list_argument(payload, type);
     case Argument::Kind::kGenerator:
       argument.index = py::cast<bool>(payload) ? 1 : 0;  // of the device?
+      return argument;
+    case Argument::Kind::kWrapped:  // the schema's to say, not the caller's
       break;
   }
-  return argument;
+  TORCH_CHECK(false, "unknown argument kind ", kind);
 }
 
 std::vector<Result> make_results(const py::list& items) {
@@ -257,7 +259,7 @@ double loss_of(const std::variant<double, at::Tensor>& loss) {
 
 void bind_tape(py::module_& m) {
   // kWrapped is not there: whether a number becomes a tensor is the schema's to say.
-  py::native_enum<Argument::Kind>(m, "ArgumentKind", "enum.Enum")
+  py::native_enum<Argument::Kind>(m, "ArgumentKind", "enum.IntEnum")
       .value("CONSTANT", Argument::Kind::kConstant)
       .value("SLOT", Argument::Kind::kSlot)
       .value("SLOTS", Argument::Kind::kSlots)
@@ -295,12 +297,12 @@ void bind_tape(py::module_& m) {
 }
 
 // Job, plan and tape travel as plain tuples: a round is made once per step.
-using JobTuple =
-    std::tuple<std::shared_ptr<Tape>, std::shared_ptr<MemoryPlan>, JobId, std::shared_ptr<Inbox>>;
+using JobTuple = std::tuple<std::shared_ptr<Tape>, std::shared_ptr<MemoryPlan>, JobId,
+                            std::shared_ptr<DeviceInput>>;
 
 RoundJob make_job(const JobTuple& fields) {
-  const auto& [tape, plan, id, inbox] = fields;
-  return {tape, plan, id, inbox};
+  const auto& [tape, plan, id, device_input] = fields;
+  return {tape, plan, id, device_input};
 }
 
 Round make_round(const py::list& jobs, const py::list& pairs) {

@@ -178,7 +178,8 @@ void LanePool::rethrow_failure() {
 
 void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
                        std::vector<Span>& spans) {
-  if (job.inbox && task.start == 0) device_->wait_event(task.lane, job.inbox->filled());
+  if (job.device_input && task.start == 0)
+    device_->wait_event(task.lane, job.device_input->filled());
   const Mark start = device_->mark(task.lane);
   device_->execute(task.lane, [this, &job, &failure, task] {
     if (failure.happened.load()) return;
@@ -192,7 +193,7 @@ void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
   });
   spans.push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});
   const bool read_batch = task.start < job.tape->loads() && task.stop >= job.tape->loads();
-  if (job.inbox && read_batch) device_->record(task.lane, job.inbox->emptied());
+  if (job.device_input && read_batch) device_->record(task.lane, job.device_input->emptied());
 }
 
 RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,

@@ -36,7 +36,8 @@ struct RoundJob {
   std::shared_ptr<Tape> tape;
   std::shared_ptr<MemoryPlan> plan;
   JobId id = 0;
-  std::shared_ptr<Inbox> inbox;  // of a job on a device, which its batch is copied to beforehand
+  std::shared_ptr<DeviceInput>
+      device_input;  // of a job on a device, which its batch is copied to beforehand
 };
 
 struct Span {

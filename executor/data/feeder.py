@@ -27,6 +27,9 @@ class Feeder(Generic[Item]):
     The loop it stands for draws from one random stream in turn: the data loader for a batch, then
     the model for the step. A job whose step draws nothing can therefore fetch ahead; one whose step
     does fetches the next batch only after the step (`may_run_ahead` decides, per batch).
+
+    `_changed` guards the queue, `_done` and `_stopped`; `_fetched` is the thread's own. Only one
+    thread takes, so what it has peeked at stays the first until it takes it: `peek` needs no lock.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Batches on their way from the data loader to the device, ahead of the step that needs them.
 
 The feeder's thread writes a batch into page-locked memory; the engine's thread queues the copy into
-the job's inbox, a block of the arena, on a stream of its own. The step's first instructions copy it
-on within the device, and the inbox is free for the next batch.
+the job's device input, a block of the arena, on a stream of its own. The step's first instructions
+copy it on within the device, and the input is free for the next batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PinnedBatch:
         tensors: the batch as the data yielded it.
         buffer: its bytes, one tensor after the other.
         size: bytes.
-        sent: whether the copy to the inbox is queued.
+        sent: whether the copy to the device input is queued.
     """
 
     tensors: Sequence[torch.Tensor]
@@ -38,11 +38,15 @@ class PinnedBatch:
 
 
 class BatchPrefetcher:
-    """One job's batches on their way to its device."""
+    """One job's batches on their way to its device.
+
+    `pack` is the feeder's; all else is called while no other thread has the job. `_lock` guards
+    `_idle`, which both use; `size` is written by the feeder and may be behind by a batch elsewhere.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self.inbox = device.inbox()
+        self.device_input = device.device_input()
         self.block: torch.Tensor | None = None
         self.size = 0  # of the largest batch so far
         self._lock = threading.Lock()
@@ -69,7 +73,7 @@ class BatchPrefetcher:
     def open(
         self, job: int, scope: Callable[[int], AbstractContextManager[Any]], residency: Residency
     ) -> None:
-        """Takes the inbox's memory in the arena, or more of it. Only between steps.
+        """Takes the device input's memory in the arena, or more of it. Only between steps.
 
         Raises:
             torch.OutOfMemoryError: it does not fit.
@@ -83,25 +87,25 @@ class BatchPrefetcher:
         residency.move_in(job, [self.block])
 
     def close(self, residency: Residency) -> None:
-        """Gives the inbox's memory back."""
+        """Gives the device input's memory back."""
         if self.block is not None:
             residency.drop(self.block)
             self.block = None
 
     def fits(self, pinned: PinnedBatch) -> bool:
-        """Whether the inbox is large enough as it is."""
+        """Whether the device input is large enough as it is."""
         return self.block is not None and pinned.size <= self.block.numel()
 
     def send(self, pinned: PinnedBatch) -> None:
         """Queues the copy, behind the step that reads the former batch; the host goes on."""
         if pinned.sent or pinned.size == 0:
             return
-        self.inbox.send(pinned.buffer, self.block, pinned.size)
+        self.device_input.send(pinned.buffer, self.block, pinned.size)
         pinned.sent = True
 
     def receive(self, pinned: PinnedBatch) -> list[torch.Tensor]:
-        """The batch as tensors in the inbox, of the layout that the data gave them."""
-        assert self.block is not None, "the inbox is opened when the job enters the arena"
+        """The batch as tensors in the device input, of the layout that the data gave them."""
+        assert self.block is not None, "the device input is opened when the job enters the arena"
         with self._lock:
             self._idle.append(pinned.buffer)  # to be had again when its copy is done
         views = self._views(self.block, pinned.tensors)

@@ -91,15 +91,15 @@ class Device:
         """A random stream of the device; None where the host's serves."""
         return None
 
-    def inbox(self) -> Any:
-        """A new inbox for a job's batches, None where batches are there already."""
+    def device_input(self) -> Any:
+        """A new device input for a job's batches, None where batches are there already."""
         return None
 
     def pinned(self, size: int) -> Any:
         """A page-locked buffer of `size` bytes to send batches from.
 
         Raises:
-            NotImplementedError: batches are there already; the device has no inbox.
+            NotImplementedError: batches are there already; the device has no device input.
         """
         raise NotImplementedError(f"{self.name} needs no page-locked memory")
 

@@ -167,9 +167,9 @@ class CudaDevice(Device):
         """See `Device`. One thread profiles for all jobs: libraries keep memory for each thread."""
         return self._profiler.submit(function).result()
 
-    def inbox(self) -> Any:
+    def device_input(self) -> Any:
         """See `Device`."""
-        return _C.Inbox(self._copies, self._device)
+        return _C.DeviceInput(self._copies, self._device)
 
     def pinned(self, size: int) -> Any:
         """See `Device`."""

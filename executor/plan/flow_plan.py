@@ -92,7 +92,7 @@ class FlowPlan:
         memory_plan = memory.memory_plan(places, self.version)
         groups = [(group.start, group.stop) for group in piled.groups]
         return memory_plan, _C.FlowStep(
-            (step.tape, memory_plan, job, step.inbox), groups, piled.demand
+            (step.tape, memory_plan, job, step.device_input), groups, piled.demand
         )
 
     @property

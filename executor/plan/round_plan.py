@@ -115,7 +115,7 @@ def make_round(
                 group = schedule.groups[ref.job][ref.group]
                 tasks[-1].append((lane, ref.job, ref.group, group.start, group.stop))
     jobs = [
-        (step.tape, memory_plan, job, step.inbox)
+        (step.tape, memory_plan, job, step.device_input)
         for (job, step, _), memory_plan in zip(steps, memory_plans, strict=True)
     ]
     return _C.Round(jobs, tasks)
@@ -123,4 +123,4 @@ def make_round(
 
 def solo_round(job: int, step: CompiledStep) -> Any:
     """One job's whole step on lane 0, its memory found as it goes (no plan)."""
-    return _C.Round([(step.tape, None, job, step.inbox)], [[(0, 0, 0, 0, len(step.tape))]])
+    return _C.Round([(step.tape, None, job, step.device_input)], [[(0, 0, 0, 0, len(step.tape))]])

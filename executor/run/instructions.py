@@ -6,6 +6,7 @@ profiler only follows what they allocate and free (`profile.fake`).
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,45 @@ class Argument(NamedTuple):
     payload: Any
 
 
+_NONE = Argument(_C.ArgumentKind.CONSTANT, None)
+
+
+@dataclass(frozen=True, eq=False)
+class Signature:
+    """An operator as its schema describes it.
+
+    Attributes:
+        name: with its namespace.
+        overload: the overload's name.
+        parameters: the name and the default of each argument.
+        generator: the place of its random generator, None if it has none.
+        num_returns: how many values it returns.
+    """
+
+    name: str
+    overload: str
+    parameters: Sequence[tuple[str, Argument]]
+    generator: int | None
+    num_returns: int
+
+
+@functools.cache  # a schema makes its lists anew each time that it is asked
+def signature_of(target: torch._ops.OpOverload) -> Signature:
+    """The signature of an operator."""
+    schema = target._schema
+    names = [argument.name for argument in schema.arguments]
+    defaults = [
+        Argument(_C.ArgumentKind.CONSTANT, argument.default_value) for argument in schema.arguments
+    ]
+    return Signature(
+        schema.name,
+        schema.overload_name,
+        list(zip(names, defaults, strict=True)),
+        names.index("generator") if "generator" in names else None,
+        len(schema.returns),
+    )
+
+
 class Load(NamedTuple):
     """Copies a tensor of the batch, the one of place `input`, into a slot."""
 
@@ -61,7 +101,7 @@ class CallOperator(NamedTuple):
     """Calls an operator. `results` has per return a slot, or a list of slots for a tensor list."""
 
     node: fx.Node
-    target: torch._ops.OpOverload
+    signature: Signature
     arguments: list[Argument]
     results: list[int | list[int]]
     release: Sequence[int]
@@ -69,7 +109,7 @@ class CallOperator(NamedTuple):
     @property
     def name(self) -> str:
         """As profiles have it."""
-        return str(self.target)
+        return str(self.node.target)
 
 
 class ReadScalar(NamedTuple):
@@ -286,13 +326,16 @@ class _Lowering:
     def _call(self, node: fx.Node, release: list[int]) -> CallOperator:
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
-        schema = target._schema
-        values = [_argument_value(node, i, argument) for i, argument in enumerate(schema.arguments)]
-        arguments = [self._argument(v) for v in values]
-        for place, argument in enumerate(schema.arguments):
-            if argument.name == "generator" and values[place] is None:
-                arguments[place] = Argument(_C.ArgumentKind.GENERATOR, _on_device(node))
-        return CallOperator(node, target, arguments, self._results(node, schema), release)
+        signature = signature_of(target)
+        arguments = [self._argument(value) for value in node.args]
+        for name, default in signature.parameters[len(arguments) :]:
+            given = name in node.kwargs
+            arguments.append(self._argument(node.kwargs[name]) if given else default)
+        place = signature.generator
+        if place is not None and arguments[place] == _NONE:
+            arguments[place] = Argument(_C.ArgumentKind.GENERATOR, _on_device(node))
+        results = self._results(node, signature.num_returns)
+        return CallOperator(node, signature, arguments, results, release)
 
     def _argument(self, value: Any) -> Argument:
         if isinstance(value, fx.Node):
@@ -313,14 +356,14 @@ class _Lowering:
         slots = [NOWHERE if v is None else self.slots[v] for v in values]
         return Argument(_C.ArgumentKind.SLOTS, slots)
 
-    def _results(self, node: fx.Node, schema: Any) -> list[int | list[int]]:
+    def _results(self, node: fx.Node, num_returns: int) -> list[int | list[int]]:
+        if num_returns == 1 and not _has_several(node):
+            return [self.slots[node]]
         readers = {n.args[1]: n for n in node.users if n.target is operator.getitem}
-        if len(schema.returns) == 1:
-            if not _has_several(node):
-                return [self.slots[node]]
+        if num_returns == 1:
             return [self._elements(readers, len(node.meta["val"]))]
         results: list[int | list[int]] = []
-        for place, value in enumerate(node.meta.get("val") or [None] * len(schema.returns)):
+        for place, value in enumerate(node.meta.get("val") or [None] * num_returns):
             reader = readers.get(place)
             if isinstance(value, (list, tuple)):
                 inner = {n.args[1]: n for n in reader.users} if reader else {}
@@ -331,14 +374,6 @@ class _Lowering:
 
     def _elements(self, readers: Mapping[Any, fx.Node], count: int) -> list[int]:
         return [self.slots[readers[i]] if i in readers else NOWHERE for i in range(count)]
-
-
-def _argument_value(node: fx.Node, place: int, argument: Any) -> Any:
-    if place < len(node.args):
-        return node.args[place]
-    if argument.name in node.kwargs:
-        return node.kwargs[argument.name]
-    return argument.default_value
 
 
 def _on_device(node: fx.Node) -> bool:

@@ -16,7 +16,8 @@ class Lanes:
     """An arena of exactly the budget and the threads that run node groups over it.
 
     The thread that calls `run` is lane 0; the others wait for rounds. Not thread-safe: one thread
-    drives it.
+    drives it, and within `run_on_all` each lane calls `run_step` for itself. What lanes share
+    beyond that is the extension's, which has locks of its own.
     """
 
     def __init__(

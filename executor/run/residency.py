@@ -30,7 +30,8 @@ class Residency:
     """The persistent storages of all jobs in one arena. Tensors keep their identity throughout.
 
     Tensors that are not on the arena's device (numbers that an optimizer keeps on the host) are
-    not counted.
+    not counted. It has no lock of its own: only the engine's thread uses it, or a lane while no
+    other thread does any Python of the engine's.
     """
 
     def __init__(self, arena: Any, device: Device) -> None:
@@ -50,7 +51,7 @@ class Residency:
         place is reserved.
 
         Raises:
-            torch.OutOfMemoryError: they do not fit; those that did are entered all the same.
+            torch.OutOfMemoryError: they do not fit; those that did are moved in all the same.
         """
         for key, sharing in by_storage(tensors).items():
             if sharing[0].device != self._device.tensors:
@@ -61,11 +62,11 @@ class Residency:
             resident.users.add(job)
         self._arena.synchronize()
 
-    def settle(self, job: int, tensors: Iterable[torch.Tensor]) -> None:
-        """Enters these and forgets all other storages of the job: nobody needs them any more.
+    def keep_only(self, job: int, tensors: Iterable[torch.Tensor]) -> None:
+        """Moves these in and forgets all other storages of the job: nobody needs them any more.
 
         Raises:
-            torch.OutOfMemoryError: see `enter`.
+            torch.OutOfMemoryError: see `move_in`.
         """
         remaining = by_storage(tensors)
         new = [t for sharing in remaining.values() for t in sharing if job not in self.users(t)]

@@ -218,7 +218,7 @@ class _Redirected:
 
 #: Places in modules that refer to a generator of the process: what is there, and what replaces it.
 _Place = tuple[ModuleType, str, Any, Any]
-_lock = threading.Lock()
+_lock = threading.Lock()  # guards what follows; installing is done whole or not begun
 _installed = 0
 _replaced: list[_Place] = []
 

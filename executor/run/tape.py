@@ -35,7 +35,7 @@ class CompiledStep:
         transient: slots that a failed step may leave filled.
         boundary: first instruction of the backward pass, None if there is none.
         names: an operator's name per instruction.
-        inbox: where its batch arrives, None where it is on the device already.
+        device_input: where its batch arrives, None where it is on the device already.
     """
 
     tape: Any
@@ -45,7 +45,7 @@ class CompiledStep:
     transient: list[int] = field(default_factory=list)
     boundary: int | None = None
     names: list[str] = field(default_factory=list)
-    inbox: Any = None
+    device_input: Any = None
 
     def bind(self, tensors: Mapping[Input, torch.Tensor]) -> None:
         """Puts persistent tensors into their slots, and views of them that never change.
@@ -94,9 +94,8 @@ def compile_step(step: StepGraph) -> CompiledStep:
 
 def _emit(tape: _C.Tape, instruction: Instruction) -> None:
     match instruction:
-        case CallOperator(_, target, arguments, results, release):
-            schema = target._schema
-            tape.add_operator(schema.name, schema.overload_name, arguments, results, release)
+        case CallOperator(_, operator, arguments, results, release):
+            tape.add_operator(operator.name, operator.overload, arguments, results, release)
         case Compute(_, operation, register, left, right, release):
             tape.add_arithmetic(operation, register, left, right, release)
         case ReadScalar(_, slot, register, release):

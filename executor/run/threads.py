@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 import torch
 
+#: Between the two settings that `set_threads_here` makes, no other thread may make its own.
 _default_lock = threading.Lock()
 
 

@@ -477,11 +477,11 @@ def test_a_batch_arrives(
     driver: FakeDriver, device: _C.CudaDevice, copies: _C.CudaStream, block: torch.Tensor
 ) -> None:
     driver.delay(2000, seed=4)
-    inbox, buffer = _C.Inbox(copies, device), _C.PinnedBuffer(device, MIB)
+    device_input, buffer = _C.DeviceInput(copies, device), _C.PinnedBuffer(device, MIB)
     assert buffer.tensor().shape == (MIB,)
     for value in range(1, 6):
         buffer.tensor().fill_(value)
-        inbox.send(buffer, block, MIB // 2)
+        device_input.send(buffer, block, MIB // 2)
         buffer.wait()
         assert block[: MIB // 2].eq(value).all()
     assert block[MIB // 2 :].eq(0).all(), "no more than was sent"
@@ -491,11 +491,11 @@ def test_batches_arrive_in_order(
     driver: FakeDriver, device: _C.CudaDevice, copies: _C.CudaStream, block: torch.Tensor
 ) -> None:
     driver.delay(2000, seed=5)
-    inbox = _C.Inbox(copies, device)
+    device_input = _C.DeviceInput(copies, device)
     buffers = [_C.PinnedBuffer(device, 64) for _ in range(8)]
     for value, buffer in enumerate(buffers):
         buffer.tensor().fill_(value)
-        inbox.send(buffer, block[value * 32 :], 64)
+        device_input.send(buffer, block[value * 32 :], 64)
     copies.wait()
     assert block[: 9 * 32].reshape(9, 32)[:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
 
@@ -504,11 +504,11 @@ def test_a_buffer_waits_for_its_own_copies_only(
     driver: FakeDriver, device: _C.CudaDevice, copies: _C.CudaStream, block: torch.Tensor
 ) -> None:
     first, second = _C.PinnedBuffer(device, 64), _C.PinnedBuffer(device, 64)
-    inbox = _C.Inbox(copies, device)
+    device_input = _C.DeviceInput(copies, device)
     second.wait()  # nothing was sent
-    inbox.send(first, block, 64)
+    device_input.send(first, block, 64)
     driver.delay(500_000, seed=0)
-    inbox.send(second, block, 64)
+    device_input.send(second, block, 64)
     started = time.monotonic()
     first.wait()
     assert time.monotonic() - started < 1
@@ -522,11 +522,11 @@ def test_what_a_copy_reads_lives_as_long(
 ) -> None:
     """The buffer's end waits for the copy; the tensor keeps the buffer."""
     driver.delay(20_000, seed=6)
-    inbox, buffer = _C.Inbox(copies, device), _C.PinnedBuffer(device, 64)
+    device_input, buffer = _C.DeviceInput(copies, device), _C.PinnedBuffer(device, 64)
     bytes_ = buffer.tensor()
     bytes_.fill_(6)
-    inbox.send(buffer, block, 64)
-    del buffer, inbox
+    device_input.send(buffer, block, 64)
+    del buffer, device_input
     gc.collect()
     assert driver.live("host_blocks") == 1
     del bytes_
@@ -539,18 +539,18 @@ def test_the_arena_keeps_memory_that_a_copy_still_writes(
 ) -> None:
     """Or the copy would find no memory and break the context."""
     driver.delay(20_000, seed=7)
-    inbox, buffer = _C.Inbox(copies, device), _C.PinnedBuffer(device, 64)
+    device_input, buffer = _C.DeviceInput(copies, device), _C.PinnedBuffer(device, 64)
     arena = make_arena(streams, PAGE)
     arena.commit()
     assert arena.resize(2 * PAGE)
-    inbox.send(buffer, bytes_at(arena.pointer_to(PAGE), 64), 64)
+    device_input.send(buffer, bytes_at(arena.pointer_to(PAGE), 64), 64)
     assert arena.resize(PAGE)
     assert driver.live("memory_bytes") == PAGE
-    inbox.send(buffer, bytes_at(arena.pointer_to(0), 64), 64)
+    device_input.send(buffer, bytes_at(arena.pointer_to(0), 64), 64)
     arena.give_back()
     assert driver.live("memory_bytes") == 0
     arena.commit()
-    inbox.send(buffer, bytes_at(arena.pointer_to(0), 64), 64)
+    device_input.send(buffer, bytes_at(arena.pointer_to(0), 64), 64)
     del arena
     assert device.failure() == ""
 
@@ -566,10 +566,10 @@ def test_an_empty_buffer_is_refused(device: _C.CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("failure", [("cuEventCreate", 1), ("cuEventCreate", 2)])
-def test_an_inbox_fails(
+def test_a_device_input_fails(
     driver: FakeDriver, device: _C.CudaDevice, copies: _C.CudaStream, failure: Failure
 ) -> None:
-    expect_refusal(driver, *failure, lambda: _C.Inbox(copies, device))
+    expect_refusal(driver, *failure, lambda: _C.DeviceInput(copies, device))
 
 
 def test_a_stream_fails(driver: FakeDriver, device: _C.CudaDevice) -> None:
@@ -586,10 +586,10 @@ def test_sending_fails(
     block: torch.Tensor,
     failure: Failure,
 ) -> None:
-    inbox, buffer = _C.Inbox(copies, device), _C.PinnedBuffer(device, 64)
+    device_input, buffer = _C.DeviceInput(copies, device), _C.PinnedBuffer(device, 64)
     buffer.tensor().fill_(1)
-    expect_refusal(driver, *failure, lambda: inbox.send(buffer, block, 64))
-    inbox.send(buffer, block, 64)
+    expect_refusal(driver, *failure, lambda: device_input.send(buffer, block, 64))
+    device_input.send(buffer, block, 64)
     buffer.wait()
     assert block[:64].eq(1).all()
 

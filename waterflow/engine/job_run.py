@@ -227,7 +227,7 @@ class JobRun:
         if self.captured.tensors_have_changed:
             self.captured.unbind()
         made = [tensor for tensor in self._made_by_step() if residency.counts(tensor)]
-        residency.settle(self.number, [*self.steps.persistent.all(), *made])
+        residency.keep_only(self.number, [*self.steps.persistent.all(), *made])
 
     def move_out(self, residency: Residency) -> None:
         """Gives up the job's places in the arena; its tensors are in ordinary memory again."""

@@ -59,7 +59,7 @@ class JobSteps:
 
     def __post_init__(self) -> None:
         job, device, rng, caller = self.job, self.device, self.rng, self.caller
-        if job.capture is not False and device.inbox() is not None:
+        if job.capture is not False and device.device_input() is not None:
             self.prefetcher = BatchPrefetcher(device)
         self.opacity = opacity = Opacity(job)
         specializations = Specializations()

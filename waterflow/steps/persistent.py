@@ -39,7 +39,7 @@ class PersistentTensors:
         """Args beyond the obvious.
 
         specializations: whose constants stay between steps, too.
-        prefetcher: whose inbox does; None where there is none.
+        prefetcher: whose device input does; None where there is none.
         """
         self._job = job
         self._device = device
@@ -88,8 +88,8 @@ class PersistentTensors:
         self.final_bytes = max(self.final_bytes, size)
 
     def _size(self, tensors: Iterable[torch.Tensor]) -> int:
-        inbox = 0 if self._prefetcher is None else self._prefetcher.size
-        return storage_bytes(tensors, self._device) + inbox
+        device_input = 0 if self._prefetcher is None else self._prefetcher.size
+        return storage_bytes(tensors, self._device) + device_input
 
     @property
     def bytes(self) -> int:

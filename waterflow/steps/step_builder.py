@@ -106,6 +106,8 @@ class StepBuilder:
     def _compiled(self, forward: ForwardTrace, trace: OptimizerTrace | None) -> PreparedStep:
         graph = join(self.job, forward, trace)
         step = PreparedStep(graph, compile_step(graph), trace)
-        step.compiled.inbox = None if self.prefetcher is None else self.prefetcher.inbox
+        step.compiled.device_input = (
+            None if self.prefetcher is None else self.prefetcher.device_input
+        )
         self.draws = self.draws or any(map(draws_on_host, graph.nodes))
         return step

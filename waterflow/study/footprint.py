@@ -56,7 +56,7 @@ class Footprint:
         steady: what every later step does. Times of both are unknown (zeros), and their own
             ``persistent_bytes`` are 0, as those of measured profiles are.
         persistent_bytes: parameters, buffers, constants and optimizer state, held all the time once
-            the first step is done; on a GPU the inbox for batches, too.
+            the first step is done; on a GPU the device input for batches, too.
         boundary: node of the steady step where its backward pass begins, None without one.
         flops: int64, arithmetic operations of each node of the steady step.
         moved_bytes: int64, bytes that each node of the steady step reads and writes.
@@ -235,7 +235,7 @@ def _persistent_sizes(
     here = {job.device, torch.device("meta")}
     unique = [tensor for tensor in unique_storages(held).values() if tensor.device in here]
     sizes = [tensor.untyped_storage().nbytes() for tensor in unique]
-    if job.device.type != "cpu":  # its batches come by way of an inbox
+    if job.device.type != "cpu":  # its batches come by way of a device input
         sizes += [span_of(t).numel() * t.element_size() for t in batch.tensors]
     return np.array(sizes, dtype=np.int64)
 

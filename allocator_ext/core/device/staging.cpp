@@ -21,13 +21,14 @@ PinnedBuffer::~PinnedBuffer() {
   in_context(*device_, [this] { device_->driver().cuMemFreeHost(data_); });
 }
 
-Inbox::Inbox(std::shared_ptr<CudaStream> copies, std::shared_ptr<const CudaDevice> device)
+DeviceInput::DeviceInput(std::shared_ptr<CudaStream> copies,
+                         std::shared_ptr<const CudaDevice> device)
     : copies_(std::move(copies)),
       device_(std::move(device)),
       filled_(device_, /*timed=*/false),
       emptied_(device_, /*timed=*/false) {}
 
-void Inbox::send(PinnedBuffer& source, void* target, std::size_t bytes) {
+void DeviceInput::send(PinnedBuffer& source, void* target, std::size_t bytes) {
   if (bytes > source.bytes()) {
     throw std::invalid_argument("a batch of " + std::to_string(bytes) +
                                 " bytes is not in a buffer of " + std::to_string(source.bytes()));

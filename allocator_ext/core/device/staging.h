@@ -1,5 +1,6 @@
 // Batches on their way to the device: page-locked host memory, one copy stream beside the lanes,
-// and for each job an inbox in device memory that the next batch fills while the present step runs.
+// and for each job a device input in device memory that the next batch fills while the present step
+// runs.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ class PinnedBuffer {
   std::size_t bytes() const { return bytes_; }
 
  private:
-  friend class Inbox;
+  friend class DeviceInput;
   std::shared_ptr<const CudaDevice> device_;
   std::size_t bytes_;
   void* data_ = nullptr;
@@ -32,9 +33,10 @@ class PinnedBuffer {
   void wait() const { sent_.wait(); }  // the host waits until it may write to it again
 };
 
-class Inbox {
+class DeviceInput {
  public:
-  explicit Inbox(std::shared_ptr<CudaStream> copies, std::shared_ptr<const CudaDevice> device);
+  explicit DeviceInput(std::shared_ptr<CudaStream> copies,
+                       std::shared_ptr<const CudaDevice> device);
 
   // Queues the copy of `bytes` to `target`, behind the step that read the former batch.
   void send(PinnedBuffer& source, void* target, std::size_t bytes);

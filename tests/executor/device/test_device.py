@@ -367,8 +367,8 @@ def test_a_random_stream_repeats(kind: Kind) -> None:
 
 
 def test_batches_arrive_where_they_are_not_there_already(engine: Opened) -> None:
-    inbox = engine.device.inbox()
-    if inbox is None:
+    device_input = engine.device.device_input()
+    if device_input is None:
         with pytest.raises(NotImplementedError, match="needs no page-locked memory"):
             engine.device.pinned(64)
         return
@@ -378,10 +378,10 @@ def test_batches_arrive_where_they_are_not_there_already(engine: Opened) -> None
     block = torch.frombuffer((ctypes.c_ubyte * MIB).from_address(pointer), dtype=torch.uint8)
     for value in (1, 2):
         buffer.tensor().fill_(value)
-        inbox.send(buffer, block, MIB)
+        device_input.send(buffer, block, MIB)
         buffer.wait()
         assert block.eq(value).all()
-    assert engine.device.inbox() is not inbox
+    assert engine.device.device_input() is not device_input
     engine.arena.free(pointer, 0)
 
 

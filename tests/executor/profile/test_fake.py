@@ -13,20 +13,18 @@ from torch import nn, optim
 
 from tests.support import jobs
 from tests.support.data import squares
+from tests.support.graphs import step_of, step_of_twins
 from tests.support.jobs import build, sgd
 from tests.support.models import Mlp
 from waterflow.capture.stride_rules import CaptureMode
-from waterflow.capture.tracing import fake_twin, trace
 from waterflow.executor.device.select import get_device
-from waterflow.executor.profile.costs import flops, moved_bytes
 from waterflow.executor.profile.cpu_workspaces import host_script
-from waterflow.executor.profile.fake import fake_profile, walk_step
+from waterflow.executor.profile.fake import fake_profile
 from waterflow.executor.run.rng import JobRng
 from waterflow.executor.run.tape import compile_step
 from waterflow.models.bert import bert_tiny
 from waterflow.models.lstm import LstmModel
 from waterflow.models.resnet import ResNet
-from waterflow.partitioner.graph.step_graph import Input, StepGraph
 from waterflow.steps.job_steps import JobSteps
 
 pytestmark = pytest.mark.cpu
@@ -167,21 +165,6 @@ def test_convolutions_need_more_than_their_results():
         assert fake.surviving_bytes == measured.surviving_bytes
 
 
-def step_of(function, *tensors, kind="batch"):
-    mode = CaptureMode()
-    twins = [fake_twin(mode, tensor) for tensor in tensors]
-    return step_of_twins(function, mode, twins, kind)
-
-
-def step_of_twins(function, mode, twins, kind):
-    module = trace(lambda given: function(*given), mode, twins)
-    for number, node in enumerate(n for n in module.graph.nodes if n.op == "placeholder"):
-        node.meta["input"] = Input(kind, number)
-    (result,) = next(node for node in module.graph.nodes if node.op == "output").args
-    loss, *others = result
-    return StepGraph(module.graph, loss, {("out", i): node for i, node in enumerate(others)})
-
-
 def rows(profile):
     return [tuple(int(part) for part in event) for event in profile.events]
 
@@ -297,42 +280,3 @@ def _new(node):
         for leaf in (value if isinstance(value, (list, tuple)) else [value])
         if isinstance(leaf, torch.Tensor) and leaf.numel()
     ]
-
-
-def costs(function, *tensors):
-    walk = walk_step(step_of(function, *tensors))
-    return {
-        name.removeprefix("aten.").partition(".")[0]: (int(f), int(m))
-        for name, f, m in zip(walk.operators, walk.flops, walk.moved_bytes, strict=True)
-    }
-
-
-def test_costs_of_nodes():
-    table = torch.ones(100, 16)
-    ids = torch.arange(5)
-    weight = torch.ones(6, 3, 3, 3)
-
-    def function(x, table, ids, images, weight):
-        product = x @ x.t()
-        looked_up = F.embedding(ids, table)
-        maps = F.conv2d(images, weight)
-        product.add_(1.0)
-        return (product.sum() + looked_up.view(-1).sum() + maps.sum(),)
-
-    found = costs(function, X, table, ids, torch.ones(2, 3, 8, 8), weight)
-    assert found["mm"] == (2 * 8 * 16 * 8, 2 * 512 + 256)
-    assert found["embedding"] == (5, 5 * 8 + 2 * 5 * 64)  # reads the rows, not the table
-    pixels = 2 * 6 * 6 * 6
-    assert found["convolution"][0] == 2 * pixels * 27
-    assert found["convolution"][1] == 4 * (pixels + 2 * 3 * 64 + 6 * 27)
-    assert found["add_"] == (64, 2 * 256)
-    assert found["view"] == found["t"] == (0, 0)
-    assert found["load"][1] > 0
-    assert found["loss"] == (0, 0)
-
-
-def test_costs_of_a_node_without_tensors_are_nothing():
-    step = step_of(lambda x: (x.sum(),), X)
-    graph = step.graph
-    getitem = graph.call_function(max, (1, 2))
-    assert flops(getitem) == moved_bytes(getitem) == 0

@@ -127,10 +127,10 @@ def test_places_move_together_and_nobody_touches_them(arena: Any) -> None:
 def test_settling_forgets_what_was_replaced(arena: Any) -> None:
     residency = Residency(arena, HostDevice())
     parameter = nn.Parameter(torch.zeros(16))
-    residency.settle(0, [parameter])
+    residency.keep_only(0, [parameter])
     for _ in range(3):
         parameter.data = torch.ones(16)
-        residency.settle(0, [parameter])
+        residency.keep_only(0, [parameter])
         assert arena.statistics().live == 64
         assert residency.users(parameter) == {0}
 

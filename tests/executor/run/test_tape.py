@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import fx, nn
 
-from waterflow.capture.stride_rules import CaptureMode
-from waterflow.capture.tracing import fake_twin, trace
+from tests.support.graphs import step_of
 from waterflow.executor.run.tape import compile_step
 from waterflow.partitioner.graph.step_graph import Input, StepGraph
 
@@ -18,21 +17,10 @@ pytestmark = pytest.mark.cpu
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 
-def step_of(function, tensors, kind="batch"):
-    """A step graph of a function that returns a loss and more tensors."""
-    mode = CaptureMode()
-    module = trace(lambda given: function(*given), mode, [fake_twin(mode, t) for t in tensors])
-    graph = module.graph
-    for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
-        node.meta["input"] = Input(kind, number)
-    (result,) = next(node for node in graph.nodes if node.op == "output").args
-    loss, *others = result
-    return StepGraph(graph, loss, {("out", i): node for i, node in enumerate(others)}), module
-
-
 def run(function, *tensors, generator=None):
     """The loss and the other results of a compiled function, and the same by the interpreter."""
-    step, module = step_of(function, tensors)
+    step = step_of(function, *tensors)
+    module = step.graph.owning_module
     compiled = compile_step(step)
     compiled.bind({})
     compiled.tape.set_batch([tensor.clone() for tensor in tensors])
@@ -122,7 +110,7 @@ def test_nothing_but_outputs_stays_filled():
 
 def test_memory_goes_after_the_last_use():
     """A chain of large tensors never holds more than two at once."""
-    step, _ = step_of(lambda x: (((x * 2) + 1).exp().sin().sum(),), [X])
+    step = step_of(lambda x: (((x * 2) + 1).exp().sin().sum(),), X)
     compiled = compile_step(step)
     compiled.tape.set_batch([X])
     for index in range(len(compiled.tape)):
@@ -147,7 +135,7 @@ def test_draws_come_from_the_jobs_generator():
 
 
 def test_the_generator_moves_on_with_each_run():
-    step, _ = step_of(lambda x: (x.sum() + torch.rand(()),), [X])
+    step = step_of(lambda x: (x.sum() + torch.rand(()),), X)
     compiled = compile_step(step)
     generator = torch.Generator().manual_seed(4)
     compiled.tape.set_generators(generator, None)
@@ -167,7 +155,7 @@ def test_persistent_tensors_are_read_and_written_where_they_are():
         weight.view(2, 2).t().add_(1)  # a view of something persistent: made once, outside
         return ((weight * 2).sum(),)
 
-    step, _ = step_of(function, [weight], kind="parameter")
+    step = step_of(function, weight, kind="parameter")
     compiled = compile_step(step)
     compiled.bind({Input("parameter", 0): weight})
     for expected in (16.0, 24.0):
@@ -213,7 +201,7 @@ def test_a_whole_backward_pass():
 
 
 def test_an_operator_that_fails_leaves_its_error():
-    step, _ = step_of(lambda x, i: (x[:, i].sum(),), [X, torch.tensor([1])])
+    step = step_of(lambda x, i: (x[:, i].sum(),), X, torch.tensor([1]))
     compiled = compile_step(step)
     compiled.tape.set_batch([X, torch.tensor([9])])
     with pytest.raises(IndexError, match="out of bounds"):

@@ -10,16 +10,16 @@ from waterflow.steps.job_steps import JobSteps
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 
-class WithInbox(HostDevice):
-    def inbox(self):
+class WithDeviceInput(HostDevice):
+    def device_input(self):
         return object()
 
 
-def test_batches_are_brought_where_the_device_has_an_inbox_and_the_job_is_captured():
+def test_batches_are_brought_where_the_device_has_a_device_input_and_the_job_is_captured():
     assert steps_of(job_of()).prefetcher is None
-    there = JobSteps(job_of(), WithInbox(), JobRng(0), 1)
+    there = JobSteps(job_of(), WithDeviceInput(), JobRng(0), 1)
     assert there.prefetcher is not None
-    assert JobSteps(job_of(capture=False), WithInbox(), JobRng(0), 1).prefetcher is None
+    assert JobSteps(job_of(capture=False), WithDeviceInput(), JobRng(0), 1).prefetcher is None
 
 
 def test_the_ledger_is_there_before_any_batch():

@@ -124,7 +124,7 @@ def test_the_final_size_counts_constants_and_what_is_to_come_and_never_falls():
     assert ledger.bytes == before
 
 
-def test_a_batchs_inbox_counts():
+def test_a_batchs_device_input_counts():
     job = job_of()
     plain, prefetcher = ledger_of(job), SimpleNamespace(size=4096)
     ledger = PersistentTensors(job, HostDevice(), Specializations(), prefetcher)

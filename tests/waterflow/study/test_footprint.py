@@ -199,11 +199,11 @@ def test_a_job_on_a_gpu_is_refused_where_there_is_none():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_job_on_a_gpu_holds_an_inbox_and_leaves_numbers_on_the_host():
+def test_a_job_on_a_gpu_holds_a_device_input_and_leaves_numbers_on_the_host():
     told = forecast(on_gpu, alignment=512)
     tensors = 3 * 2  # weight and bias, with two moments each; their step counts stay on the host
-    inbox = 2  # both tensors of the batch
-    assert told.persistent_bytes == 512 * (tensors + inbox)
+    device_input = 2  # both tensors of the batch
+    assert told.persistent_bytes == 512 * (tensors + device_input)
     assert all(size % 512 == 0 for size in told.steady.events["bytes"])
 
 

@@ -1,0 +1,171 @@
+"""A feeder hands out batches in the loop's order, as far ahead as it may."""
+
+import threading
+import time
+
+import pytest
+
+from waterflow.executor.data.feeder import Feeder
+
+pytestmark = pytest.mark.virtual
+
+LIMIT = 20  # seconds until a test gives up
+
+
+class Fed:
+    """A feeder with what it has done and a way to wait for it."""
+
+    def __init__(self, data, prepare=None, **options):
+        self.log = []
+        self.ready = threading.Semaphore(0)
+        settings = {"epochs": 1, "steps": None, "may_run_ahead": lambda: True, "ahead": 2}
+        self.feeder = Feeder(
+            data,
+            prepare or (lambda batch, wait: batch),
+            self._python,
+            enter_epoch=lambda epoch: self.log.append(("epoch", epoch)),
+            adopt_thread=lambda: self.log.append(("adopt", threading.current_thread().name)),
+            on_ready=self.ready.release,
+            name="a",
+            **{**settings, **options},
+        )
+        self.feeder.start()
+
+    def _python(self, function):
+        self.log.append("python")
+        return function()
+
+    def take(self, step=True):
+        assert self.ready.acquire(timeout=LIMIT), "nothing comes any more"
+        fed = self.feeder.take()
+        if step:
+            self.feeder.step_done()
+        return fed
+
+    def all(self):
+        found = []
+        while True:
+            fed = self.take()
+            if fed.end or fed.error is not None:
+                self.feeder.join(LIMIT)
+                return found, fed
+            found.append((fed.epoch, fed.item))
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happens any more"
+        time.sleep(0.001)
+
+
+def settled(feeder, count):
+    """Whether so many wait to be taken, and no more come."""
+    wait_until(lambda: len(feeder._queue) >= count)
+    time.sleep(0.03)
+    return len(feeder._queue) == count
+
+
+def test_epochs_come_one_after_another_and_then_the_end():
+    fed = Fed("ab", epochs=2)
+    found, last = fed.all()
+    assert found == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+    assert last.end
+    assert fed.log[0] == ("adopt", "waterflow-data-a")
+    assert ("epoch", 0) in fed.log
+    assert not fed.feeder._thread.is_alive()
+
+
+def test_steps_end_it_in_the_middle_of_an_epoch():
+    found, last = Fed("abc", epochs=None, steps=5).all()
+    assert [item for _, item in found] == list("abcab")
+    assert last.end
+
+
+def test_it_fetches_ahead_as_far_as_it_may():
+    fed = Fed("abcdef", ahead=3)
+    assert settled(fed.feeder, 3)
+    assert fed.feeder.peek().item == "a"
+    fed.take()
+    assert settled(fed.feeder, 3)
+    fed.feeder.stop()
+
+
+def test_a_job_that_draws_gets_its_next_batch_after_the_step():
+    fed = Fed("abc", may_run_ahead=lambda: False)
+    assert settled(fed.feeder, 1)
+    assert fed.take(step=False).item == "a"
+    time.sleep(0.03)
+    assert fed.feeder.peek() is None, "the step has not ended"
+    fed.feeder.step_done()
+    assert settled(fed.feeder, 1)
+    fed.feeder.stop()
+
+
+def test_preparing_may_wait_for_the_steps_before():
+    begun = threading.Event()
+
+    def prepare(batch, wait):
+        if batch == "b":
+            begun.set()
+            wait()
+        return batch
+
+    fed = Fed("ab", prepare)
+    assert fed.take(step=False).item == "a"
+    assert begun.wait(LIMIT)
+    time.sleep(0.03)
+    assert fed.feeder.peek() is None
+    fed.feeder.step_done()
+    assert fed.take().item == "b"
+
+
+def test_all_python_of_the_data_goes_through_the_job():
+    fed = Fed("ab")
+    fed.all()
+    assert fed.log.count("python") == 1 + 2 + 1  # the iterator, two batches, their end
+
+
+@pytest.mark.parametrize("where", ["iter", "next", "prepare"])
+def test_an_error_is_handed_out_last(where):
+    class Data:
+        def __iter__(self):
+            if where == "iter":
+                raise KeyError(where)
+            yield "a"
+            if where == "next":
+                raise KeyError(where)
+            yield "b"
+
+    def prepare(batch, wait):
+        if where == "prepare" and batch == "b":
+            raise KeyError(where)
+        return batch
+
+    found, last = Fed(Data(), prepare).all()
+    assert isinstance(last.error, KeyError)
+    assert [item for _, item in found] == ([] if where == "iter" else ["a"])
+
+
+def test_no_data_is_an_error_with_a_hint_where_a_generator_is_used_up():
+    _, last = Fed([]).all()
+    assert str(last.error) == "its data yielded no batch in epoch 0"
+    found, last = Fed((item for item in "a"), epochs=2).all()
+    assert found == [(0, "a")]
+    assert "in epoch 1 (a generator can be iterated once only" in str(last.error)
+
+
+def test_an_epoch_is_entered_by_the_feeder_only_when_the_steps_before_are_done():
+    fed = Fed("a", epochs=2, ahead=2)
+    assert settled(fed.feeder, 2)  # the second epoch's batch came before the first one's step
+    assert [entry for entry in fed.log if entry[0] == "epoch"] == [("epoch", 0)]
+    fed.feeder.stop()
+
+
+def test_stopping_ends_the_thread_that_waits():
+    fed = Fed("abcdef")
+    assert settled(fed.feeder, 2)
+    assert fed.feeder.started
+    fed.feeder.stop()
+    fed.feeder.join(LIMIT)
+    assert not fed.feeder._thread.is_alive()
