@@ -110,6 +110,7 @@ def test_where_steps_were_tried_those_on_other_batches_are_tried_too():
     prepared = PreparedBatch(first_batch(job), flatten(first_batch(job)), trial=True)
     for _ in range(2):
         steps.trials.end(prepared, steps.trials.begin(), observed_step(job))
+    steps.cache.collect_persistent()  # the eager steps have made the optimizer's state
     assert builder.build(flatten(first_batch(job))).steady is not None
     with pytest.raises(TrialNeeded):
         builder.build(flatten(rows(3)))
