@@ -14,7 +14,7 @@ from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
-from waterflow.engine.events import EventStream, Subscriber
+from waterflow.engine.events import EventStream, Subscriber, muted_by_errors
 from waterflow.engine.handle import JobHandle
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
@@ -121,9 +121,10 @@ class Engine:
     def subscribe(self, subscriber: Subscriber) -> None:
         """Calls `subscriber` with every event from now on: see `waterflow.engine.events`.
 
-        On the thread where it happens, so it has to be quick and must not raise.
+        On the thread where it happens, so it has to be quick. One that raises hears no more, and a
+        warning says so.
         """
-        self._context.events.subscribe(subscriber)
+        self._context.events.subscribe(muted_by_errors(subscriber))
 
     def __enter__(self) -> Engine:
         return self
@@ -134,7 +135,7 @@ class Engine:
         self.close()
 
     def hold(self) -> None:
-        """Lets no job begin before `release`; their first steps are prepared meanwhile."""
+        """Lets no job begin before `release` or `close`; first steps are prepared meanwhile."""
         self._queue.holds_admission = True
 
     def release(self) -> None:

@@ -52,7 +52,7 @@ class Entrance:
             return
         for job in self._queue.jobs:
             fed = job.next_batch()
-            if job.resident or job.ended or fed is None:
+            if job.resident or job.ended or job.stop_requested or fed is None:
                 continue
             if fed.item is None:
                 self.end_of_data(job, fed)

@@ -7,6 +7,8 @@ there: they must be quick, safe to call from any lane, and raise nothing.
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -112,6 +114,26 @@ Event = (
     | EngineEnded
 )
 Subscriber = Callable[[Event], None]
+
+
+def muted_by_errors(subscriber: Subscriber) -> Subscriber:
+    """A subscriber of a user's that can do no harm: after the first error it hears no more, and a
+    warning says so. No job ends because somebody who watches it has failed."""
+    failed = False
+
+    def hear(event: Event) -> None:
+        nonlocal failed
+        if failed:
+            return
+        try:
+            subscriber(event)
+        except Exception as error:
+            failed = True
+            with contextlib.suppress(Warning):  # filters may turn it into an error
+                text = f"the subscriber {subscriber!r} raised {error!r}; it hears no more events"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    return hear
 
 
 class EventStream:

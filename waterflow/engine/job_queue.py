@@ -73,9 +73,10 @@ class JobQueue:
             return self._context.state.wait_for(lambda: job.is_gone or self._over.is_set(), timeout)
 
     def close(self) -> None:
-        """Takes no more jobs."""
+        """Takes no more jobs; those that are held back may begin."""
         with self._context.state:
             self._closing = True
+            self.holds_admission = False
             self._context.state.notify_all()
 
     def join(self, timeout: float) -> bool:

@@ -148,3 +148,56 @@ def test_a_job_that_waits_for_room_is_queued_again() -> None:
     assert {job.state for job in report.jobs.values()} == {"finished"}
     late = next(name for name in "ab" if JobState.QUEUED in states(events, name)[1:])
     assert states(events, late)[1:4] == [JobState.PREPARING, JobState.QUEUED, JobState.RUNNING]
+
+
+@pytest.mark.cpu
+def test_a_subscriber_that_raises_hears_no_more_and_ends_no_job() -> None:
+    heard: list[Event] = []
+
+    def broken(event: Event) -> None:
+        heard.append(event)
+        if isinstance(event, StepDone):
+            raise ValueError("enough")
+
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(broken)
+        with pytest.warns(RuntimeWarning, match="enough.*hears no more"):
+            report = engine.submit(make_job("a")).result()
+    assert report.state == "finished"
+    assert report.steps == STEPS
+    assert isinstance(heard[-1], StepDone)
+    assert heard[-1].step == 1
+
+
+@pytest.mark.cpu
+def test_jobs_that_are_held_back_begin_together_or_when_the_engine_closes() -> None:
+    events: list[Event] = []
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(events.append)
+        engine.hold()
+        handles = [engine.submit(make_job(name)) for name in "ab"]
+        engine.release()
+        assert [handle.result().state for handle in handles] == ["finished"] * 2
+        engine.hold()
+        last = engine.submit(make_job("c"))
+    assert last.status == "finished"
+    began = [
+        event.job
+        for event in events
+        if isinstance(event, StateChanged) and event.after is JobState.RUNNING
+    ]
+    prepared = [event.job for event in events if isinstance(event, StateChanged)][:2]
+    assert sorted(prepared) == ["a", "b"]
+    assert began == ["a", "b", "c"]
+
+
+@pytest.mark.cpu
+def test_a_job_that_is_stopped_while_it_is_held_back_never_begins() -> None:
+    events: list[Event] = []
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(events.append)
+        engine.hold()
+        handle = engine.submit(make_job("a"))
+        handle.stop()
+    assert handle.status == "stopped"
+    assert JobState.RUNNING not in states(events, "a")
