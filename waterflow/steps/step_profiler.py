@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,9 @@ class StepProfiler:
             known = self.device.profile(lambda: self._measure(steps, flat))
             for path, profile in zip(paths, known, strict=True):
                 write_profile(path, profile)
-        for step, profile in zip(steps, known, strict=True):
+        for step, kept in zip(steps, known, strict=True):
+            # A kept one has the name of the job that was measured, which may have been another.
+            profile = dataclasses.replace(kept, name=self.binder.job.name)
             if profile.num_nodes != len(step.compiled.tape):
                 raise AssertionError("a cached profile does not match its step")
             step.memory = StepMemory(profile, self.device.alignment)

@@ -42,6 +42,14 @@ def test_what_was_measured_is_read_the_next_time(cache, monkeypatch):
         assert step.memory.profile.events.tolist() == profile.events.tolist()
 
 
+def test_a_kept_profile_bears_the_name_of_the_job_that_reads_it(cache):
+    first, second = job_of(optimizer=adam), job_of(optimizer=adam)
+    second.name = "b"
+    names = [{step.memory.profile.name for step in prepared(job)[1]} for job in (first, second)]
+    assert len(list((cache / "profiles").iterdir())) == 2, "one pair of profiles for both"
+    assert names == [{"a"}, {"b"}]
+
+
 def test_where_one_is_missing_all_are_measured(cache):
     job = job_of(optimizer=adam)
     _, found, profiler = prepared(job)
