@@ -95,12 +95,10 @@ class EagerSteps:
         if not self.room.is_open:
             self.room.open(need, left)
 
-    def close_room(self) -> bool:
-        """Gives that memory back; returns whether there was any."""
-        if self.room is None or not self.room.is_open:
-            return False
-        self.room.close()
-        return True
+    def close_room(self) -> None:
+        """Gives that memory back, if there is any."""
+        if self.room is not None and self.room.is_open:
+            self.room.close()
 
     def retire_room(self) -> None:
         """The job leaves."""

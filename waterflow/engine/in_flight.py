@@ -85,7 +85,7 @@ class StepsInFlight:
             if error is None:
                 going.append(scheduled.job)
             else:
-                self._fail(scheduled, error)
+                self.fail(scheduled, error)
         with self._context.python:
             for job in going:
                 self._context.run_isolated(job, job.loop.step_queued)
@@ -95,7 +95,8 @@ class StepsInFlight:
         for job in going:  # callbacks come before the next batch is fetched
             job.feeder.step_done()
 
-    def _fail(self, scheduled: ScheduledStep, error: BaseException) -> None:
+    def fail(self, scheduled: ScheduledStep, error: BaseException) -> None:
+        """Ends the job of a step that could not be run, with what its tape has been given."""
         with self._context.python:
             scheduled.step.compiled.tape.clear(scheduled.step.compiled.transient)
             scheduled.job.fail(error)

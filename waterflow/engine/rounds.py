@@ -120,10 +120,8 @@ class RoundExecutor:
 
     def _fail(self, scheduled: ScheduledStep, misfit: BudgetError) -> None:
         """The step finds no place, and has not run."""
-        scheduled.step.compiled.tape.clear(scheduled.step.compiled.transient)
+        self._in_flight.fail(scheduled, misfit)
         self._context.arena.synchronize()
-        scheduled.job.fail(misfit)
-        scheduled.job.feeder.step_done()
 
     def _run_apart(self, job: JobRun, batch: PreparedBatch) -> None:
         """A step that is eager Python, wholly or in part, runs while no other job's does."""
