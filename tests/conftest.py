@@ -2,6 +2,9 @@
 
 import os
 
+# Tests of captured steps want them captured from the first one; tests of tiers turn them on.
+os.environ.setdefault("WATERFLOW_TIERS", "off")
+
 import pytest
 import torch
 

@@ -21,6 +21,22 @@ class FeedItem(Generic[Item]):
     end: bool = False
 
 
+class _Lent:
+    """Work that another thread waits for."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self.done = False
+        self.error: BaseException | None = None
+
+    def do(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+        self.done = True
+
+
 class Feeder(Generic[Item]):
     """A thread that iterates a job's data once per epoch and prepares each batch.
 
@@ -28,8 +44,13 @@ class Feeder(Generic[Item]):
     the model for the step. A job whose step draws nothing can therefore fetch ahead; one whose step
     does fetches the next batch only after the step (`may_run_ahead` decides, per batch).
 
-    `_changed` guards the queue, `_done` and `_stopped`; `_fetched` is the thread's own. Only one
-    thread takes, so what it has peeked at stays the first until it takes it: `peek` needs no lock.
+    Whoever takes a batch may lend the thread work to do on it (`lend`): a job whose steps are the
+    user's own Python makes them here, where its data are fetched, as the loop does. Such work may
+    go on with `following` batches, which then pass through no queue.
+
+    `_changed` guards the queue, `_done`, `_lent`, `_over` and `_stopped`; the rest is the thread's
+    own. Only one thread takes, so what it has peeked at stays the first until it takes it: `peek`
+    needs no lock.
     """
 
     def __init__(
@@ -46,6 +67,7 @@ class Feeder(Generic[Item]):
         on_ready: Callable[[], None],
         name: str,
         ahead: int = 2,
+        prepare_at_once: Callable[[Any], Item | None] = lambda batch: None,
     ) -> None:
         """Args beyond the obvious.
 
@@ -57,6 +79,8 @@ class Feeder(Generic[Item]):
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
+        prepare_at_once: makes the item of a batch that follows in lent work; None where that work
+            cannot go on with it.
         """
         self._data = data
         self._prepare = prepare
@@ -73,6 +97,12 @@ class Feeder(Generic[Item]):
         self._done = 0
         self._fetched = 0
         self._stopped = False
+        self._over = False  # the thread fetches no more
+        self._lent: _Lent | None = None
+        self._prepare_at_once = prepare_at_once
+        self._batches = self._all_batches()
+        self._begun: tuple[int, Any] | None = None  # fetched in lent work that cannot go on with it
+        self._error: BaseException | None = None  # of a fetch in lent work
         self._thread = threading.Thread(target=self._run, name=f"waterflow-data-{name}")
         self._thread.daemon = True
 
@@ -113,15 +143,65 @@ class Feeder(Generic[Item]):
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    def lend(self, work: Callable[[], None]) -> None:
+        """Has the thread do `work` between two fetches; returns when it is done. Where the thread
+        does not run, the calling one does it.
+
+        Raises:
+            Whatever the work raises.
+        """
+        lent = _Lent(work)
+        with self._changed:
+            self._lent = lent
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: lent.done or self._over or not self.started)
+            self._lent = None
+        if not lent.done:
+            lent.do()
+        if lent.error is not None:
+            raise lent.error
+
+    def following(self) -> FeedItem[Item] | None:
+        """In lent work, after the step on the batch before: the next batch, where there is one that
+        the work can go on with."""
+        if self._stopped or self._queue or self._begun is not None:
+            return None
+        try:
+            fetched = next(self._batches, None)
+            if fetched is None:
+                return None
+            item = self._prepare_at_once(fetched[1])
+        except BaseException as error:
+            self._error = error
+            return None
+        if item is None:
+            self._begun = fetched
+            return None
+        return FeedItem(item, fetched[0])
+
     def _run(self) -> None:
         try:
             self._adopt_thread()
-            for epoch, batch in self._batches():
+            while (fetched := self._fetch()) is not None:
+                epoch, batch = fetched
                 self._put(FeedItem(self._prepare(batch, self._wait_for_former_steps), epoch))
             fed: FeedItem[Item] = FeedItem(end=True)
         except BaseException as error:
             fed = FeedItem(error=error)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
         self._put(fed)
+
+    def _fetch(self) -> tuple[int, Any] | None:
+        """The next batch with its epoch, in its time; None where there is none."""
+        self._wait_until(self._may_fetch)
+        if self._error is not None:
+            raise self._error
+        if self._stopped:
+            return None
+        begun, self._begun = self._begun, None
+        return begun or next(self._batches, None)
 
     def _put(self, fed: FeedItem[Item]) -> None:
         with self._changed:
@@ -129,31 +209,40 @@ class Feeder(Generic[Item]):
         self._on_ready()
 
     def _wait_for_former_steps(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._fetched - 1 == self._done)
+        self._wait_until(lambda: self._stopped or self._fetched - 1 == self._done)
 
-    def _wait_for_turn(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(self._may_fetch)
-            return not self._stopped
+    def _wait_until(self, ready: Callable[[], bool]) -> None:
+        """Waits on the thread, and does what is lent to it meanwhile."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._has_work or ready())
+                lent = self._lent
+                if lent is None or lent.done:
+                    return
+            lent.do()
+            with self._changed:
+                self._changed.notify_all()
+
+    @property
+    def _has_work(self) -> bool:
+        return self._lent is not None and not self._lent.done
 
     def _may_fetch(self) -> bool:
         if self._stopped or self._fetched == self._done:
             return True
+        if self._begun is not None or self._error is not None:
+            return True
         return self._may_run_ahead() and len(self._queue) < self._ahead
 
-    def _batches(self) -> Iterator[tuple[int, Any]]:
+    def _all_batches(self) -> Iterator[tuple[int, Any]]:
+        """The batches with their epochs; whoever asks for one knows that it may be fetched."""
         epoch = 0
         while self._epochs is None or epoch < self._epochs:
-            if not self._wait_for_turn():
-                return
             if self._fetched == self._done:
                 self._enter_epoch(epoch)
             iterator = self._start_epoch()
             fetched_before = self._fetched
             while self._steps is None or self._fetched < self._steps:
-                if not self._wait_for_turn():
-                    return
                 try:
                     batch = self._next(iterator)
                 except StopIteration:

@@ -47,6 +47,11 @@ class EagerRoom:
         """The most bytes that steps in it have held."""
         return int(self._arena.peak(self._job))
 
+    @property
+    def allocations(self) -> int:
+        """Tensors that steps in it have made so far."""
+        return int(self._arena.statistics().allocations)
+
     def open(self, need: int, left: int) -> bool:
         """Sets the block aside, unless others would have too little left. Between steps only.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from waterflow.allocator_ext import _C
@@ -75,6 +75,18 @@ class Lanes:
         """Gives the calling thread, whoever started it, a lane's intra-op threads on any core."""
         set_threads_here(self.threads, self.default_threads)
         pin_here(self._cpus)
+
+    @contextlib.contextmanager
+    def in_place_of(self, lane: int) -> Iterator[None]:
+        """Inside, the calling thread, a helper, has the cores of a lane that waits for it."""
+        if self._lane_cpus is None:
+            yield
+            return
+        pin_here(self._lane_cpus[lane])
+        try:
+            yield
+        finally:
+            pin_here(self._cpus)
 
     def commit(self) -> None:
         """Takes the budget's memory, if that has not been done yet.

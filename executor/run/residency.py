@@ -8,6 +8,7 @@ save those whose address somebody else may know.
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ import torch
 from waterflow.allocator_ext import _C
 from waterflow.executor.device.base import Device
 from waterflow.executor.device.storages import by_storage, rounded, storage_key
+
+#: Gaps between persistent storages are closed, unasked, where they are more of the arena than this.
+_SPARSE = 1 / 16
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Residency:
         self._arena = arena
         self._device = device
         self._residents: dict[int, _Resident] = {}
+        self._of_job: dict[int, set[int]] = defaultdict(set)  # the keys of what each job uses
 
     def users(self, tensor: torch.Tensor) -> set[int]:
         """The jobs that use the storage behind this tensor."""
@@ -60,6 +65,7 @@ class Residency:
             if resident is None:
                 resident = self._residents[key] = self._place(job, sharing)
             resident.users.add(job)
+            self._of_job[job].add(key)
         self._arena.synchronize()
 
     def keep_only(self, job: int, tensors: Iterable[torch.Tensor]) -> None:
@@ -72,18 +78,22 @@ class Residency:
         new = [t for sharing in remaining.values() for t in sharing if job not in self.users(t)]
         if new:
             self.move_in(job, new)
-        for key, resident in list(self._residents.items()):
-            if key not in remaining:
-                self._discard(key, resident, job)
+        for key in self._of_job[job] - remaining.keys():
+            self._discard(key, job)
 
     def counts(self, tensor: torch.Tensor) -> bool:
         """Whether the storage behind this tensor has a place in the arena."""
         return storage_key(tensor) in self._residents or self._is_inside(tensor)
 
-    def _discard(self, key: int, resident: _Resident, job: int) -> None:
-        resident.users.discard(job)
-        if not resident.users:
-            del self._residents[key]
+    def _discard(self, key: int, job: int) -> _Resident | None:
+        """The job does not use it any more; returns what it was, None where it has been dropped."""
+        self._of_job[job].discard(key)
+        resident = self._residents.get(key)
+        if resident is not None:
+            resident.users.discard(job)
+            if not resident.users:
+                del self._residents[key]
+        return resident
 
     def _place(self, job: int, sharing: list[torch.Tensor]) -> _Resident:
         tensor, room = sharing[0], None
@@ -107,10 +117,11 @@ class Residency:
             known: tensors that the user's code keeps, which may stay unless the device moves them.
         """
         inside = list(own)
-        for key, resident in list(self._residents.items()):
-            self._discard(key, resident, job)
-            if resident.room is None:
+        for key in list(self._of_job[job]):
+            resident = self._discard(key, job)
+            if resident is not None and resident.room is None:
                 inside.append(resident.tensor)
+        del self._of_job[job]
         if not self._device.keeps_in_place:
             inside += known
         for key, sharing in by_storage(inside).items():
@@ -141,6 +152,13 @@ class Residency:
                 self._move_down(resident, end)
             size = rounded(resident.tensor.untyped_storage().nbytes(), self._device.alignment)
             end = self._offset(resident) + size
+
+    def repack_if_sparse(self) -> None:
+        """The same where the gaps are a good part of the arena: it looks at all jobs' tensors."""
+        statistics = self._arena.statistics()
+        gaps = int(self._arena.live_end) - int(statistics.live)
+        if gaps > int(statistics.capacity) * _SPARSE:
+            self.repack()
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
         try:

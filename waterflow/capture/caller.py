@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import copy
+import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -41,6 +42,7 @@ class CallerContext:
             for device in _DEVICES
         ]
         self._cache = torch.is_autocast_cache_enabled()
+        self._thread: int | None = None  # that is inside
         self.opaque = self._why_opaque()
 
     def _why_opaque(self) -> str | None:
@@ -63,16 +65,29 @@ class CallerContext:
         """The same context, whose variables then change by themselves."""
         twin = copy.copy(self)
         twin._variables = self._variables.copy()
+        twin._thread = None
         return twin
 
     def run(self, rng: JobRng, function: Callable[[], Result]) -> Result:
-        """Calls a function in this context, with these random streams. One call at a time."""
+        """Calls a function in this context, with these random streams. One thread at a time; what
+        is called may itself call others in it."""
+        if self.is_inside:
+            return function()
 
         def inside() -> Result:
-            with self._entered(), rng.scope():
-                return function()
+            self._thread = threading.get_ident()
+            try:
+                with self._entered(), rng.scope():
+                    return function()
+            finally:
+                self._thread = None
 
         return self._variables.run(inside)
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the calling thread is in this context."""
+        return self._thread == threading.get_ident()
 
     def look(self, function: Callable[[], Result]) -> Result:
         """Calls what only looks at context variables, at any time."""

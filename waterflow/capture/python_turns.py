@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 #: Nobody waits longer than this for the others: a callback may itself wait for another run.
 _PATIENCE_SECONDS = 5.0
@@ -21,31 +22,33 @@ class PythonTurns:
         self._running = 0
         self._traces = 0  # that wait or run
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> AbstractContextManager[None]:
         """Around a step or a callback."""
+        return _Shared(self)
+
+    def enter(self) -> None:
+        """A step or a callback begins."""
         with self._changed:
-            self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
+            if self._traces:
+                self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
             self._running += 1
-        try:
-            yield
-        finally:
-            self._leave()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Where a step waits for other steps: a trace may run meanwhile."""
-        self._leave()
+        self.leave()
         try:
             yield
         finally:
             with self._changed:
                 self._running += 1
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """It has ended."""
         with self._changed:
             self._running -= 1
-            self._changed.notify_all()
+            if self._traces:
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -59,6 +62,21 @@ class PythonTurns:
             with self._changed:
                 self._traces -= 1
                 self._changed.notify_all()
+
+
+class _Shared(AbstractContextManager[None]):
+    """Hundreds of these a second: a generator would cost more than what it does."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self, turns: PythonTurns) -> None:
+        self._turns = turns
+
+    def __enter__(self) -> None:
+        self._turns.enter()
+
+    def __exit__(self, *error: object) -> None:
+        self._turns.leave()
 
 
 #: Whose Python runs now, of all engines of the process.

@@ -139,11 +139,17 @@ class CapturedSteps:
             step.compiled.unbind()
         self._bound.clear()
 
+    def begin(self) -> None:
+        """A step of the job begins, of whatever kind."""
+        self.begun += 1
+        if self._steps.tiers is not None:
+            self._steps.tiers.note_begun()
+
     def load(self, step: PreparedStep, batch: PreparedBatch) -> None:
         """Gives the tape its batch and the hyperparameters of this step."""
         assert batch.flat is not None
         assert batch.specialization is not None
-        self.begun += 1
+        self.begin()
         self.unchecked += 1
         batch.specialization.runs += 1
         tensors = batch.flat.tensors

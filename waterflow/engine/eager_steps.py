@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -26,12 +28,17 @@ from waterflow.steps.audit import check_step
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
+#: Two lanes of eager Python side by side were slower than one after another where an operator that
+#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.1 to 1.4 at 9.5 and 16).
+_FINE_SECONDS = 1.2e-5
+
 
 class EagerSteps:
     """Runs the eager steps of one job.
 
     Attributes:
         room: memory where they run beside other jobs' steps, None before there is any.
+        room_on_demand: whether it can be had when a step begins, since no plan needs the memory.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class EagerSteps:
         self._events = events
         self._ran_in_arena = False  # since what one needs was last measured
         self.room: EagerRoom | None = None
+        self.room_on_demand = False
+        self._grain = math.inf  # seconds of a thread for each tensor that steps have made
 
     # Where they may run
 
@@ -65,7 +74,7 @@ class EagerSteps:
         """Bytes that they have needed so far; None where they cannot run beside others, or not
         yet."""
         extent = self._needs.measured_extent
-        if self._steps.opacity.step is None or self._device.queues:
+        if self._device.queues:
             return None
         if not extent or not self._steps.persistent.state_holds():
             return None
@@ -73,27 +82,56 @@ class EagerSteps:
             return None  # what outlives a step needs a place of its own each time
         return extent
 
+    @property
+    def is_as_found(self) -> bool:
+        """Whether the job holds between steps what it held when its room was opened."""
+        return not self._captured.tensors_have_changed and self._steps.persistent.state_holds()
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether its operators are so short, or may be, that two such jobs side by side would wait
+        for the interpreter's lock more than they would gain."""
+        return not _FINE_SECONDS < self._grain < math.inf
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Around a train of steps in the room, on its thread."""
+        assert self.room is not None
+        started, made = time.thread_time(), self.room.allocations
+        try:
+            yield
+        finally:
+            made = self.room.allocations - made
+            seconds = time.thread_time() - started
+            # Waiting for the lock takes processor time, too: the least is the truest.
+            self._grain = min(self._grain, seconds / made if made else math.inf)
+
     def needs_lane_only(self, batch: PreparedBatch) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
         if batch.specialization is not None:
             return not self._device.queues and self._captured.is_ready_to_check(batch)
-        has_room = self.room is not None and self.room.is_open
-        return has_room and self._captured.is_as_known(batch)
+        return self._has_room and self._captured.is_as_known(batch)
 
-    def may_run_on(self, lane: int) -> bool:
-        """Whether they may run on this lane: all of them on one thread, as in the loop, since
-        Python may keep things by thread."""
-        return lane == 0 or self._steps.opacity.step is None
+    @property
+    def can_flow(self) -> bool:
+        """Whether they need only a lane, as far as is known without a batch."""
+        return self._has_room
 
-    def open_room(self, lanes: Lanes, left: int) -> None:
-        """Sets memory aside for them, if they can use it and `left` bytes remain for others."""
+    @property
+    def _has_room(self) -> bool:
+        if self.room is not None and self.room.is_open:
+            return True
+        return self.room_on_demand and self.room_bytes is not None
+
+    def open_room(self, lanes: Lanes, left: int) -> bool:
+        """Sets memory aside for them, if they can use it and `left` bytes remain for others;
+        returns whether there is some."""
         need = self.room_bytes
         if need is None:
-            return
+            return False
         if self.room is None:
             self.room = EagerRoom(lanes, self._number, self._job.name)
-        if not self.room.is_open:
-            self.room.open(need, left)
+        return self.room.is_open or self.room.open(need, left)
 
     def close_room(self) -> None:
         """Gives that memory back, if there is any."""
@@ -148,14 +186,41 @@ class EagerSteps:
             return self._check(batch)
         assert self.room is not None
         loss = self._step(batch, self.room.scope(more))
-        if self._job.on_step is not None:
-            parameters = trained_parameters(self._job.optimizer)
-            grads = [p.grad for p in parameters if p.grad is not None]
-            self.room.move_out([*self._steps.persistent.tensors.values(), *grads])
+        self._move_out_of_room()
         return loss
 
+    def make(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
+        """Makes a step of a train in the job's room; returns its loss.
+
+        Args:
+            batch: its batch.
+            memory: inside, the thread's tensors come from the room.
+
+        Raises:
+            Whatever the step raises.
+        """
+        self._captured.begin()
+        self._events.publish(EagerStepBegun(self._job.name))
+        assert self.room is not None
+        started, made = time.perf_counter(), self.room.allocations
+        with memory, torch.autograd.set_multithreading_enabled(False):
+            loss = eager_step(self._job, moved(batch.batch, self._device.tensors))
+        if self._steps.tiers is not None and batch.flat is not None:
+            seconds, made = time.perf_counter() - started, self.room.allocations - made
+            self._steps.tiers.note_step(batch.flat.signature, seconds, made)
+        self._move_out_of_room()
+        return loss
+
+    def _move_out_of_room(self) -> None:
+        """What callbacks may keep views of gets ordinary memory."""
+        if self._job.on_step is None or self.room is None:
+            return
+        parameters = trained_parameters(self._job.optimizer)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        self.room.move_out([*self._steps.persistent.tensors.values(), *grads])
+
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
-        self._captured.begun += 1
+        self._captured.begin()
         self._events.publish(EagerStepBegun(self._job.name))
         before = self._steps.trials.begin() if batch.trial else None
         seen = observer()
@@ -181,7 +246,7 @@ class EagerSteps:
         assert batch.flat is not None
         step = self._steps.cache.step_for(specialization)
         assert step is not None
-        captured.begun += 1
+        captured.begin()
         specialization.runs += 1
         self._events.publish(EagerStepBegun(self._job.name))
         captured.forget(step)

@@ -30,6 +30,8 @@ from waterflow.job.training_step import draw_seed
 from waterflow.partitioner import Policy, get_policy
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
+from waterflow.steps.tiers import CaptureCosts, Tiers
+from waterflow.steps.tiers import are_on as tiers_are_on
 
 
 class Engine:
@@ -83,6 +85,7 @@ class Engine:
         self._check = check
         self._interrupted = False
         self._traces = OptimizerTraces()
+        self._costs = CaptureCosts(lanes)
         self._recorder = Recorder()
         display: ProgressDisplay = Progress() if progress else NullProgress()
         display.start([])
@@ -113,10 +116,19 @@ class Engine:
             seed = draw_seed() if job.seed is None else job.seed
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
-            run = JobRun(number, job, seed, self._lanes, self._traces, events, wake, self._audit)
+            run = JobRun(
+                *(number, job, seed, self._lanes, self._traces, events, wake, self._audit),
+                tiers=self._tiers_of(job),
+            )
             _C.set_job_name(self._arena, number, job.name)
             self._queue.add(run)
         return JobHandle(self._queue, run)
+
+    def _tiers_of(self, job: Job) -> Tiers | None:
+        """When the job's steps are captured; None: before they run first, where they can be."""
+        if job.capture != "auto" or not tiers_are_on() or "all" in (job.audit, self._audit):
+            return None
+        return Tiers(job, self._costs, self.budget, not self._lanes.device.queues)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Calls `subscriber` with every event from now on: see `waterflow.engine.events`.

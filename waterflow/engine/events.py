@@ -42,12 +42,13 @@ class EpochEntered(NamedTuple):
 
 
 class CaptureKnown(NamedTuple):
-    """How much of a job's step is captured, `captured` and `notes` as in `JobReport`."""
+    """How much of a job's step is captured: `captured`, `notes`, `tiers` as in `JobReport`."""
 
     job: str
     captured: str
     notes: Sequence[str]
     recaptures: int
+    tiers: Sequence[str] = ()
 
 
 class NeedsKnown(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
+from waterflow.engine.eager_train import run_train
 from waterflow.engine.events import Event, GroupsRan
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
@@ -51,16 +52,19 @@ class FlowExecutor:
 
     def open_rooms(self, jobs: Sequence[JobRun]) -> None:
         """Sets memory aside for the eager steps of jobs, as far as it leaves enough for the others,
-        so that they can flow. Between stretches only."""
+        so that they can flow. Between stretches only. Where no captured step has a plan for the
+        memory, each train sets aside its own."""
         steps = [step for job in jobs for step in job.captured.bound]
         left = max((step.memory.extent for step in steps), default=0)
         for job in jobs:
-            if not job.ended:
+            job.eager.room_on_demand = not steps
+            if steps and not job.ended:
                 job.eager.open_room(self._context.lanes, left)
 
     def close_rooms(self, jobs: Sequence[JobRun]) -> None:
         """Gives that memory back. Between stretches only."""
         for job in jobs:
+            job.eager.room_on_demand = False
             job.eager.close_room()
 
     def run(self, jobs: Sequence[JobRun], interrupted: Callable[[], bool]) -> Batches | None:
@@ -79,7 +83,7 @@ class FlowExecutor:
             DeviceLostError: the device fails every call from now on.
         """
         plan = self._planner.plan(jobs)
-        if plan is None and any(not job.captured.exclusive for job in jobs):
+        if plan is None and any(job.captured.steady for job in jobs):
             return None
         if plan is not None:
             plan.open()
@@ -124,6 +128,7 @@ class _Stretch:
         self._over = False  # something else is to be done
         self._ending = False  # no step begins any more
         self._busy: set[JobRun] = set()
+        self._trains: set[JobRun] = set()  # those of them whose steps are eager Python
         self._captured = 0  # captured steps under way
         self._stepped: set[JobRun] = set()
         self.left: Batches = []
@@ -136,7 +141,7 @@ class _Stretch:
                 if self._is_captured(job, fed):
                     self._run_step(lane, job, fed)
                 else:
-                    self._run_eager_step(lane, job, fed)
+                    self._run_eager(lane, job, fed)
         except BaseException:
             self._end()
             raise
@@ -167,7 +172,7 @@ class _Stretch:
             return False
         if self._is_captured(job, fed):
             return self._plan is None or lane < self._plan.lanes
-        return job.eager.may_run_on(lane)
+        return not any(job.eager.is_fine or other.eager.is_fine for other in self._trains)
 
     def _is_captured(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
         return fed.item is not None and not job.eager.needs_lane_only(fed.item)
@@ -186,12 +191,16 @@ class _Stretch:
         self._busy.add(job)
         self._stepped.add(job)
         fed = job.feeder.take()
-        self._captured += self._is_captured(job, fed)
+        if self._is_captured(job, fed):
+            self._captured += 1
+        else:
+            self._trains.add(job)
         return fed
 
     def _give_back(self, job: JobRun, captured: bool) -> None:
         with self._context.state:
             self._busy.discard(job)
+            self._trains.discard(job)
             self._captured -= captured
             self._context.state.notify_all()
 
@@ -234,8 +243,30 @@ class _Stretch:
         flow_step = self._plan.begin(step.compiled, lane, own_blocks=not self._context.check)
         return ScheduledStep(job, step, fed.item, job.loop.rates()), flow_step
 
+    def _run_eager(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
+        """Steps in the user's Python, which no other lane waits for."""
+        batch = fed.item
+        assert batch is not None
+        needs_room, on_demand = batch.specialization is None, job.eager.room_on_demand
+        if needs_room and not job.eager.open_room(self._context.lanes, 0):
+            self.left.append((job, batch))
+            self._end()
+        else:
+            run = self._run_train if batch.is_plainly_eager else self._run_eager_step
+            run(lane, job, fed)
+            if needs_room and on_demand:
+                job.eager.close_room()
+        self._give_back(job, captured=False)
+
+    def _run_train(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
+        assert job.eager.room is not None
+        memory = job.eager.room.scope(lambda size: self._make_room(job, size))
+        run_train(self._context, job, lane, fed, memory, lambda: not self._over)
+        with self._context.state:
+            self._over = self._over or not job.eager.is_as_found
+
     def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
-        """A step in the user's Python, which no other lane waits for."""
+        """One that is to be checked, or to show whether others may be traced."""
         batch = fed.item
         assert batch is not None
 
@@ -248,7 +279,6 @@ class _Stretch:
         job.feeder.step_done()  # callbacks come before the next batch is fetched
         with self._context.state:
             self._over = self._over or not job.steps.persistent.state_holds()
-        self._give_back(job, captured=False)
 
     def _make_room(self, job: JobRun, size: int) -> bool:
         """Enlarges the room of an eager step that needs more than any before it.

@@ -149,11 +149,6 @@ def run_eager_step(
         context.events.publish(GroupsRan((job.name,), [span]))
         finished = None
         if made is not None:
-
-            def finish() -> None:
-                job.loop.step_queued()
-                job.loop.finish_step(*made.value)
-
-            finished = context.run_isolated(job, finish)
+            finished = context.run_isolated(job, lambda: job.loop.finish_eager_step(*made.value))
         job.eager.drop_gradients(context.residency)
     return finished is not None

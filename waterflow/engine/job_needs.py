@@ -23,9 +23,19 @@ class JobNeeds:
     @property
     def memory(self) -> MemoryNeed:
         """What it needs to take any step that it may still take, as far as is known."""
+        if self._guess is not None:
+            return MemoryNeed(self._guess, 0)
         created = self.persistent_bytes - self._steps.persistent.bytes
         steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
         return MemoryNeed.of(self.persistent_bytes, steps, self.measured_extent)
+
+    @property
+    def _guess(self) -> int | None:
+        """What it may need alone, where it has taken no step and none is captured."""
+        tiers = self._steps.tiers
+        if tiers is None or self.measured_extent or self._steps.opacity.step is not None:
+            return None
+        return None if self._steps.cache.steps() else tiers.guess
 
     def known(self, job: str) -> NeedsKnown:
         """What is known by now, for the report."""

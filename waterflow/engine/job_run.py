@@ -27,6 +27,7 @@ from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
+from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")
 
@@ -57,6 +58,7 @@ class JobRun:
         events: EventStream,
         on_ready: Callable[[], None],
         audit: str = "log",
+        tiers: Tiers | None = None,
     ) -> None:
         self.number = number
         self.job = job
@@ -65,11 +67,16 @@ class JobRun:
         self.stop_requested = False
         self.resident = False
         self._events = events
+        self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
-        self.steps = JobSteps(job, lanes.device, self._rng, lanes.threads, traces=traces)
+        self.steps = JobSteps(
+            job, lanes.device, self._rng, lanes.threads, traces=traces, tiers=tiers
+        )
         self.needs = JobNeeds(self.steps)
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
-        self.eager = EagerSteps(number, self.steps, self.captured, self.needs, self._python, events)
+        self.eager = EagerSteps(
+            number, self.steps, self.captured, self.needs, self._at_home, events
+        )
         self.loop = UserLoop(job, self._python, self.end, events)
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
@@ -82,6 +89,7 @@ class JobRun:
             adopt_thread=lanes.adopt_helper,
             on_ready=on_ready,
             name=job.name,
+            prepare_at_once=self.steps.preparer.prepare_at_once,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
 
@@ -92,10 +100,25 @@ class JobRun:
 
     # Its Python
 
+    def in_python(self, function: Callable[[], Result]) -> Result:
+        """Runs what is to be in the job's caller's context, with its random streams."""
+        return self.steps.caller.run(self._rng, function)
+
     def _python(self, function: Callable[[], Result]) -> Result:
-        """Runs Python of the job's: in its caller's context, with its random streams."""
+        """Runs Python of the job's there, in turn with traces."""
+        if self.steps.caller.is_inside:  # in a train of steps, which sees to that
+            return function()
         with PYTHON_TURNS.shared():
-            return self.steps.caller.run(self._rng, function)
+            return self.in_python(function)
+
+    def _at_home(self, function: Callable[[], Result]) -> Result:
+        """The same for steps, on the job's own thread: Python may keep things by thread. Not where
+        lanes have streams of a device, on which steps have to be queued."""
+        if self._device.queues:
+            return self._python(function)
+        returned: list[Result] = []
+        self.feeder.lend(lambda: returned.append(self._python(function)))
+        return returned[0]
 
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
@@ -145,6 +168,8 @@ class JobRun:
         if self.ended:
             return
         self.tell_of_capture()
+        if self.steps.tiers is not None:
+            self.steps.tiers.close()
         self.become(state, error)
         self.feeder.stop()
 
@@ -161,14 +186,16 @@ class JobRun:
 
     def tell_of_capture(self) -> None:
         """Tells how much of the job's step is captured, and why not all of it."""
-        opacity = self.steps.opacity
-        captured = "captured"
+        opacity, tiers = self.steps.opacity, self.steps.tiers
+        captured = "eager" if tiers is not None and self.steps.cache.is_empty else "captured"
         if opacity.step is not None:
             captured = "opaque step"
         elif opacity.optimizer is not None:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count
-        self._events.publish(CaptureKnown(self.name, captured, list(opacity.notes), recaptures))
+        reasons = [] if tiers is None else tiers.reasons()
+        notes = list(opacity.notes)
+        self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, reasons))
 
     # Its next step
 
@@ -199,9 +226,8 @@ class JobRun:
             return False
         fed = self.next_batch()
         if fed is None:  # one that waits for its data flows with the others when it comes
-            room = self.eager.room
             captured = not self.captured.exclusive and bool(self.captured.steady)
-            return captured or (room is not None and room.is_open)
+            return captured or self.eager.can_flow
         if fed.item is None:
             return False
         ready = self.captured.ready_step(fed.item) is not None

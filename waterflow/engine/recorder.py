@@ -68,7 +68,7 @@ class Recorder:
             case CaptureKnown():
                 report = self._jobs[event.job].report
                 report.captured, report.recaptures = event.captured, event.recaptures
-                report.notes = list(event.notes)
+                report.notes, report.tiers = list(event.notes), list(event.tiers)
             case EpochEntered():
                 self._jobs[event.job].report.epochs = event.epoch
             case StateChanged():

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from waterflow.common.errors import BudgetError
 from waterflow.engine.context import Outcome, RunContext
+from waterflow.engine.eager_train import run_train
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
+from waterflow.executor.data.feeder import FeedItem
 from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 
@@ -53,7 +55,7 @@ class RoundExecutor:
         if captured:
             self._run_together(captured)
         for job, ready in apart:
-            self._run_apart(job, ready)
+            self._run_apart(job, ready, alone=not captured)
         self.seconds = time.perf_counter() - started
 
     def _refreshed(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedBatch] | None:
@@ -123,10 +125,14 @@ class RoundExecutor:
         self._in_flight.fail(scheduled, misfit)
         self._context.arena.synchronize()
 
-    def _run_apart(self, job: JobRun, batch: PreparedBatch) -> None:
-        """A step that is eager Python, wholly or in part, runs while no other job's does."""
+    def _run_apart(self, job: JobRun, batch: PreparedBatch, alone: bool) -> None:
+        """A step that is eager Python, wholly or in part, runs while no other job's does; `alone`
+        says that no captured step waits for it, so that others may follow at once."""
         context = self._context
         self._in_flight.complete_all()
+        if batch.is_plainly_eager and job.eager.open_room(context.lanes, 0):
+            self._run_train(job, batch, alone)
+            return
 
         def step() -> tuple[float, tuple[float, ...]]:
             rates = job.loop.rates()
@@ -140,6 +146,14 @@ class RoundExecutor:
         context.arena.synchronize()
         if goes_on:
             job.eager.measure(context.arena)
-            context.residency.repack()  # closes the gaps that it has left
+            context.residency.repack_if_sparse()  # closes the gaps that it has left
             job.tell_of_needs()
         job.feeder.step_done()
+
+    def _run_train(self, job: JobRun, batch: PreparedBatch, alone: bool) -> None:
+        """Eager steps one after another, in all the room that there is."""
+        room = job.eager.room
+        assert room is not None
+        fed = FeedItem(batch, job.loop.epoch)
+        run_train(self._context, job, 0, fed, room.scope(room.grow), lambda: alone)
+        job.eager.close_room()

@@ -45,8 +45,8 @@ class UserLoop:
         return job.on_step is not None or job.stop_on_nan or plateau
 
     def rates(self) -> tuple[float, ...]:
-        """The learning rates now."""
-        return learning_rates(self._job)
+        """The learning rates now, where a callback is to be told of them."""
+        return () if self._job.on_step is None else learning_rates(self._job)
 
     def enter_epoch(self, epoch: int) -> None:
         """Steps a per-epoch scheduler for every epoch that lies behind."""
@@ -87,6 +87,11 @@ class UserLoop:
                 return
         if job.steps is not None and self.steps >= job.steps:
             self._end(JobState.FINISHED)
+
+    def finish_eager_step(self, loss: float, rates: tuple[float, ...]) -> None:
+        """The same after a step whose loss is known at once."""
+        self.step_queued()
+        self.finish_step(loss, rates)
 
     def _step_scheduler(self, every: str, loss: float) -> None:
         if self._job.scheduler is not None and self._job.scheduler_every == every:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import time
@@ -45,8 +46,13 @@ def update_parameters(optimizer: torch.optim.Optimizer, clip_grad_norm: float | 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer's step evaluates the loss by itself, several times (LBFGS)."""
-    try:  # a scheduler wraps the object's step in a function that takes anything
-        _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
+    return _demands_argument(type(optimizer).step)  # an object's may be wrapped by a scheduler
+
+
+@functools.lru_cache(maxsize=256)
+def _demands_argument(step: Callable[..., Any]) -> bool:
+    try:
+        _, *parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -18,8 +18,9 @@ class JobReport:
     `losses` holds one number per step, `peak_bytes` the most it held in this run, `solo_peak_bytes`
     the most one step holds when the job runs alone, `persistent_bytes` its share between steps.
     `exception` is the live error of a failed job; a report read from a file has only its text.
-    `captured` is "captured", "opaque optimizer", "opaque step" or, for the plain loop, "eager";
-    `notes` say why. `checks` counts the steps whose captured form was compared with the eager step,
+    `captured` is "captured", "opaque optimizer", "opaque step", or "eager" where no capture was
+    worth its time (and for the plain loop); `notes` and `tiers` say why. `checks` counts the steps
+    whose captured form was compared with the eager step,
     `eager_steps` those that ran as eager Python (these among them), `recaptures` the captures made
     because something that the step reads had changed.
     """
@@ -37,6 +38,7 @@ class JobReport:
     wall_seconds: float = 0.0
     captured: str = "captured"
     notes: list[str] = field(default_factory=list)
+    tiers: list[str] = field(default_factory=list)
     checks: int = 0
     eager_steps: int = 0
     recaptures: int = 0
@@ -70,6 +72,7 @@ class JobReport:
             "steps_per_second": encode_float(self.steps_per_second),
             "captured": self.captured,
             "notes": list(self.notes),
+            "tiers": list(self.tiers),
             "checks": self.checks,
             "eager_steps": self.eager_steps,
             "recaptures": self.recaptures,
@@ -96,6 +99,7 @@ class JobReport:
             wall_seconds=fields.number("wall_seconds"),
             captured=fields.text("captured"),
             notes=fields.texts("notes"),
+            tiers=fields.texts("tiers"),
             checks=fields.integer("checks"),
             eager_steps=fields.integer("eager_steps"),
             recaptures=fields.integer("recaptures"),

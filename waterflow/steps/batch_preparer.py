@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -19,6 +20,7 @@ from waterflow.steps.persistent import PersistentTensors, is_lazy
 from waterflow.steps.prepared import PreparedBatch, Specialization
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_cache import ManyShapesError, StepCache
+from waterflow.steps.tiers import Tiers
 from waterflow.steps.trials import TrialNeeded, Trials
 
 _Find = Callable[[Hashable], "Specialization | None"]
@@ -42,6 +44,7 @@ class BatchPreparer:
         opacity: Opacity,
         trials: Trials,
         prefetcher: BatchPrefetcher | None = None,
+        tiers: Tiers | None = None,
     ) -> None:
         self._job = job
         self._device = device
@@ -51,6 +54,7 @@ class BatchPreparer:
         self._opacity = opacity
         self._trials = trials
         self._prefetcher = prefetcher
+        self._tiers = tiers
         self._latest: Specialization | None = None  # of the batch prepared last
         self._refusal = why_opaque(job, caller)
         if job.capture is False:
@@ -77,6 +81,18 @@ class BatchPreparer:
         prepared = self._prepared(batch, before_capture, find)
         self._latest = prepared.specialization
         return prepared
+
+    def prepare_at_once(self, batch: Any) -> PreparedBatch | None:
+        """Makes a batch ready whose step is eager without further ado; None for any other."""
+        if self._opacity.step is not None:
+            return PreparedBatch(batch)
+        if self._tiers is None or self._refusal is not None or not self._cache.is_empty:
+            return None
+        try:
+            flat = flatten(batch)
+        except UnknownLeafError:
+            return None
+        return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
 
     def refresh(self, prepared: PreparedBatch) -> PreparedBatch:
         """The same batch, captured again where what the step reads has changed since."""
@@ -110,6 +126,8 @@ class BatchPreparer:
             self._opacity.give_up_step(self._refusal)
         try:
             flat = flatten(batch)
+            if self._stays_eager(flat, find):
+                return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)
         except UnknownLeafError as error:
             return self._refused(batch, self._hidden_leaf(error.args[0]), for_good=False)
@@ -126,6 +144,15 @@ class BatchPreparer:
                 raise
             return self._refused(batch, error)
 
+    def _stays_eager(self, flat: FlatBatch, find: _Find) -> bool:
+        """Whether a capture would not pay, or not yet."""
+        if self._tiers is None or find(flat.signature) is not None:
+            return False
+        if self._tiers.guess is None:
+            batch = sum(tensor.untyped_storage().nbytes() for tensor in flat.tensors)
+            self._tiers.meet(self._persistent.bytes, batch)
+        return self._tiers.stays_eager(flat.signature)
+
     def _specialized(
         self, batch: Any, flat: FlatBatch, before_capture: Callable[[], None], find: _Find
     ) -> PreparedBatch:
@@ -135,8 +162,17 @@ class BatchPreparer:
             before_capture()  # not under the lock: the step under way may need it
             if self._opacity.step is not None:  # that step has shown it
                 return PreparedBatch(batch)
-            specialization = self._cache.valid_or_captured(flat)  # a callback may have run
+            specialization = self._captured(flat)
         return PreparedBatch(batch, flat, specialization, pinned)
+
+    def _captured(self, flat: FlatBatch) -> Specialization:
+        started = time.perf_counter()
+        specialization = self._cache.valid_or_captured(flat)  # a callback may have run
+        if self._tiers is not None and specialization.steady is not None:
+            seconds = time.perf_counter() - started
+            step_seconds = specialization.steady.memory.profile.seconds
+            self._tiers.note_capture(flat.signature, seconds, step_seconds)
+        return specialization
 
     def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, PinnedBatch | None]:
         """The batch packed for the device; one that the data has put there is brought as a whole.

@@ -18,6 +18,7 @@ from waterflow.steps.step_binder import StepBinder
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_cache import StepCache
 from waterflow.steps.step_profiler import StepProfiler
+from waterflow.steps.tiers import Tiers
 from waterflow.steps.trials import Trials
 
 
@@ -33,6 +34,7 @@ class JobSteps:
         traces: of optimizers' steps, shared with the jobs beside it.
         caller: the context of the thread that submitted the job.
         may_try: whether eager steps may come first, to be observed.
+        tiers: when its steps are captured; None: before they run first.
         prefetcher: brings its batches to the device, None where they are there already.
         opacity: what of its step is not captured.
         persistent: what it holds between steps.
@@ -49,6 +51,7 @@ class JobSteps:
     traces: OptimizerTraces = field(default_factory=OptimizerTraces)
     caller: CallerContext = field(default_factory=CallerContext)
     may_try: bool = True
+    tiers: Tiers | None = None
     prefetcher: BatchPrefetcher | None = field(init=False, default=None)
     opacity: Opacity = field(init=False)
     persistent: PersistentTensors = field(init=False)
@@ -90,4 +93,5 @@ class JobSteps:
             opacity,
             self.trials,
             self.prefetcher,
+            self.tiers,
         )

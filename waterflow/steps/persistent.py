@@ -51,6 +51,7 @@ class PersistentTensors:
         self.version = 0
         self.were_replaced = False
         self._noted: set[tuple[Input, int, int]] = set()
+        self._bytes: tuple[Hashable, int] = (None, 0)  # of what, and how many
         self._entries = StateEntries(job.optimizer)
 
     def collect(self) -> bool:
@@ -94,7 +95,11 @@ class PersistentTensors:
     @property
     def bytes(self) -> int:
         """Bytes that the job holds between steps, now."""
-        return self._size(self.all())
+        constants = self._specializations.constants()
+        key = (self.version, tuple(map(id, constants)), self._size(()))
+        if self._bytes[0] != key:
+            self._bytes = key, self._size([*self.tensors.values(), *constants])
+        return self._bytes[1]
 
     def all(self) -> list[torch.Tensor]:
         """Every tensor that should live in the arena while the job is in it."""

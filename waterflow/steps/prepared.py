@@ -89,6 +89,11 @@ class PreparedBatch:
     pinned: PinnedBatch | None = None
     trial: bool = False
 
+    @property
+    def is_plainly_eager(self) -> bool:
+        """Whether its step is the user's own Python, and nothing is to be learnt from it."""
+        return self.specialization is None and not self.trial
+
 
 @dataclass
 class CheckedStep:

@@ -71,5 +71,3 @@ def test_a_job_that_is_not_captured_runs_apart(engine: Parts) -> None:
     assert run.captured.exclusive
     assert run.captured.runs_apart(batch)
     assert run.captured.ready_step(batch) is None
-    assert run.eager.may_run_on(0)
-    assert not run.eager.may_run_on(1), "all its Python runs on one thread"

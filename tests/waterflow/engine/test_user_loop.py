@@ -13,6 +13,7 @@ from tests.support.engine_parts import make_job
 from waterflow.engine.events import EpochEntered, Event, EventStream, StepDone
 from waterflow.engine.states import JobState
 from waterflow.engine.user_loop import UserLoop
+from waterflow.job.training_step import learning_rates
 
 pytestmark = pytest.mark.cpu
 
@@ -61,15 +62,16 @@ def test_a_scheduler_of_steps_is_stepped_before_the_loss_is_known_unless_it_is_w
     found = Recorded(**scheduled("step"))
     assert not found.loop.waits_for_loss
     found.loop.step_queued()
-    assert found.loop.rates() == (0.05,)
+    assert learning_rates(found.job) == (0.05,)
+    assert found.loop.rates() == (), "nobody is told of them"
     found.loop.finish_step(0.1, (1.0,))
-    assert found.loop.rates() == (0.05,), "once a step"
+    assert learning_rates(found.job) == (0.05,), "once a step"
     asked = Recorded(**scheduled("step"), on_step=lambda result: None)
     assert asked.loop.waits_for_loss
     asked.loop.step_queued()
-    assert asked.loop.rates() == (0.1,)
+    assert learning_rates(asked.job) == asked.loop.rates() == (0.1,)
     asked.loop.finish_step(0.1, (1.0,))
-    assert asked.loop.rates() == (0.05,)
+    assert learning_rates(asked.job) == (0.05,)
 
 
 def test_epochs_that_lie_behind_step_the_scheduler_once_each() -> None:
@@ -79,7 +81,7 @@ def test_epochs_that_lie_behind_step_the_scheduler_once_each() -> None:
     found.loop.enter_epoch(2)
     found.loop.enter_epoch(2)
     assert found.events == [EpochEntered("a", 1), EpochEntered("a", 2)]
-    assert found.loop.rates() == (0.025,)
+    assert learning_rates(found.job) == (0.025,)
     assert found.loop.epoch == 2
 
 

@@ -1,0 +1,105 @@
+"""Trains of eager steps: a job's own Python, one step after another, on the job's own thread.
+
+What lies between two steps of a train is what lies between them in the plain loop, and next to
+nothing else: the thread that fetches the job's data makes its steps and asks its callbacks, too, as
+long as nobody else is to have the lane.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from waterflow.capture.python_turns import PYTHON_TURNS
+from waterflow.engine.context import RunContext
+from waterflow.engine.events import GroupsRan
+from waterflow.engine.job_run import JobRun
+from waterflow.executor.data.feeder import FeedItem
+from waterflow.steps.prepared import PreparedBatch
+
+#: A train gives the lane back after so many seconds.
+SLICE_SECONDS = 0.02
+
+
+def run_train(
+    context: RunContext,
+    job: JobRun,
+    lane: int,
+    fed: FeedItem[PreparedBatch],
+    memory: AbstractContextManager[Any],
+    may_go_on: Callable[[], bool],
+) -> None:
+    """Runs the job's step on this batch, and those that follow as long as they may.
+
+    Args:
+        context: the engine's.
+        job: whose steps are eager, with room for them.
+        lane: the calling thread's, which lends its place to the job's thread.
+        fed: the batch of the first step.
+        memory: inside, the thread's tensors come from the job's room.
+        may_go_on: asked before each further step, on the job's thread.
+    """
+    train = _Train(context, job, lane, memory, may_go_on)
+
+    def on_own_thread() -> None:
+        with context.lanes.in_place_of(lane), job.eager.timed():
+            job.in_python(lambda: train.run(fed))
+
+    job.feeder.lend(on_own_thread)
+    with context.python:
+        job.eager.drop_gradients(context.residency)
+
+
+class _Train:
+    """One train; everything happens on the job's thread."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        job: JobRun,
+        lane: int,
+        memory: AbstractContextManager[Any],
+        may_go_on: Callable[[], bool],
+    ) -> None:
+        self._context = context
+        self._job = job
+        self._lane = lane
+        self._memory = memory
+        self._may_go_on = may_go_on
+        self._until = time.perf_counter() + SLICE_SECONDS
+
+    def run(self, fed: FeedItem[PreparedBatch]) -> None:
+        job = self._job
+        following: FeedItem[PreparedBatch] | None = fed
+        while following is not None:
+            with PYTHON_TURNS.shared():
+                self._step(following)
+            job.feeder.step_done()
+            following = job.feeder.following() if self._goes_on else None
+
+    @property
+    def _goes_on(self) -> bool:
+        job = self._job
+        if job.ended or job.stop_requested or time.perf_counter() > self._until:
+            return False
+        return job.eager.is_as_found and self._may_go_on()
+
+    def _step(self, fed: FeedItem[PreparedBatch]) -> None:
+        job, batch = self._job, fed.item
+        assert batch is not None
+        started = time.perf_counter()
+
+        def step() -> tuple[float, tuple[float, ...]]:
+            job.loop.enter_epoch(fed.epoch)
+            rates = job.loop.rates()
+            return job.eager.make(batch, self._memory), rates
+
+        made = self._context.run_isolated(job, step)
+        span = (self._lane, 0, 0, started, time.perf_counter())
+        with self._context.python:
+            self._context.events.publish(GroupsRan((job.name,), [span]))
+            if made is not None:
+                loss, rates = made.value
+                self._context.run_isolated(job, lambda: job.loop.finish_eager_step(loss, rates))

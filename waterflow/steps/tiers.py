@@ -1,0 +1,251 @@
+"""Which tier a job's steps run in: the user's own Python at first, a capture where that will pay.
+
+As compilers that watch what they run: a job trains from its first step, eagerly and exactly. Its
+steps are captured when those still to come are expected to save more time than the capture takes.
+What a capture takes, and what it brings, is learnt from those before. `WATERFLOW_TIERS=off` in the
+environment has every step captured before it runs first, as `Job(capture=True)` has.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from waterflow.common.units import format_bytes
+from waterflow.job.job import Job
+
+#: What a capture takes until one was made: so much, and so much for each tensor that a step makes.
+_CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.1, 2.5e-3
+#: What a captured step saves of the time for each tensor that the eager one makes, at first.
+_SAVED_PER_TENSOR, _MOST_SAVED = 2.5e-6, 0.6
+#: A capture has to save so many times what it takes: forecasts err, and steps may end early.
+_MARGIN = 1.2
+#: Steps of a shape that come before a decision: the first is not like the others.
+_LEAST_STEPS = 2
+
+#: A job may need so many times its parameters (gradients, the optimizer's state), and so many times
+#: its batch (activations), to take a step, as far as anybody can tell before one was taken.
+_PARAMETERS, _BATCHES, _LEAST_GUESS = 4, 64, 1 << 16
+
+
+def guess_bytes(parameters: int, batch: int) -> int:
+    """What a job may need alone, before it has taken a step.
+
+    Args:
+        parameters: bytes of parameters and buffers.
+        batch: bytes of a batch.
+    """
+    return _PARAMETERS * parameters + _BATCHES * batch + _LEAST_GUESS
+
+
+@dataclass
+class _Shape:
+    """Eager steps on batches of one signature."""
+
+    steps: int = 0
+    seconds: float = 0.0  # of all but the first
+    tensors: int = 0  # that one of them makes
+    next_look: int = _LEAST_STEPS  # when to decide again
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a step."""
+        return self.seconds / max(1, self.steps - 1)
+
+
+class CaptureCosts:
+    """What captures have taken and brought so far, in one engine. Safe to use from any thread."""
+
+    def __init__(self, lanes: int) -> None:
+        """Takes the number of lanes, on which captured steps run beside each other."""
+        self._lanes = lanes
+        self._lock = threading.Lock()
+        self._expected, self._taken = 0.0, 0.0
+        self._eager, self._captured = 0.0, 0.0
+        self._jobs: list[Tiers] = []
+
+    def join(self, tiers: Tiers) -> None:
+        """A job has come."""
+        with self._lock:
+            self._jobs.append(tiers)
+
+    def leave(self, tiers: Tiers) -> None:
+        """It has ended."""
+        with self._lock:
+            if tiers in self._jobs:
+                self._jobs.remove(tiers)
+
+    def jobs(self) -> list[Tiers]:
+        """Those that have not ended."""
+        with self._lock:
+            return list(self._jobs)
+
+    def capture_seconds(self, tensors: int) -> float:
+        """What a capture will take, of a step that makes so many tensors."""
+        expected = _CAPTURE_SECONDS + _CAPTURE_SECONDS_PER_TENSOR * tensors
+        return expected * (self._taken / self._expected if self._expected else 1.0)
+
+    def saved_seconds(self, shape_seconds: float, tensors: int, beside: bool) -> float:
+        """What a captured step will save of the wall time of an eager one.
+
+        Args:
+            shape_seconds: what the eager one takes.
+            tensors: how many tensors it makes.
+            beside: whether eager steps of several jobs run beside each other, too.
+        """
+        if self._eager:
+            captured = shape_seconds * self._captured / self._eager
+        else:
+            saved = min(_SAVED_PER_TENSOR * tensors, _MOST_SAVED * shape_seconds)
+            captured = shape_seconds - saved
+        together = max(1, min(self._lanes, len(self._jobs)))
+        return shape_seconds / (together if beside else 1) - captured / together
+
+    def note(self, tensors: int, seconds: float, eager: float, captured: float) -> None:
+        """A capture was made.
+
+        Args:
+            tensors: that the eager step makes.
+            seconds: what the capture has taken.
+            eager: seconds of the eager step.
+            captured: those of the captured one.
+        """
+        with self._lock:
+            self._expected += _CAPTURE_SECONDS + _CAPTURE_SECONDS_PER_TENSOR * tensors
+            self._taken += seconds
+            self._eager += eager
+            self._captured += captured
+
+
+@dataclass(eq=False)
+class Tiers:
+    """The tiers of one job's steps.
+
+    Attributes:
+        job: whose steps.
+        costs: what captures take and bring, learnt by all jobs of the engine.
+        budget: of the engine, in bytes.
+        runs_beside: whether its eager steps run beside those of other jobs.
+        guess: bytes that the job may need alone, until a step has shown it; None before its first
+            batch is there.
+    """
+
+    job: Job
+    costs: CaptureCosts
+    budget: int
+    runs_beside: bool = False
+    guess: int | None = None
+    _starts_eagerly: bool = True
+    _steps: int = 0
+    _shapes: dict[Hashable, _Shape] = field(default_factory=dict)
+    _captured: dict[Hashable, str] = field(default_factory=dict)  # and why
+    _reasons: dict[Hashable, str] = field(default_factory=dict)  # why not
+    _own_kind: Hashable = None
+
+    def __post_init__(self) -> None:
+        self.costs.join(self)
+
+    def meet(self, parameters: int, batch: int) -> None:
+        """The first batch is there.
+
+        A job that may fill the budget is captured before its first step: what it needs is known
+        then, and nothing has run if that is too much.
+
+        Args:
+            parameters: bytes of its parameters and buffers.
+            batch: bytes of the batch.
+        """
+        if self.guess is None:
+            self.guess = guess_bytes(parameters, batch)
+            self._starts_eagerly = 2 * self.guess <= self.budget
+
+    def close(self) -> None:
+        """The job has ended."""
+        self.costs.leave(self)
+
+    @property
+    def remaining(self) -> int:
+        """Steps still to come: as many as were made, where nobody knows."""
+        total = self.job.total_steps
+        return max(0, total - self._steps) if total is not None else self._steps
+
+    def note_step(self, signature: Hashable, seconds: float, tensors: int) -> None:
+        """An eager step was made on a batch of this signature; it made so many tensors."""
+        shape = self._shapes.setdefault(signature, _Shape())
+        shape.steps += 1
+        if shape.steps > 1:
+            shape.seconds += seconds
+        shape.tensors = tensors
+
+    def note_begun(self) -> None:
+        """A step of the job has begun, of whatever kind."""
+        self._steps += 1
+
+    def stays_eager(self, signature: Hashable) -> bool:
+        """Whether the next step on such a batch is the user's own Python."""
+        if signature in self._captured:
+            return False
+        if not self._starts_eagerly:
+            why = f"the budget of {format_bytes(self.budget)} may be short"
+            self._captured[signature] = f"captured before the first step: {why}"
+            return False
+        shape = self._shapes.get(signature)
+        if shape is None or shape.steps < shape.next_look:
+            return True
+        shape.next_look = shape.steps + max(1, shape.steps // 2)
+        saved, cost = self._gain(signature, shape), self.costs.capture_seconds(shape.tensors)
+        text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
+        if saved < _MARGIN * cost:
+            self._reasons[signature] = f"{text}, so it does not pay"
+            return True
+        self._reasons.pop(signature, None)
+        self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"
+        return False
+
+    def note_capture(self, signature: Hashable, seconds: float, step_seconds: float) -> None:
+        """Steps on such batches were captured, in so many seconds; each takes `step_seconds`."""
+        shape = self._shapes.get(signature)
+        if shape is not None and shape.steps > 1:
+            self.costs.note(shape.tensors, seconds, shape.mean, step_seconds)
+
+    def reasons(self) -> list[str]:
+        """What ran in which tier, and why: a line for each kind of batch, the commonest first."""
+        lines = []
+        common = sorted(self._shapes.items(), key=lambda item: -item[1].steps)
+        for number, (signature, shape) in enumerate(common, 1):
+            why = self._captured.get(signature) or self._reasons.get(signature, "too few steps")
+            kind = f"batches of shape {number}: " if len(common) > 1 else ""
+            lines.append(f"{kind}{shape.steps} eager steps; {why}")
+        return lines or sorted(set(self._captured.values()))
+
+    def _gain(self, signature: Hashable, shape: _Shape) -> float:
+        """Seconds that captured steps on such batches would save from now on, of all jobs whose
+        steps are alike: they share captures."""
+        saved = self.costs.saved_seconds(shape.mean, shape.tensors, self.runs_beside)
+        alike = [other for other in self.costs.jobs() if other._kind == self._kind]
+        return saved * sum(other._expected(signature) for other in alike)
+
+    def _expected(self, signature: Hashable) -> float:
+        """Steps to come on batches of this signature."""
+        shape = self._shapes.get(signature)
+        if shape is None or not self._steps:
+            return 0.0 if self._steps else float(self.remaining)
+        eager = sum(other.steps for other in self._shapes.values())
+        return self.remaining * shape.steps / eager
+
+    @property
+    def _kind(self) -> Hashable:
+        """Equal for jobs whose captures may be shared; those who share them look closer."""
+        if self._own_kind is None:
+            job = self.job
+            shapes = tuple((name, tuple(p.shape)) for name, p in job.model.named_parameters())
+            loss = getattr(job.loss, "__code__", type(job.loss))
+            self._own_kind = type(job.model), shapes, loss, type(job.optimizer)
+        return self._own_kind
+
+
+def are_on() -> bool:
+    """Whether jobs begin with eager steps."""
+    return os.environ.get("WATERFLOW_TIERS", "on") != "off"
