@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from waterflow.executor.data.batches import batches_of
+
 Item = TypeVar("Item")
 
 
@@ -172,7 +174,7 @@ class Feeder(Generic[Item]):
 
     def _start_epoch(self) -> Iterator[Any]:
         # Worker processes are forked here: in each, this thread goes on with the job's streams.
-        return self._python(lambda: iter(self._data))  # type: ignore[no-any-return]
+        return self._python(lambda: batches_of(self._data))  # type: ignore[no-any-return]
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         return self._python(lambda: next(iterator))
