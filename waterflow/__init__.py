@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from waterflow.engine.engine import Engine
     from waterflow.engine.handle import JobHandle
     from waterflow.engine.run import run
+    from waterflow.engine.shared import shared
     from waterflow.job.job import STOP, Job, StepResult
     from waterflow.job.training_step import run_eager
     from waterflow.report.job_report import JobReport
@@ -68,6 +69,7 @@ __all__ = [
     "plan",
     "run",
     "run_eager",
+    "shared",
 ]
 
 #: Where each name comes from; a test holds it to the imports above.
@@ -79,6 +81,7 @@ _NAMES = {
     "engine.engine": "Engine",
     "engine.handle": "JobHandle",
     "engine.run": "run",
+    "engine.shared": "shared",
     "job.job": "STOP Job StepResult",
     "job.training_step": "run_eager",
     "report.job_report": "JobReport",

@@ -48,6 +48,7 @@ class Feeder(Generic[Item]):
         on_ready: Callable[[], None],
         name: str,
         ahead: int = 2,
+        begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
     ) -> None:
         """Args beyond the obvious.
 
@@ -59,6 +60,7 @@ class Feeder(Generic[Item]):
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: batches to hold at most.
+        begin: begins an epoch, from the data and its number.
         """
         self._data = data
         self._prepare = prepare
@@ -70,6 +72,7 @@ class Feeder(Generic[Item]):
         self._adopt_thread = adopt_thread
         self._on_ready = on_ready
         self._ahead = ahead
+        self._begin = begin
         self._queue: deque[FeedItem[Item]] = deque()
         self._changed = threading.Condition()
         self._done = 0
@@ -151,7 +154,7 @@ class Feeder(Generic[Item]):
                 return
             if self._fetched == self._done:
                 self._enter_epoch(epoch)
-            iterator = self._start_epoch()
+            iterator = self._start_epoch(epoch)
             fetched_before = self._fetched
             while self._steps is None or self._fetched < self._steps:
                 if not self._wait_for_turn():
@@ -172,9 +175,9 @@ class Feeder(Generic[Item]):
         hint = " (a generator can be iterated once only: pass a list or a DataLoader)"
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
-    def _start_epoch(self) -> Iterator[Any]:
+    def _start_epoch(self, epoch: int) -> Iterator[Any]:
         # Worker processes are forked here: in each, this thread goes on with the job's streams.
-        return self._python(lambda: batches_of(self._data))  # type: ignore[no-any-return]
+        return self._python(lambda: self._begin(self._data, epoch))  # type: ignore[no-any-return]
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         return self._python(lambda: next(iterator))

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from waterflow.capture.tracing import TRACE_LOCK, JobMode, functions_of, is_of_job, users_line
 from waterflow.common.errors import CaptureError, JobError
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten
+from waterflow.job.epochs import begin_epoch
 from waterflow.job.job import META_ALLOWED, Job
 
 _HOST = torch.device("cpu")
@@ -110,7 +111,7 @@ def first_batch(job: Job) -> FlatBatch:
         JobError: there is none.
         CaptureError: it may hide tensors.
     """
-    found = next(iter(job.data), _NOTHING)
+    found = next(begin_epoch(job.data, 0), _NOTHING)
     if found is _NOTHING:
         raise JobError(f"job {job.name!r}: its data has no batch, so its step has no shapes")
     return flat_batch(job, found)

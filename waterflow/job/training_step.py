@@ -12,6 +12,7 @@ import torch
 
 from waterflow.common.errors import NonFiniteLossError
 from waterflow.job.batch import moved
+from waterflow.job.epochs import begin_epoch
 from waterflow.job.job import STOP, Job, StepResult
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.report.job_report import JobReport
@@ -136,7 +137,7 @@ def _loop(job: Job, report: JobReport) -> None:
     epoch = 0
     while job.epochs is None or epoch < job.epochs:
         before = report.steps
-        for batch in job.data:
+        for batch in begin_epoch(job.data, epoch):
             rates = learning_rates(job)
             loss = eager_step(job, moved(batch, device))
             report.losses.append(loss)
