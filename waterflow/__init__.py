@@ -20,6 +20,7 @@ if find_spec("waterflow.executor") is None:
 if TYPE_CHECKING:
     from waterflow.common.errors import (
         BudgetError,
+        CacheWarning,
         CaptureError,
         DeviceLostError,
         JobError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOP",
     "BudgetError",
+    "CacheWarning",
     "CaptureError",
     "DeviceLostError",
     "Engine",
@@ -75,8 +77,8 @@ __all__ = [
 #: Where each name comes from; a test holds it to the imports above.
 _NAMES = {
     "common.errors": (
-        "BudgetError CaptureError DeviceLostError JobError NonFiniteLossError NumbersDifferError "
-        "OpaqueStepWarning PlanError ReportError WaterflowError"
+        "BudgetError CacheWarning CaptureError DeviceLostError JobError NonFiniteLossError "
+        "NumbersDifferError OpaqueStepWarning PlanError ReportError WaterflowError"
     ),
     "engine.engine": "Engine",
     "engine.handle": "JobHandle",
