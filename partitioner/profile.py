@@ -115,6 +115,10 @@ class Profile:
 
     def to_npz(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to ``path``, whole or not at all."""
+        write_atomically(Path(path), self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """What ``to_npz`` writes."""
         header = {
             "version": FORMAT_VERSION,
             "name": self.name,
@@ -128,7 +132,7 @@ class Profile:
             events=self.events,
             node_seconds=self.node_seconds,
         )
-        write_atomically(Path(path), content.getvalue())
+        return content.getvalue()
 
     @classmethod
     def from_npz(cls, path: str | os.PathLike[str]) -> Profile:
@@ -138,7 +142,7 @@ class Profile:
         """
         data = Path(path).read_bytes()
         try:
-            return cls._from_bytes(data)
+            return cls.from_bytes(data)
         except Exception as error:
             # A damaged archive fails in zipfile, zlib, struct, numpy or json, each with errors of
             # its own; a cache wants to know one thing: measure again.
@@ -148,7 +152,8 @@ class Profile:
             ) from error
 
     @classmethod
-    def _from_bytes(cls, data: bytes) -> Profile:
+    def from_bytes(cls, data: bytes) -> Profile:
+        """What ``to_bytes`` made; damaged data raise errors of any kind."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             header: dict[str, Any] = json.loads(str(arrays["header"][()]))
             if header["version"] != FORMAT_VERSION:

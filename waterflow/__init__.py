@@ -20,6 +20,7 @@ if find_spec("waterflow.executor") is None:
 if TYPE_CHECKING:
     from waterflow.common.errors import (
         BudgetError,
+        CacheWarning,
         CaptureError,
         DeviceLostError,
         JobError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from waterflow.engine.engine import Engine
     from waterflow.engine.handle import JobHandle
     from waterflow.engine.run import run
+    from waterflow.engine.shared import shared
     from waterflow.job.job import STOP, Job, StepResult
     from waterflow.job.training_step import run_eager
     from waterflow.report.job_report import JobReport
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOP",
     "BudgetError",
+    "CacheWarning",
     "CaptureError",
     "DeviceLostError",
     "Engine",
@@ -68,17 +71,19 @@ __all__ = [
     "plan",
     "run",
     "run_eager",
+    "shared",
 ]
 
 #: Where each name comes from; a test holds it to the imports above.
 _NAMES = {
     "common.errors": (
-        "BudgetError CaptureError DeviceLostError JobError NonFiniteLossError NumbersDifferError "
-        "OpaqueStepWarning PlanError ReportError WaterflowError"
+        "BudgetError CacheWarning CaptureError DeviceLostError JobError NonFiniteLossError "
+        "NumbersDifferError OpaqueStepWarning PlanError ReportError WaterflowError"
     ),
     "engine.engine": "Engine",
     "engine.handle": "JobHandle",
     "engine.run": "run",
+    "engine.shared": "shared",
     "job.job": "STOP Job StepResult",
     "job.training_step": "run_eager",
     "report.job_report": "JobReport",

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from waterflow.executor.data.batches import batches_of
+
 Item = TypeVar("Item")
 
 
@@ -68,6 +70,7 @@ class Feeder(Generic[Item]):
         name: str,
         ahead: int = 2,
         prepare_at_once: Callable[[Any], Item | None] = lambda batch: None,
+        begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
     ) -> None:
         """Args beyond the obvious.
 
@@ -81,6 +84,7 @@ class Feeder(Generic[Item]):
         ahead: batches to hold at most.
         prepare_at_once: makes the item of a batch that follows in lent work; None where that work
             cannot go on with it.
+        begin: begins an epoch, from the data and its number.
         """
         self._data = data
         self._prepare = prepare
@@ -92,6 +96,7 @@ class Feeder(Generic[Item]):
         self._adopt_thread = adopt_thread
         self._on_ready = on_ready
         self._ahead = ahead
+        self._begin = begin
         self._queue: deque[FeedItem[Item]] = deque()
         self._changed = threading.Condition()
         self._done = 0
@@ -240,7 +245,7 @@ class Feeder(Generic[Item]):
         while self._epochs is None or epoch < self._epochs:
             if self._fetched == self._done:
                 self._enter_epoch(epoch)
-            iterator = self._start_epoch()
+            iterator = self._start_epoch(epoch)
             fetched_before = self._fetched
             while self._steps is None or self._fetched < self._steps:
                 try:
@@ -259,9 +264,9 @@ class Feeder(Generic[Item]):
         hint = " (a generator can be iterated once only: pass a list or a DataLoader)"
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
-    def _start_epoch(self) -> Iterator[Any]:
+    def _start_epoch(self, epoch: int) -> Iterator[Any]:
         # Worker processes are forked here: in each, this thread goes on with the job's streams.
-        return self._python(lambda: iter(self._data))  # type: ignore[no-any-return]
+        return self._python(lambda: self._begin(self._data, epoch))  # type: ignore[no-any-return]
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         return self._python(lambda: next(iterator))

@@ -254,6 +254,14 @@ def install() -> None:
                 setattr(module, name, ours)
 
 
+def install_again() -> bool:
+    """One more `install`, if there is one already; returns whether there was."""
+    global _installed
+    with _lock:
+        _installed += _installed > 0
+        return _installed > 0
+
+
 def uninstall() -> None:
     """Takes back one `install`; with the last, the modules are what they were."""
     global _installed

@@ -82,7 +82,10 @@ _REASONS = {
     "gc": "looks at the interpreter",
 }
 #: Reads of attributes are no calls: these are looked for by name.
-_IMPURE_ATTRIBUTES = {"_version": "reads a tensor's version"}
+_IMPURE_ATTRIBUTES = {
+    "_version": "reads a tensor's version",
+    "f_locals": "reads another function's variables",
+}
 
 
 class Impurity(NamedTuple):

@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from waterflow.capture.tracing import TRACE_LOCK, JobMode, functions_of, is_of_job, users_line
 from waterflow.common.errors import CaptureError, JobError
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten
+from waterflow.job.batch_reads import reads_of
+from waterflow.job.epochs import begin_epoch
 from waterflow.job.job import META_ALLOWED, Job
 
 _HOST = torch.device("cpu")
@@ -110,7 +112,7 @@ def first_batch(job: Job) -> FlatBatch:
         JobError: there is none.
         CaptureError: it may hide tensors.
     """
-    found = next(iter(job.data), _NOTHING)
+    found = next(begin_epoch(job.data, 0), _NOTHING)
     if found is _NOTHING:
         raise JobError(f"job {job.name!r}: its data has no batch, so its step has no shapes")
     return flat_batch(job, found)
@@ -123,7 +125,7 @@ def flat_batch(job: Job, batch: Any) -> FlatBatch:
         CaptureError: it may hide tensors.
     """
     try:
-        return flatten(batch)
+        return flatten(batch, reads_of(job.loss))
     except UnknownLeafError as error:
         raise CaptureError(
             f"job {job.name!r}: a batch holds a {error.args[0]}, which may hide tensors from the "

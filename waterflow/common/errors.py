@@ -49,6 +49,10 @@ class OpaqueStepWarning(UserWarning):
     """A job's steps run as eager Python because they cannot be captured exactly; says why."""
 
 
+class CacheWarning(UserWarning):
+    """The cache on disk cannot be used, or not all of it; says why. It costs time, nothing else."""
+
+
 class BudgetError(WaterflowError, MemoryError):
     """The jobs do not fit the memory budget even one after another; nothing has run."""
 

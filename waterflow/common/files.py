@@ -1,4 +1,4 @@
-"""Files: where a cache may be, and writing one as a whole or not at all."""
+"""Files, written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import secrets
 from pathlib import Path
 
 
-def cache_directory() -> Path:
-    """Where profiles and captures are kept: ``$WATERFLOW_CACHE``, else ``~/.cache/waterflow``."""
-    configured = os.environ.get("WATERFLOW_CACHE")
-    return Path(configured) if configured else Path.home() / ".cache" / "waterflow"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     """Replace the file at `path`: a reader sees the old one or the new one, never a part.
 
-    Raises OSError if the folder cannot be written.
+    A private one can be read and written by its owner alone. Raises OSError if the folder cannot be
+    written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
-        with temporary.open("xb") as file:
+        mode = 0o600 if private else 0o666
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
             # Without it, a power cut after the rename can leave an empty file under the good name.
             file.flush()

@@ -22,6 +22,7 @@ from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.job.batch import moved
+from waterflow.job.batch_reads import reads_of
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.steps.audit import check_step
@@ -228,7 +229,9 @@ class EagerSteps:
 
         def step() -> float:
             with memory, torch.autograd.set_multithreading_enabled(False), observed:
-                return eager_step(self._job, moved(batch.batch, self._device.tensors))
+                return eager_step(
+                    self._job, moved(batch.batch, self._device.tensors, reads_of(self._job.loss))
+                )
 
         loss: float = self._python(step)
         if batch.trial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -18,10 +18,12 @@ from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, Memory
 from waterflow.engine.job_needs import JobNeeds
 from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
+from waterflow.executor.data.batches import batches_of
 from waterflow.executor.data.feeder import Feeder, FeedItem
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
+from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
 from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
@@ -90,6 +92,7 @@ class JobRun:
             on_ready=on_ready,
             name=job.name,
             prepare_at_once=self.steps.preparer.prepare_at_once,
+            begin=_begin_epoch,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
 
@@ -281,6 +284,10 @@ class JobRun:
     def _known_tensors(self) -> Iterator[torch.Tensor]:
         for module in self.job.model.modules():
             yield from _tensors_in(vars(module))
+
+
+def _begin_epoch(data: Iterable[Any], number: int) -> Iterator[Any]:
+    return data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
+from waterflow.job.batch_reads import BatchReads
 
 #: Leaves that are part of a step graph's identity: another value is another graph.
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
@@ -29,31 +31,47 @@ class FlatBatch:
         tensors: its tensors, in a fixed order.
         signature: equal for two batches exactly if one step graph serves both.
         rebuild: makes the same batch around other tensors.
+        reads: what is taken apart of it; None: all.
     """
 
     tensors: list[torch.Tensor]
     signature: Hashable
     rebuild: Rebuild
+    reads: BatchReads | None = None
 
 
-def flatten(batch: Any) -> FlatBatch:
+def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
     """Takes a batch apart.
+
+    Args:
+        batch: as the data yields it.
+        reads: what the step can read of it. The rest is left as it is, is no part of the signature
+            and may be of any kind.
 
     Raises:
         UnknownLeafError: the batch holds something other than tensors, plain values, sequences,
             mappings and data classes.
     """
     tensors: list[torch.Tensor] = []
-    signature, rebuild = _flatten(batch, tensors)
-    return FlatBatch(tensors, signature, rebuild)
+    unread = frozenset() if reads is None else reads.unread(batch)
+    if type(batch) is dict:
+        signature, rebuild = _flatten_mapping(batch, tensors, unread)
+    elif type(batch) in (list, tuple):
+        signature, rebuild = _flatten_sequence(batch, tensors, unread)
+    else:
+        signature, rebuild = _flatten(batch, tensors)
+    return FlatBatch(tensors, signature, rebuild, reads)
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on a device; as it is where they are, or may hide."""
+def moved(batch: Any, device: torch.device, reads: BatchReads | None = None) -> Any:
+    """The batch with its tensors on a device; as it is where they are, or may hide.
+
+    What the step cannot read of it stays where it is.
+    """
     if device.type == "cpu":
         return batch
     try:
-        flat = flatten(batch)
+        flat = flatten(batch, reads)
     except UnknownLeafError:
         return batch
     return flat.rebuild([tensor.to(device) for tensor in flat.tensors])
@@ -92,8 +110,17 @@ def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[H
     return signature, lambda replaced: replaced[index]
 
 
-def _flatten_mapping(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
-    parts = {key: _flatten(item, tensors) for key, item in value.items()}
+def _left(value: Any) -> tuple[Hashable, Rebuild]:
+    return ("unread",), lambda _: value
+
+
+def _flatten_mapping(
+    value: Any, tensors: list[torch.Tensor], unread: Collection[Any] = ()
+) -> tuple[Hashable, Rebuild]:
+    parts = {
+        key: _left(item) if key in unread else _flatten(item, tensors)
+        for key, item in value.items()
+    }
     signature = (type(value), tuple((key, part[0]) for key, part in parts.items()))
 
     def rebuild(replaced: Sequence[torch.Tensor]) -> Any:
@@ -112,8 +139,13 @@ def _flatten_mapping(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable,
     return signature, rebuild
 
 
-def _flatten_sequence(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
-    parts = [_flatten(item, tensors) for item in value]
+def _flatten_sequence(
+    value: Any, tensors: list[torch.Tensor], unread: Collection[int] = ()
+) -> tuple[Hashable, Rebuild]:
+    parts = [
+        _left(item) if position in unread else _flatten(item, tensors)
+        for position, item in enumerate(value)
+    ]
     signature = (type(value), tuple(part[0] for part in parts))
 
     def rebuild(replaced: Sequence[torch.Tensor]) -> Any:

@@ -13,6 +13,8 @@ import torch
 
 from waterflow.common.errors import NonFiniteLossError
 from waterflow.job.batch import moved
+from waterflow.job.batch_reads import reads_of
+from waterflow.job.epochs import begin_epoch
 from waterflow.job.job import STOP, Job, StepResult
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.report.job_report import JobReport
@@ -142,9 +144,9 @@ def _loop(job: Job, report: JobReport) -> None:
     epoch = 0
     while job.epochs is None or epoch < job.epochs:
         before = report.steps
-        for batch in job.data:
+        for batch in begin_epoch(job.data, epoch):
             rates = learning_rates(job)
-            loss = eager_step(job, moved(batch, device))
+            loss = eager_step(job, moved(batch, device, reads_of(job.loss)))
             report.losses.append(loss)
             report.steps += 1
             check_finite(job, report.steps, loss)

@@ -18,6 +18,7 @@ import torch
 from waterflow.account.purity import observer, undisturbed
 from waterflow.executor.profile.measured import Scratch
 from waterflow.job.batch import FlatBatch, moved
+from waterflow.job.batch_reads import reads_of
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
@@ -75,7 +76,7 @@ def check_step(
     if compare:
         predicted = steps.device.profile(lambda: _predict(steps, step, flat))
     groups = [dict(group) for group in job.optimizer.param_groups]
-    eager = _EagerStep(job, moved(batch, steps.device.tensors), step, predicted)
+    eager = _EagerStep(job, moved(batch, steps.device.tensors, reads_of(job.loss)), step, predicted)
     try:
         loss = python(eager.make)
     except torch.OutOfMemoryError:

@@ -14,6 +14,7 @@ from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten
+from waterflow.job.batch_reads import reads_of
 from waterflow.job.job import Job
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors, is_lazy
@@ -89,7 +90,7 @@ class BatchPreparer:
         if self._tiers is None or self._refusal is not None or not self._cache.is_empty:
             return None
         try:
-            flat = flatten(batch)
+            flat = flatten(batch, reads_of(self._job.loss))
         except UnknownLeafError:
             return None
         return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
@@ -125,7 +126,7 @@ class BatchPreparer:
         if self._refusal is not None:
             self._opacity.give_up_step(self._refusal)
         try:
-            flat = flatten(batch)
+            flat = flatten(batch, reads_of(self._job.loss))
             if self._stays_eager(flat, find):
                 return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)
@@ -162,6 +163,9 @@ class BatchPreparer:
             before_capture()  # not under the lock: the step under way may need it
             if self._opacity.step is not None:  # that step has shown it
                 return PreparedBatch(batch)
+            reads = reads_of(self._job.loss)
+            if reads != flat.reads:  # a callback has given the job another loss
+                return self._specialized(batch, flatten(batch, reads), before_capture, find)
             specialization = self._captured(flat)
         return PreparedBatch(batch, flat, specialization, pinned)
 

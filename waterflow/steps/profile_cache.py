@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import torch
 
-from waterflow.common.files import cache_directory
+from waterflow.common.cache import distrust_cached, read_cached, write_cached
 from waterflow.executor.device.base import Device
 from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import Profile
 
+#: Of the cache.
+_FOLDER = "profiles"
 
-def profile_path(graph: StepGraph, threads: int, device: Device) -> Path:
+
+def profile_name(graph: StepGraph, threads: int, device: Device) -> str:
     """Profiles depend on the graph, on torch and its kernels, and on the number of threads."""
     parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads))
-    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
-    return cache_directory() / "profiles" / f"{digest}.npz"
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".npz"
 
 
-def read_profile(path: Path) -> Profile | None:
-    """The profile that is kept there; None where there is none, or a damaged one."""
+def read_profile(name: str, nodes: int) -> Profile | None:
+    """The profile of so many nodes that is kept; None where there is none, or a damaged one."""
+    content = read_cached(_FOLDER, name)
+    if content is None:
+        return None
     try:
-        return Profile.from_npz(path)
-    except (OSError, ValueError):
-        return None  # it is measured again
+        found = Profile.from_bytes(content)
+        if found.num_nodes != nodes:
+            raise ValueError(f"{found.num_nodes} nodes for a step of {nodes}")
+    except Exception as error:  # damaged in one of the many ways of an archive
+        distrust_cached(_FOLDER, name, error)
+        return None
+    return found
 
 
-def write_profile(path: Path, profile: Profile) -> None:
-    """Keeps a profile there, if the folder can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        profile.to_npz(path)
-    except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
+def write_profile(name: str, profile: Profile) -> None:
+    """Keeps a profile, where that can be done."""
+    write_cached(_FOLDER, name, profile.to_bytes())

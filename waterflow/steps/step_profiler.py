@@ -17,7 +17,7 @@ from waterflow.job.batch import FlatBatch
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.profile import Profile
 from waterflow.steps.prepared import PreparedStep
-from waterflow.steps.profile_cache import profile_path, read_profile, write_profile
+from waterflow.steps.profile_cache import profile_name, read_profile, write_profile
 from waterflow.steps.step_binder import StepBinder
 
 
@@ -45,17 +45,18 @@ class StepProfiler:
                 state.
             flat: a batch for them.
         """
-        paths = [profile_path(step.graph, self.threads, self.device) for step in steps]
-        known = [profile for path in paths if (profile := read_profile(path)) is not None]
+        names = [profile_name(step.graph, self.threads, self.device) for step in steps]
+        kept_ones = map(read_profile, names, (len(step.compiled.tape) for step in steps))
+        known = [profile for profile in kept_ones if profile is not None]
         if len(known) < len(steps):
             known = self.device.profile(lambda: self._measure(steps, flat))
-            for path, profile in zip(paths, known, strict=True):
-                write_profile(path, profile)
+            for name, profile in zip(names, known, strict=True):
+                write_profile(name, profile)
         for step, kept in zip(steps, known, strict=True):
             # A kept one has the name of the job that was measured, which may have been another.
             profile = dataclasses.replace(kept, name=self.binder.job.name)
             if profile.num_nodes != len(step.compiled.tape):
-                raise AssertionError("a cached profile does not match its step")
+                raise AssertionError("a profile does not match its step")
             step.memory = StepMemory(profile, self.device.alignment)
             step.piles = Piles(step.memory)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,15 @@ import numpy.typing as npt
 
 from waterflow.capture.fake_job import BuiltJob
 from waterflow.capture.fingerprint import Fingerprint
+from waterflow.common.cache import distrust_cached, read_cached, write_cached
 from waterflow.common.environment import environment
-from waterflow.common.files import cache_directory, write_atomically
 from waterflow.executor.profile.fake import StepWalk
 from waterflow.study.footprint import RawFootprint
 
 #: Changes with the format of the files.
 _VERSION = 1
+#: Of the cache.
+_FOLDER = "families"
 
 _Arrays = dict[str, npt.NDArray[Any]]
 
@@ -57,25 +58,20 @@ def load(key: str | None) -> tuple[RawFootprint, _Arrays] | None:
     """The footprint kept under a key and the arrays kept with it; None where there is none."""
     if key is None:
         return None
+    content = read_cached(_FOLDER, f"{key}.npz")
+    if content is None:
+        return None
     try:
-        return _unpack(_path(key).read_bytes())
-    except Exception:  # not there, or damaged in one of the many ways of an archive
+        return _unpack(content)
+    except Exception as error:  # damaged in one of the many ways of an archive
+        distrust_cached(_FOLDER, f"{key}.npz", error)
         return None
 
 
 def store(key: str | None, footprint: RawFootprint, **also: npt.NDArray[Any]) -> None:
     """Keeps a footprint and some arrays with it; without a key, or a place to write, nothing."""
-    if key is None:
-        return
-    try:
-        _path(key).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(_path(key), _pack(footprint, also))
-    except OSError:
-        pass  # a cache that cannot be written costs time, nothing else
-
-
-def _path(key: str) -> Path:
-    return cache_directory() / "families" / f"{key}.npz"
+    if key is not None:
+        write_cached(_FOLDER, f"{key}.npz", _pack(footprint, also))
 
 
 def _pack(footprint: RawFootprint, also: _Arrays) -> bytes:

@@ -14,6 +14,7 @@ from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.common.errors import JobError
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
+from waterflow.job.epochs import begin_epoch
 from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function
 from waterflow.models.task import Task
@@ -188,7 +189,7 @@ def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footpr
     rng = JobRng(torch.initial_seed())
     threads = torch.get_num_threads()
     steps = JobSteps(job, HostDevice(), rng, threads, traces=traces, may_try=False)
-    found = steps.preparer.prepare(next(iter(job.data))).specialization
+    found = steps.preparer.prepare(next(begin_epoch(job.data, 0))).specialization
     if found is None or found.steady is None:
         notes = "; ".join(steps.opacity.notes)
         reason = steps.opacity.step or notes or "at first, to be observed"

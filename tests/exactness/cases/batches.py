@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from tests.exactness.case import Net, batches, case, cross_entropy, job, made_by, mlp
+from tests.exactness.case import Net, at, batches, case, cross_entropy, job, made_by, mlp
 
 # -- kinds of batches
 
@@ -86,6 +87,55 @@ def names_in_a_batch(live):
     """Every batch has other texts, which the loss never looks at."""
     data = [(*batch, [f"row {n}.{i}" for i in range(8)]) for n, batch in enumerate(batches(14))]
     return job(mlp(), data=data)
+
+
+@case("captured", matters=False)
+def things_in_a_batch_that_the_step_cannot_read(live):
+    """Arrays, objects and texts, others in every batch."""
+    kinds = (lambda n: np.full(3, n), lambda n: object(), lambda n: f"row {n}", lambda n: None)
+    data = [
+        {"x": x, "y": y, "raw": kinds[n % 4](n), "path": f"{n}.png"}
+        for n, (x, y) in enumerate(batches(14))
+    ]
+    return job(mlp(0.3), lambda m, b: F.cross_entropy(m(b["x"]), b["y"]), data=data)
+
+
+@case("captured", "recaptured", "opaque")
+def a_loss_that_begins_to_read_what_none_had_read(live):
+    data = [(*batch, float(n)) for n, batch in enumerate(batches())]
+
+    def plain(model, batch):
+        x, y, _weight = batch
+        return F.cross_entropy(model(x), y)
+
+    def weighted(model, batch):
+        x, y, weight = batch
+        return F.cross_entropy(model(x), y) * weight
+
+    made = job(mlp(), plain, data=data)
+
+    def swap():
+        made.loss = weighted
+
+    made.on_step = at(4, live, swap)
+    return made
+
+
+@case("captured", "recaptured", "opaque")
+def a_batch_read_by_way_of_a_frame(live):
+    """The loss names two of three values, what it calls looks at its variables."""
+    data = [(*batch, 1.0 + (n if live else 0)) for n, batch in enumerate(batches())]
+
+    def weight():
+        try:
+            raise LookupError
+        except LookupError as error:
+            return error.__traceback__.tb_frame.f_back.f_locals["batch"][2]
+
+    def loss(model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1]) * weight()
+
+    return job(mlp(), loss, data=data)
 
 
 @case("captured", "opaque")

@@ -4,7 +4,13 @@ import pickle
 import pytest
 
 from waterflow.common import errors
-from waterflow.common.errors import CaptureError, DeviceLostError, OpaqueStepWarning, WaterflowError
+from waterflow.common.errors import (
+    CacheWarning,
+    CaptureError,
+    DeviceLostError,
+    OpaqueStepWarning,
+    WaterflowError,
+)
 
 pytestmark = pytest.mark.virtual
 
@@ -18,7 +24,7 @@ CLASSES = [
 @pytest.mark.parametrize("error", CLASSES)
 def test_all_have_one_base_and_a_docstring(error):
     assert error.__doc__
-    if error is OpaqueStepWarning:
+    if error in (CacheWarning, OpaqueStepWarning):
         assert issubclass(error, UserWarning)
     else:
         assert issubclass(error, WaterflowError)

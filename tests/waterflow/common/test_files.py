@@ -1,9 +1,8 @@
 import os
-from pathlib import Path
 
 import pytest
 
-from waterflow.common.files import cache_directory, write_atomically
+from waterflow.common.files import write_atomically
 
 pytestmark = pytest.mark.virtual
 
@@ -42,11 +41,3 @@ def test_a_reader_never_meets_a_part(tmp_path, monkeypatch):
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         write_atomically(tmp_path / "nowhere" / "file", b"")
-
-
-def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
-    monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path))
-    assert cache_directory() == tmp_path
-    monkeypatch.setenv("WATERFLOW_CACHE", "")
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert cache_directory() == tmp_path / ".cache" / "waterflow"

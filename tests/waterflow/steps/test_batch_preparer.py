@@ -1,5 +1,6 @@
 """Batches as they are prepared: captured, left to eager Python, or looked at again."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -69,6 +70,48 @@ def test_a_batch_that_may_hide_tensors_is_left_to_an_eager_step():
     assert steps.preparer.prepare(rows(8)).specialization is not None
     with pytest.raises(wf.CaptureError, match=r"holds a builtins\.object, which may hide"):
         steps_of(job_of(capture=True)).preparer.prepare([object()])
+
+
+def by_name(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def weighted(model, batch):
+    return by_name(model, {"x": batch["x"], "y": batch["y"]}) * len(batch["path"])
+
+
+def named(path):
+    return {**dict(zip("xy", rows(8), strict=True)), "path": path}
+
+
+def test_what_the_step_cannot_read_makes_no_new_shape():
+    steps = steps_of(job_of(loss=by_name))
+    values = ["a", "b", 3, None, np.ones(3), object(), torch.ones(2), ["a", "b"]]
+    found = [steps.preparer.prepare(named(value)).specialization for value in values]
+    assert found[0] is not None
+    assert all(one is found[0] for one in found)
+    assert steps.opacity.notes == []
+
+
+def test_what_it_may_read_does():
+    steps = steps_of(job_of(loss=weighted))
+    one, two, again = (steps.preparer.prepare(named(p)).specialization for p in ("a", "bb", "a"))
+    assert one is again is not None
+    assert one is not two is not None
+
+
+def test_another_loss_that_came_while_the_feeder_waited_reads_by_its_own_code():
+    job = job_of(loss=by_name)
+    steps = steps_of(job)
+
+    def waiting():
+        job.loss = weighted
+
+    first = steps.preparer.prepare(named("a"), waiting).specialization
+    assert steps.preparer.prepare(named("a")).specialization is first
+    assert steps.preparer.prepare(named("bb")).specialization is not first
+    job.loss = by_name
+    assert steps.preparer.prepare(named("bb")).specialization is not first
 
 
 def test_a_step_that_no_graph_can_follow_is_given_up():

@@ -1,0 +1,170 @@
+"""Batches of a job's data: torch's own loaders over tensors are read faster, with the same bits.
+
+A `DataLoader` over a `TensorDataset` takes each item out of its tensor and stacks the items again,
+where one `index_select` gives the same tensors. That takes the place of the loader's fetcher alone:
+samplers, random draws, errors and pinning stay the loader's own. Whatever is not exactly torch's
+own at that moment (a subclass, a patched function, another collation, a mode that sees operators)
+is fetched by the loader's fetcher. Batches of 64 digits: 27 us instead of 154 (one of 2 virtual
+cores, 22 November 2026).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset, dataloader
+from torch.utils.data._utils import collate, fetch
+
+#: Types whose items `stack` and `index_select` both copy as they are.
+_DTYPES = frozenset(
+    (
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bool),
+        *(torch.complex64, torch.complex128),
+    )
+)
+
+#: Functions that a fetch goes through: (where, name).
+_PATH: tuple[tuple[Any, str], ...] = (
+    (dataloader._SingleProcessDataLoaderIter, "_next_data"),
+    (fetch._MapDatasetFetcher, "fetch"),
+    (TensorDataset, "__getitem__"),
+    (Subset, "__getitem__"),
+    (Subset, "__getitems__"),
+    (collate, "default_collate"),
+    (collate, "collate"),
+    (collate, "collate_tensor_fn"),
+    (torch, "stack"),
+    (torch.Tensor, "__getitem__"),
+)
+
+
+def _now() -> list[object]:
+    """The functions of the path as they are, and what Python runs for them."""
+    found = [getattr(where, name) for where, name in _PATH]
+    return [*found, *(getattr(function, "__code__", None) for function in found)]
+
+
+def _is_torchs(function: object) -> bool:
+    if not isinstance(function, FunctionType):
+        return isinstance(function, (BuiltinFunctionType, type(object.__str__)))
+    folder = os.path.join(os.path.dirname(torch.__file__), "")
+    return function.__code__.co_filename.startswith(folder)
+
+
+_OWN = _now()
+_COLLATE = collate.default_collate
+_OWN_COLLATIONS = dict(collate.default_collate_fn_map)
+#: Somebody may have patched torch before this module came.
+_PRISTINE = (
+    all(_is_torchs(getattr(where, name)) for where, name in _PATH)
+    and _OWN_COLLATIONS.get(torch.Tensor) is collate.collate_tensor_fn
+    and not any(issubclass(tuple, kind) for kind in _OWN_COLLATIONS)
+)
+
+
+def batches_of(data: Iterable[Any]) -> Iterator[Any]:
+    """Begins an epoch of a job's data: `iter(data)`, its batches the same, made faster.
+
+    Raises:
+        Whatever the data raises.
+    """
+    iterator = iter(data)
+    if type(iterator) is dataloader._SingleProcessDataLoaderIter and _PRISTINE:
+        fetcher = iterator._dataset_fetcher
+        if type(fetcher) is fetch._MapDatasetFetcher and "fetch" not in vars(fetcher):
+            # The iterator is this epoch's own; nobody else has seen it.
+            iterator._dataset_fetcher = _Selection(fetcher)
+    return iterator
+
+
+class _Selection:
+    """In place of a loader's fetcher: selects a batch as a whole, where that is the same."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+    def fetch(self, indices: Any) -> Any:
+        """A batch; what a fetch depends on may have changed since the last one."""
+        fetcher = self._fetcher
+        if fetcher.auto_collation and fetcher.collate_fn is _COLLATE and _is_unpatched():
+            found = _selected(fetcher.dataset, indices)
+            if found is not None:
+                return found
+        return fetcher.fetch(indices)
+
+
+def _is_unpatched() -> bool:
+    """Whether the functions are those of the beginning, and nobody watches operators."""
+    return (
+        _now() == _OWN
+        and collate.default_collate_fn_map == _OWN_COLLATIONS
+        and torch._C._len_torch_function_stack() == 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch.utils.data.get_worker_info() is None
+    )
+
+
+def _selected(dataset: Dataset[Any], indices: Any) -> list[torch.Tensor] | None:
+    """What `default_collate` makes of the items; None where that is not known for sure."""
+    while type(dataset) is Subset:
+        if type(indices) is not list or "__getitems__" in vars(dataset):
+            return None
+        mapped = _mapped(dataset.indices, indices)
+        if mapped is None:
+            return None
+        dataset, indices = dataset.dataset, mapped
+    if type(dataset) is not TensorDataset or hasattr(dataset, "__getitems__"):
+        return None
+    if type(indices) is not list or set(map(type, indices)) != {int}:
+        return None
+    tensors = dataset.tensors
+    if type(tensors) is not tuple or not tensors or not all(map(_is_plain, tensors)):
+        return None
+    if min(indices) < 0 or max(indices) >= min(len(tensor) for tensor in tensors):
+        return None  # counted from the end, or an error that is the loader's to raise
+    index = torch.tensor(indices, dtype=torch.int64, device="cpu")
+    return [tensor.index_select(0, index) for tensor in tensors]
+
+
+def _mapped(own: Any, indices: list[Any]) -> list[Any] | None:
+    """Items of a subset's indices, as whole numbers where an array or a tensor holds them."""
+    if set(map(type, indices)) != {int}:
+        return None
+    listed = type(own) in (list, tuple, range)
+    if not (listed or _holds_whole_numbers(own)):
+        return None
+    try:
+        found = [own[index] for index in indices]
+    except IndexError:  # the loader's own fetch raises it again
+        return None
+    return found if listed else [int(item) for item in found]
+
+
+def _holds_whole_numbers(own: Any) -> bool:
+    if type(own) is np.ndarray:
+        return own.ndim == 1 and own.dtype.kind == "i"
+    return type(own) is torch.Tensor and own.dim() == 1 and own.dtype == torch.int64
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether rows of the tensor, stacked, are what `index_select` gives."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.dtype in _DTYPES
+        and tensor.dim() > 0
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad or tensor.is_inference())
+        and not (tensor.is_conj() or tensor.is_neg())
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )

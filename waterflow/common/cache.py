@@ -1,0 +1,110 @@
+"""The cache: files that save time, and nothing else.
+
+Whatever is wrong with it (a full disk, no home, a damaged file, somebody else's folder), a run goes
+on without, and says so once. Files of others are not trusted: wrong sizes would break budgets.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from pathlib import Path
+
+from waterflow.common.errors import CacheWarning
+from waterflow.common.files import write_atomically
+
+#: Caches that something has been said about.
+_told: set[str] = set()
+
+
+class _NotTrustedError(OSError):
+    """A file or folder that somebody else may have written."""
+
+
+def cache_directory() -> Path:
+    """Where profiles and captures are kept: ``$WATERFLOW_CACHE``, else ``~/.cache/waterflow``.
+
+    Raises:
+        OSError: there is no home directory.
+    """
+    configured = os.environ.get("WATERFLOW_CACHE")
+    if configured:
+        return Path(configured)
+    try:
+        return Path.home() / ".cache" / "waterflow"
+    except RuntimeError:  # no $HOME, and no entry for the user in the system's list
+        raise OSError("this user has no home directory") from None
+
+
+def read_cached(folder: str, name: str) -> bytes | None:
+    """What is kept under a name in one of the cache's folders; None where nothing can be had."""
+    try:
+        place = cache_directory() / folder
+        for above in (place.parent, place):
+            _check(above.stat(), above)
+        return _content(place / name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        _tell(error)
+        return None
+
+
+def write_cached(folder: str, name: str, content: bytes) -> None:
+    """Keeps something under a name, where that can be done."""
+    try:
+        place = cache_directory() / folder
+        place.parent.parent.mkdir(parents=True, exist_ok=True)
+        for above in (place.parent, place):
+            above.mkdir(mode=0o700, exist_ok=True)
+            _check(above.stat(), above)
+        write_atomically(place / name, content, private=True)
+    except OSError as error:
+        _tell(error)
+
+
+def distrust_cached(folder: str, name: str, why: object) -> None:
+    """What has been read is of no use, and will be made anew."""
+    _tell(OSError(f"{folder}/{name} in it is damaged or of another version ({why})"))
+
+
+def _check(status: os.stat_result, path: Path) -> None:
+    """Raises _NotTrustedError where others than this user and root may have written there."""
+    if status.st_uid not in (os.geteuid(), 0):
+        raise _NotTrustedError(
+            f"{path} belongs to the user {status.st_uid}, this process to {os.geteuid()}"
+        )
+    if status.st_mode & stat.S_IWOTH:
+        raise _NotTrustedError(f"everybody can write to {path} (chmod o-w makes it trusted)")
+
+
+def _content(path: Path) -> bytes:
+    # A pipe in the file's place would be waited for, for ever.
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(number)
+        _check(status, path)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no ordinary file")
+        with open(number, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(number)
+
+
+def _tell(error: OSError) -> None:
+    try:
+        where = str(cache_directory())
+    except OSError:
+        where = "~/.cache/waterflow"
+    if where in _told:
+        return
+    _told.add(where)
+    warnings.warn(
+        f"the cache {where} is not used, or not all of it: {error}. What it would hold is found "
+        "anew, which takes time and changes nothing else. Mend it, or name another folder in "
+        "WATERFLOW_CACHE.",
+        CacheWarning,
+        stacklevel=2,
+    )
