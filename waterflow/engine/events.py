@@ -42,12 +42,14 @@ class EpochEntered(NamedTuple):
 
 
 class CaptureKnown(NamedTuple):
-    """How much of a job's step is captured, `captured` and `notes` as in `JobReport`."""
+    """How much of a job's step is captured, and what that took, as in `JobReport`."""
 
     job: str
     captured: str
     notes: Sequence[str]
     recaptures: int
+    capture_seconds: float = 0.0
+    shared_with: str | None = None
 
 
 class NeedsKnown(NamedTuple):

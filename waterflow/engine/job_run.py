@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 
 from waterflow.capture.callbacks import may_fetch_ahead
-from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
@@ -27,6 +26,7 @@ from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
+from waterflow.steps.shared_captures import SharedCaptures
 
 Result = TypeVar("Result")
 
@@ -53,7 +53,7 @@ class JobRun:
         job: Job,
         seed: int,
         lanes: Lanes,
-        traces: OptimizerTraces,
+        captures: SharedCaptures,
         events: EventStream,
         on_ready: Callable[[], None],
         audit: str = "log",
@@ -66,7 +66,7 @@ class JobRun:
         self.resident = False
         self._events = events
         self._rng = JobRng(seed, lanes.device)
-        self.steps = JobSteps(job, lanes.device, self._rng, lanes.threads, traces=traces)
+        self.steps = JobSteps(job, lanes.device, self._rng, lanes.threads, captures=captures)
         self.needs = JobNeeds(self.steps)
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
         self.eager = EagerSteps(number, self.steps, self.captured, self.needs, self._python, events)
@@ -168,7 +168,9 @@ class JobRun:
         elif opacity.optimizer is not None:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count
-        self._events.publish(CaptureKnown(self.name, captured, list(opacity.notes), recaptures))
+        notes, builder = list(opacity.notes), self.steps.builder
+        took = builder.seconds, builder.shared_with
+        self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, *took))
 
     # Its next step
 
