@@ -46,6 +46,7 @@ def trained():
     return jobs, engine.report()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OTHERS, *ALIKE])
 def test_a_trial_has_the_numbers_of_the_loop_and_shares_where_it_may(trained, name):
     jobs, report = trained
