@@ -38,15 +38,15 @@ from torch import nn
 
 from waterflow.account import places
 from waterflow.account.class_parts import is_a
+from waterflow.account.code_names import code_names
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
 if TYPE_CHECKING:
     from waterflow.account.account import Account
 
-#: Functions by which code could tell equal structures apart: addresses differ.
-_TELL_OBJECTS_APART = (id, hash)
-_ATOMS = frozenset({int, float, complex, str, bytes})
-_SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented)})
+#: Numbers may be told apart by `is`; whether two equal texts are one object is up to Python.
+_NUMBERS = frozenset({int, float, complex})
+_SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), str, bytes})
 _TORCH_ATOMS = frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format})
 #: Objects whose text is their value.
 _TEXTS: tuple[Any, ...] = (
@@ -99,12 +99,12 @@ class Structure:
         """
         if account.unwalkable:
             raise NoStructureError(str(account.unwalkable[0][0]))
-        if any(named is told for named in account.built_ins for told in _TELL_OBJECTS_APART):
-            raise NoStructureError("code that may look at addresses")
         writer = _Writer(account, numbers_aside)
         for root in roots:
             writer.value(root)
         writer.run()
+        if id(id) in writer.pinned or any(map(_may_hash, filter(account.executes, account.codes))):
+            raise NoStructureError("code that may look at addresses")
         self.digest = hashlib.sha256(
             repr(writer.words).encode("utf-8", "surrogatepass")
         ).hexdigest()
@@ -159,7 +159,7 @@ class _Writer:
             self.words.append(repr(value))
         elif kind is tuple or kind is torch.Size:
             self._sequence(value)
-        elif kind in _ATOMS:
+        elif kind in _NUMBERS:
             if self._is_new(value):
                 self.words += kind.__name__, value if kind is not float else value.hex()
         elif self._is_pinned(value, kind):
@@ -176,7 +176,7 @@ class _Writer:
         """A value that a class or a module has: of torch's, not all are walked."""
         kind = type(value)
         walked = id(value) in self._placed or issubclass(kind, _DESCRIBED) or kind in _BARE
-        if walked or kind in _SINGLE or kind in _TORCH_ATOMS or kind in _ATOMS:
+        if walked or kind in _SINGLE or kind in _TORCH_ATOMS or kind in _NUMBERS:
             self.value(value)
         else:
             self._pin(value)
@@ -393,6 +393,13 @@ def _is_everybodys(function: types.FunctionType) -> bool:
     for name in function.__qualname__.split("."):
         found = getattr(found, "__dict__", {}).get(name)
     return found is function
+
+
+def _may_hash(code: types.CodeType) -> bool:
+    """Whether code may ask for hashes, which can be made of addresses; methods that data classes
+    are given are there for dictionaries."""
+    is_made = code.co_filename == "<string>" and code.co_name == "__hash__"
+    return "hash" in code_names(code).global_names and not is_made and not is_trusted_code(code)
 
 
 def _is_full(cell: types.CellType) -> bool:
