@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +24,13 @@ class StepMemory:
         self._bytes = np.ascontiguousarray(events["bytes"], dtype=np.int64)
         self._ids = np.ascontiguousarray(events["id"], dtype=np.int32)
         self._nodes = events["node"]
-        self._solo: Any = None
+        self._solo: list[Any] = []  # found when it is asked for, for all jobs with this step
+
+    def of_job(self, name: str) -> StepMemory:
+        """The same memory, of the same step of another job."""
+        twin = copy.copy(self)
+        twin.profile = dataclasses.replace(self.profile, name=name)
+        return twin
 
     @property
     def events(self) -> tuple[Any, Any]:
@@ -57,8 +65,8 @@ class StepMemory:
         return self._rehearsed().offsets[0]
 
     def _rehearsed(self) -> Any:
-        if self._solo is None:
+        if not self._solo:
             whole = [NodeGroup(0, self.profile.num_nodes, 0, 0, 0.0)]
             state = _C.Allocator(1 << 60, self._alignment, 1)
-            self._solo = _C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]])
-        return self._solo
+            self._solo.append(_C.rehearse(state, [self.arrays(whole)], [0], [[(0, 0, 0)]]))
+        return self._solo[0]

@@ -187,6 +187,11 @@ class LoweredStep:
     transient: list[int]
     boundary: int | None
 
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """An operator's name per instruction."""
+        return [instruction.name for instruction in self.instructions]
+
 
 def lower_step(step: StepGraph) -> LoweredStep:
     """Lowers a step graph; the instructions keep the graph's order of nodes."""

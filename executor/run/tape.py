@@ -29,6 +29,7 @@ class CompiledStep:
 
     Attributes:
         tape: the extension's tape.
+        lowered: what it was made of.
         inputs: slot of each persistent input.
         registers: register of each live hyperparameter.
         outputs: slot of each output of the step graph.
@@ -39,6 +40,7 @@ class CompiledStep:
     """
 
     tape: Any
+    lowered: LoweredStep
     inputs: dict[Input, int] = field(default_factory=dict)
     registers: dict[Hashable, int] = field(default_factory=dict)
     outputs: dict[Hashable, int] = field(default_factory=dict)
@@ -68,9 +70,14 @@ class CompiledStep:
     _views: list[tuple[int, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
 
-def compile_step(step: StepGraph) -> CompiledStep:
-    """Compiles a step graph; the tape runs the nodes in the graph's order."""
-    lowered = lower_step(step)
+def compile_step(step: StepGraph, lowered: LoweredStep | None = None) -> CompiledStep:
+    """Compiles a step graph; the tape runs the nodes in the graph's order.
+
+    Args:
+        step: the step graph.
+        lowered: its instructions, where they are known from another job with this graph.
+    """
+    lowered = lowered or lower_step(step)
     tape = _C.Tape(len(lowered.slots), lowered.num_registers)
     for instruction in lowered.instructions:
         _emit(tape, instruction)
@@ -82,12 +89,13 @@ def compile_step(step: StepGraph) -> CompiledStep:
         tape.set_register(register, value)
     return CompiledStep(
         tape,
+        lowered,
         inputs=lowered.inputs,
         registers=lowered.hypers,
         outputs=lowered.outputs,
         transient=lowered.transient,
         boundary=lowered.boundary,
-        names=[instruction.name for instruction in lowered.instructions],
+        names=lowered.names,
         _views=[(lowered.slots[node], _view_maker(tape, lowered, node)) for node in lowered.views],
     )
 

@@ -22,6 +22,12 @@ def seeded(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded in tags
 
 
+def only_copied(node: fx.Node) -> bool:
+    """Whether a constant of a graph is a number written in the code: each step takes a copy."""
+    copy = torch.ops.aten.lift_fresh_copy.default
+    return all(user.target is copy for user in node.users)
+
+
 def draws_on_host(node: fx.Node) -> bool:
     """Whether a node draws random numbers from the host's generator, as a data loader does."""
     return seeded(node) and all(tensor.device.type == "cpu" for tensor in tensors_of(node))

@@ -11,7 +11,6 @@ from torch import nn
 
 import waterflow as wf
 from tests.support.data import cross_entropy, pairs
-from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import Event, EventStream
 from waterflow.engine.job_run import JobRun
@@ -21,6 +20,7 @@ from waterflow.executor.run import rng
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.steps.prepared import PreparedBatch
+from waterflow.steps.shared_captures import SharedCaptures
 
 
 def make_job(name: str, width: int = 8, **options: Any) -> wf.Job:
@@ -52,7 +52,7 @@ class Parts:
             job,
             0,
             context.lanes,
-            OptimizerTraces(),
+            SharedCaptures(),
             context.events,
             context.wake,
             "off",

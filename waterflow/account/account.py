@@ -33,7 +33,11 @@ class Account:
     def __init__(self, walk: Walk) -> None:
         """Takes over what a walk has found; use `take`."""
         self._guards = walk.guards
-        self._places: list[Place] = walk.places
+        #: Every place that is checked, in the order of the walk.
+        self.places: list[Place] = walk.places
+        #: The attributes that count; None: any.
+        self.names: frozenset[str] | None = walk.names
+        self._executes = walk.executes
         self._objects: dict[int, Trail] = walk.objects
         self._walked = walk.seen
         #: Whether all was walked that there is, but for what is unwalkable.
@@ -52,7 +56,7 @@ class Account:
         """What may move when it is used, and could not be put back: iterators, generators."""
         return [
             str(place.trail)
-            for place in self._places
+            for place in self.places
             if isinstance(place, Probed) and place.put_back is None and moves(place.holder)
         ]
 
@@ -86,8 +90,10 @@ class Account:
                 with large libraries leads far; the account then has something unwalkable.
         """
         if codes is None and names is None and not everything:
-            names = _reachable_names(roots, skip or {}, copied, most)
-            if names is None and unless_any:
+            found = _walk_by_reachable_names(roots, skip or {}, copied, most)
+            if found is not None:
+                return cls(found)
+            if unless_any:
                 walk = Walk(frozenset(), None, {})
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
@@ -96,6 +102,10 @@ class Account:
         walk.run(roots)
         return cls(walk)
 
+    def executes(self, code: CodeType) -> bool:
+        """Whether a function of this code was looked into."""
+        return self._executes(code)
+
     def holds(self) -> bool:
         """Whether everything is as it was."""
         return self._guards.holds()
@@ -103,11 +113,11 @@ class Account:
     def difference(self) -> str | None:
         """What is not as it was, as a user would call it; None if all is."""
         found = self._guards.difference()
-        return None if found is None else self._places[found[0]].text(found[1])
+        return None if found is None else self.places[found[0]].text(found[1])
 
     def differences(self) -> list[str]:
         """Everything that is not as it was."""
-        return [self._places[index].text(part) for index, part in self._guards.differences()]
+        return [self.places[index].text(part) for index, part in self._guards.differences()]
 
     def restore(self) -> list[str]:
         """Puts back what was there, place by place.
@@ -117,7 +127,7 @@ class Account:
         """
         for index, _ in self._guards.differences():
             try:
-                self._places[index].restore()
+                self.places[index].restore()
             except Exception:
                 continue  # it shows in what still differs
         return self.differences()
@@ -141,10 +151,11 @@ class Account:
         return not self._objects.keys().isdisjoint(other._objects)
 
 
-def _reachable_names(
+def _walk_by_reachable_names(
     roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None], copied: bool, most: int
-) -> frozenset[str] | None:
-    """The names in all code that the roots have by these very names; None if it reads any."""
+) -> Walk | None:
+    """A walk along the names in all code that the roots have by these very names; None if that
+    code reads any attribute."""
     names = _CALLED
     while True:
         walk = Walk(names, None, skip)
@@ -152,5 +163,5 @@ def _reachable_names(
         walk.run(roots)
         more = names_in(walk.codes.values(), copied=copied)
         if more is None or more <= names:
-            return None if more is None else names
+            return None if more is None else walk
         names |= more

@@ -64,7 +64,8 @@ class CodeWalk:
         self.objects: dict[int, Trail] = {}
         #: Names by which modules are read, as far as functions were met.
         self.module_names: set[str] = set()
-        self._names = None if names is None else frozenset(names)
+        #: The attributes that count; None: any.
+        self.names = None if names is None else frozenset(names)
         self._codes = None if codes is None else {id(code): code for code in codes}
         self._skip = {holder: None if k is None else frozenset(k) for holder, k in skip.items()}
         self.seen: dict[int, Any] = {}
@@ -80,7 +81,8 @@ class CodeWalk:
             self.seen[id(value)] = value
             self._waiting.append((value, trail))
 
-    def _executes(self, code: types.CodeType) -> bool:
+    def executes(self, code: types.CodeType) -> bool:
+        """Whether a function of this code is to be looked into."""
         return self._codes is None or id(code) in self._codes
 
     def _refuse(self, value: Any, trail: Trail, what: str | None = None) -> None:
@@ -101,7 +103,7 @@ class CodeWalk:
         code = value.__code__
         for part in nested_codes(code):
             self.codes[id(part)] = part
-        executed = self._executes(code)
+        executed = self.executes(code)
         if is_trusted_code(code):
             if executed:
                 self._trusted_function(value, trail)
@@ -216,7 +218,7 @@ class CodeWalk:
         trusted = is_trusted_name(namespace.get("__name__"))
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
-            names = names | {"__getattr__"} | (self._names or frozenset())
+            names = names | {"__getattr__"} | (self.names or frozenset())
         for name in names:
             if name in namespace:
                 self._named(namespace, name, trail.attribute(name))
@@ -283,8 +285,8 @@ class CodeWalk:
             return
         skipped = _CLASS_NOISE | skipped
         trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
-        found = self.guards.type(kind, self._names, skipped)
-        watched = functools.partial(_is_watched, self._names, skipped)
+        found = self.guards.type(kind, self.names, skipped)
+        watched = functools.partial(_is_watched, self.names, skipped)
         self.places.append(places.ClassAttributes(trail, kind, found, watched))
         for name, value in found:
             if not trusted or is_foreign(value) or is_a(value, types.FunctionType):

@@ -59,7 +59,7 @@ class Walk(CodeWalk):
         for name, value in roots.items():
             self.reach(value, Trail(name))
             self._empty()  # so that things are called after the first root that has them
-        if self._executes(_READ_ENVIRONMENT):
+        if self.executes(_READ_ENVIRONMENT):
             self._mapping(os.environ._data, Trail("os.environ"))  # type: ignore[attr-defined]
             del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
         self._empty()
@@ -114,7 +114,7 @@ class Walk(CodeWalk):
         self.objects[id(value)] = trail
         self._attributes(value, trail)
         for name, descriptor in slots_of(kind):
-            if self._names is None or name in self._names:
+            if self.names is None or name in self.names:
                 self._slot(value, descriptor, trail.attribute(name))
         if base is not object:
             _BASE_METHODS[base](self, value, trail)
@@ -133,17 +133,17 @@ class Walk(CodeWalk):
                 self.reach(inner, trail.attribute(name))
 
     def _wanted_names(self, value: Any) -> frozenset[str] | None:
-        if self._names is None or not is_a(value, (nn.Module, torch.optim.Optimizer)):
-            return self._names
+        if self.names is None or not is_a(value, (nn.Module, torch.optim.Optimizer)):
+            return self.names
         return self._module_attributes if is_a(value, nn.Module) else self._names_of_optimizer
 
     @functools.cached_property
     def _module_attributes(self) -> frozenset[str]:
-        return _MODULE_NAMES | (self._names or frozenset())
+        return _MODULE_NAMES | (self.names or frozenset())
 
     @functools.cached_property
     def _names_of_optimizer(self) -> frozenset[str]:
-        return _OPTIMIZER_NAMES | (self._names or frozenset())
+        return _OPTIMIZER_NAMES | (self.names or frozenset())
 
     def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
         found = self.guards.slot(value, descriptor)

@@ -18,11 +18,12 @@ from typing import Any
 from waterflow.account.account import Account
 from waterflow.account.code_names import names_in
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
-from waterflow.account.trust import is_trusted_code
+from waterflow.account.structure import Structure
+from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.capture.caller import CallerContext
 from waterflow.common.environment import process_flags
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import live_places
+from waterflow.job.optimizer_state import live_places, trained_parameters
 
 #: Objects that a first look may meet: beyond, what a step really reads is found by trial.
 _FIRST_LOOK = 20_000
@@ -40,11 +41,34 @@ class Seen:
     codes: frozenset[CodeType]
     names: frozenset[str] | None
 
+    def __or__(self, other: Seen) -> Seen:
+        """What two eager steps have executed."""
+        any_name = self.names is None or other.names is None
+        names = None if any_name else frozenset((*self.names, *other.names))  # type: ignore[misc]
+        return Seen(self.codes | other.codes, names)
+
     @classmethod
     def by(cls, observer: Any) -> Seen:
         """What an observer (`purity.observer`) has seen."""
         codes = observer.codes()
         return cls(frozenset(codes), names_in(codes, observer.calls()))
+
+
+@dataclass(frozen=True)
+class JobStructure:
+    """What a step takes for granted, in a form that other jobs can be compared with.
+
+    Attributes:
+        key: equal for two jobs whose steps are traced to the same, while both are kept.
+        structure: of what the step can read.
+    """
+
+    key: tuple[Any, ...]
+    structure: Structure
+
+    def without_tensors(self) -> JobStructure:
+        """The same, to be kept after the job has gone."""
+        return JobStructure(self.key, self.structure.without_tensors())
 
 
 class Assumptions:
@@ -58,6 +82,7 @@ class Assumptions:
         with_optimizer: bool = True,
         seen: Seen | None = None,
         may_try: bool = False,
+        names: frozenset[str] | None = None,
     ) -> None:
         """Takes the state as it is now.
 
@@ -68,6 +93,8 @@ class Assumptions:
             seen: what eager steps have executed, if any were observed: then only this counts.
             may_try: whether a step can be observed first, so that a look that would be very wide
                 only tells of a risk.
+            names: without `seen`, the attributes that counted for another job: where the
+                structures turn out to be equal, its code is this job's code, too.
         """
         self._job = job
         self._may_try = may_try
@@ -76,7 +103,16 @@ class Assumptions:
         self._fields = _fields(job)
         self._flags = process_flags()
         self.seen = seen
-        self._account = self._take(seen)
+        self._account = self._take(seen, names)
+
+    def narrowed(self, seen: Seen) -> Assumptions:
+        """What a step takes for granted that executes no more than was seen."""
+        return Assumptions(self._job, self._caller, with_optimizer=self._with_optimizer, seen=seen)
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """The attributes that count; None: any."""
+        return self._account.names
 
     def hold(self) -> bool:
         """Whether everything is as it was: the fast look, before each step."""
@@ -95,6 +131,25 @@ class Assumptions:
         if process_flags() != self._flags:
             return "a process-wide setting of torch"
         return self._caller.look(self._account.difference)
+
+    def structure(self) -> JobStructure | None:
+        """For comparisons with other jobs; None where it has something that has none.
+
+        Live hyperparameters do not count, nor their copies among the defaults, which no step of
+        torch's own optimizers computes with.
+        """
+        job, context = self._job, self._caller.kind
+        if context is None:
+            return None
+        own = all(map(is_trusted_class, type(job.optimizer).__mro__))
+        aside = {id(job.optimizer.defaults)} if own else set()
+        roots = [*self._roots().values(), tuple(trained_parameters(job.optimizer))]
+        try:
+            found = Structure(self._account, roots, aside)
+        except Exception:  # no structure, or objects that refuse to be looked at
+            return None
+        key = found.digest, self._flags, job.clip_grad_norm, context, self._with_optimizer
+        return JobStructure(key, found)
 
     def restore(self) -> None:
         """Puts the state back, after a trace has run the user's code."""
@@ -143,20 +198,24 @@ class Assumptions:
                 return f"the step runs code that nothing it can read leads to ({where})"
         return None
 
-    def _take(self, seen: Seen | None) -> Account:
-        job = self._job
-        roots: dict[str, Any] = {"model": job.model, "loss": job.loss}
-        if self._with_optimizer:
-            roots["optimizer"] = job.optimizer
-        skip = live_places(job.optimizer)
+    def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
+        roots, skip = self._roots(), live_places(self._job.optimizer)
 
         def take() -> Account:
             if seen is None:
-                return Account.take(roots, skip=skip, most=_FIRST_LOOK, unless_any=self._may_try)
+                return Account.take(
+                    roots, names, skip=skip, most=_FIRST_LOOK, unless_any=self._may_try
+                )
             return Account.take(roots, seen.names, seen.codes, skip)
 
         with undisturbed():  # thousands of objects that stay would have all others looked through
             return self._caller.look(take)
+
+    def _roots(self) -> dict[str, Any]:
+        roots: dict[str, Any] = {"model": self._job.model, "loss": self._job.loss}
+        if self._with_optimizer:
+            roots["optimizer"] = self._job.optimizer
+        return roots
 
 
 def _fields(job: Job) -> tuple[Any, ...]:

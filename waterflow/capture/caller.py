@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TypeVar
 
 import torch
@@ -32,6 +32,8 @@ class CallerContext:
 
     Attributes:
         opaque: why steps cannot be captured in it; None where they can.
+        kind: equal for contexts in which the same code is traced to the same; None where that is
+            not known. Context variables aside: those that code reads are in its account.
     """
 
     def __init__(self) -> None:
@@ -44,6 +46,7 @@ class CallerContext:
         self._cache = torch.is_autocast_cache_enabled()
         self._thread: int | None = None  # that is inside
         self.opaque = self._why_opaque()
+        self.kind = self._kind()
 
     def _why_opaque(self) -> str | None:
         modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
@@ -60,6 +63,21 @@ class CallerContext:
                 "is open (put it into the loss function, or cache_enabled=False)"
             )
         return None
+
+    def _kind(self) -> Hashable:
+        modes = _get_current_function_mode_stack()
+        if self.opaque is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+            return None
+        return (
+            tuple(str(mode.device) for mode in modes if isinstance(mode, DeviceContext)),
+            tuple(self._autocast),
+            self._cache,
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch._C._is_fwd_grad_enabled(),
+            str(torch._C._dispatch_tls_local_include_set()),
+            str(torch._C._dispatch_tls_local_exclude_set()),
+        )
 
     def copy(self) -> CallerContext:
         """The same context, whose variables then change by themselves."""

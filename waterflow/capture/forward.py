@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class ForwardTrace:
         gradients: a node per parameter, None where it gets no gradient.
         backward_start: number of nodes before the backward pass.
         reassigned: buffers that the step gives new tensors; the graph writes into the old ones.
+        stand_ins: by the identities of tensors in the graph, those that another job has instead.
     """
 
     module: fx.GraphModule
@@ -48,6 +49,7 @@ class ForwardTrace:
     gradients: list[fx.Node | None]
     backward_start: int
     reassigned: list[str]
+    stand_ins: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
 def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:

@@ -26,7 +26,7 @@ from waterflow.capture.tracing import capture_error, is_of_job, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import Layout, hyperparameters, trained_parameters
-from waterflow.partitioner.graph.effects import seeded, writes
+from waterflow.partitioner.graph.effects import only_copied, seeded, writes
 from waterflow.partitioner.graph.inplace import add_in_place
 from waterflow.partitioner.graph.step_graph import Input, StepGraph
 
@@ -34,7 +34,6 @@ _aten = torch.ops.aten
 #: Below autograd these return their argument; the tensor itself serves.
 _SAME_TENSOR = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _READ_SCALAR = _aten._local_scalar_dense.default
-_LIFT_COPY = _aten.lift_fresh_copy.default
 #: The optimizer's trace with its live numbers, and the copied reads of scalars by name.
 _Live = tuple[OptimizerTrace, Mapping[str, fx.Node]]
 
@@ -173,7 +172,9 @@ class _Join:
             return None
         if node.op == "get_attr":
             tensor = getattr(module, str(node.target))
-            if live is not None and only_copied(node) and not isinstance(tensor, FakeTensor):
+            if live is None:
+                tensor = self.forward.stand_ins.get(id(tensor), tensor)
+            elif only_copied(node) and not isinstance(tensor, FakeTensor):
                 tensor = tensor.clone()  # the trace may be another job's, too
             mapping[node] = self._constant(tensor, node)
             return None
@@ -271,11 +272,6 @@ class _Join:
             if not node.users:
                 self.graph.erase_node(node)
                 self.mutated.discard(meaning)
-
-
-def only_copied(node: fx.Node) -> bool:
-    """Whether a constant of a trace is a number written in the code: each step takes a copy."""
-    return all(user.target is _LIFT_COPY for user in node.users)
 
 
 def _identity(tensor: torch.Tensor, node: fx.Node | None) -> Hashable:

@@ -19,7 +19,7 @@ from torch.utils import _foreach_utils
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.stride_rules import CaptureMode
-from waterflow.capture.trace_diff import Place, live_constants
+from waterflow.capture.trace_diff import Place, live_constants, sure_constants
 from waterflow.capture.traced_floats import (
     Expression,
     FloatTrace,
@@ -89,7 +89,8 @@ def trace_optimizer(
     state: StateLayout,
     watch: TraceWatch | None = None,
 ) -> OptimizerTrace:
-    """Traces the job's optimizer step twice with different odd values and compares.
+    """Traces the job's optimizer step with odd values; twice, and compared, where one trace does
+    not tell what is live.
 
     Args:
         job: whose optimizer it is.
@@ -110,11 +111,17 @@ def trace_optimizer(
         if broken := _guards_broken(first, values):
             fixed |= broken
             continue
+        held = {key: values[key] for key in fixed}
+        constants = sure_constants(first.module, first.floats, held.values())
+        if constants is not None:
+            return _combine(first, constants, first.floats.guards, held)
         second = _Attempt(job, gradients, state, fixed, seed=2).run(watch)
         if broken := _guards_broken(second, values):
             fixed |= broken
             continue
-        return _combine(first, second, {key: values[key] for key in fixed})
+        constants = live_constants((first.module, second.module), (first.floats, second.floats))
+        guards = [*first.floats.guards, *second.floats.guards]
+        return _combine(first, constants, guards, held)
     raise NotCapturableError("its control flow depends on its hyperparameters")
 
 
@@ -336,8 +343,12 @@ def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[Hyp
     return broken
 
 
-def _combine(first: _Attempt, second: _Attempt, fixed: dict[HyperKey, Any]) -> OptimizerTrace:
-    constants = live_constants((first.module, second.module), (first.floats, second.floats))
+def _combine(
+    first: _Attempt,
+    constants: dict[Place, Expression],
+    guards: Sequence[Guard],
+    fixed: dict[HyperKey, Any],
+) -> OptimizerTrace:
     output = next(node for node in reversed(first.module.graph.nodes) if node.op == "output")
     return OptimizerTrace(
         module=first.module,
@@ -346,5 +357,5 @@ def _combine(first: _Attempt, second: _Attempt, fixed: dict[HyperKey, Any]) -> O
         constants=constants,
         state_after=first.state_after,
         fixed=fixed,
-        guards=list(dict.fromkeys([*first.floats.guards, *second.floats.guards])),
+        guards=list(dict.fromkeys(guards)),
     )

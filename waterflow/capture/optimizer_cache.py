@@ -13,9 +13,10 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensor
 
+from waterflow.account.trust import is_trusted_class
 from waterflow.capture.fingerprint import Fingerprint
 from waterflow.capture.forward import ForwardTrace
-from waterflow.capture.join import gradient_layouts, only_copied
+from waterflow.capture.join import gradient_layouts
 from waterflow.capture.optimizer import OptimizerTrace, trace_optimizer
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.traced_floats import traceable
@@ -27,6 +28,7 @@ from waterflow.job.optimizer_state import (
     numbers_of,
     state_layout,
 )
+from waterflow.partitioner.graph.effects import only_copied
 
 #: So many are kept, the latest: a trace may take megabytes.
 _KEPT = 8
@@ -83,7 +85,8 @@ def _key(job: Job, gradients: list[Layout | None], state: StateLayout) -> str | 
     """Equal for steps that do the same, live numbers aside; None where that is not known."""
     own = job.optimizer
     attributes = dict(vars(own))
-    attributes["defaults"] = _without_numbers(own.defaults)
+    if all(map(is_trusted_class, type(own).__mro__)):  # others may compute with them
+        attributes["defaults"] = _without_numbers(own.defaults)
     attributes["param_groups"] = [_without_numbers(group) for group in own.param_groups]
     attributes["state"] = state
     attributes.pop("_opt_called", None)  # a note for schedulers, as is their wrapper of step()

@@ -1,12 +1,19 @@
-"""Compares two traces of one optimizer step, made with other odd values: what differs is live."""
+"""Finds what is live in an optimizer's traces: in one, where that is sure, or by comparing two.
+
+A number in a trace whose digits are those of exactly one remembered expression is that expression:
+odd values are random to the last digit. Where each of the others is a plain literal, which nothing
+computed with odd values comes to, one trace tells all. Else two are compared that were made with
+other odd values: what differs is live.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.capture.traced_floats import Expression, FloatTrace, bits, common_meaning
 from waterflow.job.optimizer_state import NotCapturableError, same_value
@@ -26,6 +33,70 @@ def live_constants(
         NotCapturableError: something differs that no expression explains.
     """
     return _Match(modules, floats).run()
+
+
+def sure_constants(
+    module: fx.GraphModule, floats: FloatTrace, fixed: Collection[Any] = ()
+) -> dict[Place, Expression] | None:
+    """The live constants of a trace, with the expression that each stands for.
+
+    Args:
+        module: the trace.
+        floats: its traced floats.
+        fixed: values of hyperparameters that were no traced floats.
+
+    Returns:
+        None where only another trace can tell.
+    """
+    found: dict[Place, Expression] = {}
+    literals = {bits(value) for value in fixed if isinstance(value, float)}
+    try:
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                _check_tensor(getattr(module, str(node.target)), literals)
+            for path, number in _floats((node.args, node.kwargs), ()):
+                meanings = set(floats.meanings.get(bits(number), ()))
+                if len(meanings) + _is_literal(number, literals) != 1:
+                    return None
+                if meanings:
+                    found[node.name, path] = meanings.pop()
+    except _UnsureError:
+        return None
+    return found
+
+
+class _UnsureError(Exception):
+    """Something that may come from hyperparameters. Never a user's."""
+
+
+def _floats(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], float]]:
+    if isinstance(value, (tuple, list)):
+        for place, part in enumerate(value):
+            yield from _floats(part, (*path, place))
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _floats(part, (*path, key))
+    elif isinstance(value, float):
+        yield path, value
+    elif isinstance(value, complex):
+        raise _UnsureError
+
+
+def _check_tensor(tensor: torch.Tensor, literals: Collection[bytes]) -> None:
+    """A tensor of the user's own, or one made of numbers: only the least of them are sure."""
+    if isinstance(tensor, FakeTensor) or tensor.numel() != 1:
+        raise _UnsureError
+    if not _is_literal(float(tensor.item()), literals):
+        raise _UnsureError
+
+
+def _is_literal(number: float, literals: Collection[bytes]) -> bool:
+    """Whether a number is one that code has as it stands, and no computation with odd values."""
+    return (number.is_integer() and abs(number) <= _MOST_LITERAL) or bits(number) in literals
+
+
+#: Whole numbers up to this are literals.
+_MOST_LITERAL = 64
 
 
 class _Match:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import DeviceLostError, JobError
 from waterflow.common.units import parse_bytes
@@ -30,6 +29,7 @@ from waterflow.job.training_step import draw_seed
 from waterflow.partitioner import Policy, get_policy
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
+from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
 
@@ -84,7 +84,7 @@ class Engine:
         self._arena.record(check)
         self._check = check
         self._interrupted = False
-        self._traces = OptimizerTraces()
+        self._captures = SharedCaptures()
         self._costs = CaptureCosts(lanes)
         self._recorder = Recorder()
         display: ProgressDisplay = Progress() if progress else NullProgress()
@@ -117,7 +117,7 @@ class Engine:
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
             run = JobRun(
-                *(number, job, seed, self._lanes, self._traces, events, wake, self._audit),
+                *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
             )
             _C.set_job_name(self._arena, number, job.name)

@@ -42,13 +42,15 @@ class EpochEntered(NamedTuple):
 
 
 class CaptureKnown(NamedTuple):
-    """How much of a job's step is captured: `captured`, `notes`, `tiers` as in `JobReport`."""
+    """How much of a job's step is captured, why, and what that took, as in `JobReport`."""
 
     job: str
     captured: str
     notes: Sequence[str]
     recaptures: int
     tiers: Sequence[str] = ()
+    capture_seconds: float = 0.0
+    shared_with: str | None = None
 
 
 class NeedsKnown(NamedTuple):

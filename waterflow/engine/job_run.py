@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 
 from waterflow.capture.callbacks import may_fetch_ahead
-from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
@@ -29,6 +28,7 @@ from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
+from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")
@@ -56,7 +56,7 @@ class JobRun:
         job: Job,
         seed: int,
         lanes: Lanes,
-        traces: OptimizerTraces,
+        captures: SharedCaptures,
         events: EventStream,
         on_ready: Callable[[], None],
         audit: str = "log",
@@ -72,7 +72,7 @@ class JobRun:
         self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
         self.steps = JobSteps(
-            job, lanes.device, self._rng, lanes.threads, traces=traces, tiers=tiers
+            job, lanes.device, self._rng, lanes.threads, captures=captures, tiers=tiers
         )
         self.needs = JobNeeds(self.steps)
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
@@ -197,8 +197,9 @@ class JobRun:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count
         reasons = [] if tiers is None else tiers.reasons()
-        notes = list(opacity.notes)
-        self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, reasons))
+        notes, builder = list(opacity.notes), self.steps.builder
+        took = builder.seconds, builder.shared_with
+        self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, reasons, *took))
 
     # Its next step
 

@@ -69,6 +69,8 @@ class Recorder:
                 report = self._jobs[event.job].report
                 report.captured, report.recaptures = event.captured, event.recaptures
                 report.notes, report.tiers = list(event.notes), list(event.tiers)
+                report.capture_seconds = event.capture_seconds
+                report.capture_shared_with = event.shared_with
             case EpochEntered():
                 self._jobs[event.job].report.epochs = event.epoch
             case StateChanged():

@@ -22,7 +22,8 @@ class JobReport:
     worth its time (and for the plain loop); `notes` and `tiers` say why. `checks` counts the steps
     whose captured form was compared with the eager step,
     `eager_steps` those that ran as eager Python (these among them), `recaptures` the captures made
-    because something that the step reads had changed.
+    because something that the step reads had changed. `capture_seconds` is what captures took, and
+    `capture_shared_with` names the job whose capture the latest is, where it was not made anew.
     """
 
     name: str
@@ -42,6 +43,8 @@ class JobReport:
     checks: int = 0
     eager_steps: int = 0
     recaptures: int = 0
+    capture_seconds: float = 0.0
+    capture_shared_with: str | None = None
     seed: int | None = None
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
@@ -76,6 +79,8 @@ class JobReport:
             "checks": self.checks,
             "eager_steps": self.eager_steps,
             "recaptures": self.recaptures,
+            "capture_seconds": encode_float(self.capture_seconds),
+            "capture_shared_with": self.capture_shared_with,
             "seed": self.seed,
         }
 
@@ -103,5 +108,7 @@ class JobReport:
             checks=fields.integer("checks"),
             eager_steps=fields.integer("eager_steps"),
             recaptures=fields.integer("recaptures"),
+            capture_seconds=fields.number("capture_seconds"),
+            capture_shared_with=fields.text_or_none("capture_shared_with"),
             seed=fields.integer_or_none("seed"),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from waterflow.capture.caller import CallerContext
-from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.device.base import Device
 from waterflow.executor.run.rng import JobRng
@@ -13,6 +12,7 @@ from waterflow.job.job import Job
 from waterflow.steps.batch_preparer import BatchPreparer
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
+from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.specializations import Specializations
 from waterflow.steps.step_binder import StepBinder
 from waterflow.steps.step_builder import StepBuilder
@@ -31,7 +31,7 @@ class JobSteps:
         device: where it trains.
         rng: its random streams; never advanced here.
         threads: intra-op threads of the lanes, which a profile depends on.
-        traces: of optimizers' steps, shared with the jobs beside it.
+        captures: shared with the jobs beside it.
         caller: the context of the thread that submitted the job.
         may_try: whether eager steps may come first, to be observed.
         tiers: when its steps are captured; None: before they run first.
@@ -40,6 +40,7 @@ class JobSteps:
         persistent: what it holds between steps.
         trials: what its observed steps have shown.
         binder: gives its steps their tensors.
+        builder: makes its steps, or takes them from a job that has the same.
         cache: which step serves a batch.
         preparer: makes its batches ready to run.
     """
@@ -48,7 +49,7 @@ class JobSteps:
     device: Device
     rng: JobRng
     threads: int
-    traces: OptimizerTraces = field(default_factory=OptimizerTraces)
+    captures: SharedCaptures = field(default_factory=SharedCaptures)
     caller: CallerContext = field(default_factory=CallerContext)
     may_try: bool = True
     tiers: Tiers | None = None
@@ -57,6 +58,7 @@ class JobSteps:
     persistent: PersistentTensors = field(init=False)
     trials: Trials = field(init=False)
     binder: StepBinder = field(init=False)
+    builder: StepBuilder = field(init=False)
     cache: StepCache = field(init=False)
     preparer: BatchPreparer = field(init=False)
 
@@ -70,11 +72,11 @@ class JobSteps:
         self.trials = Trials(job, caller, opacity, may_try=self.may_try)
         self.binder = StepBinder(job, rng, self.persistent)
         profiler = StepProfiler(device, rng, self.threads, self.binder)
-        builder = StepBuilder(
+        self.builder = builder = StepBuilder(
             job,
             rng,
             caller,
-            self.traces,
+            self.captures,
             opacity,
             self.trials,
             self.persistent,

@@ -16,6 +16,7 @@ class Opacity:
     Attributes:
         step: why all steps run eagerly, None where they are captured.
         optimizer: why the optimizer runs eagerly, None where it is captured.
+        optimizer_reason: the same without its name.
         notes: what the report should say about the job.
     """
 
@@ -23,6 +24,7 @@ class Opacity:
         self._job = job
         self.step: str | None = None
         self.optimizer: str | None = None
+        self.optimizer_reason: str | None = None
         self.notes: list[str] = []
 
     def give_up_step(self, reason: str) -> None:
@@ -39,6 +41,7 @@ class Opacity:
     def give_up_optimizer(self, why: str) -> None:
         """From now on the optimizer runs eagerly, after captured forward and backward passes."""
         name = type(self._job.optimizer).__name__
+        self.optimizer_reason = why
         self.optimizer = f"{name} cannot be captured exactly: {why}"
         self.note(f"the optimizer runs as eager Python, because {self.optimizer}")
 

@@ -55,6 +55,8 @@ class Specialization:
         checked: steps that an eager step has confirmed.
         runs: how many steps were made of it so far.
         outgrown: whether another capture for such batches has been counted since.
+        offer: the same to other jobs (`shared_captures`), until all that can be learnt of who may
+            have it is learnt; None where nobody may.
     """
 
     forward: ForwardTrace
@@ -64,6 +66,7 @@ class Specialization:
     checked: set[PreparedStep] = field(default_factory=set)
     runs: int = 0
     outgrown: bool = False
+    offer: Any = None
 
     @property
     def steps(self) -> list[PreparedStep]:

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import copy
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 
-from waterflow.capture.assumptions import Assumptions
+from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.forward import ForwardTrace, trace_forward
 from waterflow.capture.join import join
 from waterflow.capture.optimizer import OptimizerTrace
-from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.run.rng import JobRng
 from waterflow.executor.run.tape import compile_step
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import NotCapturableError
+from waterflow.job.optimizer_state import NotCapturableError, hyperparameters, state_layout
 from waterflow.partitioner.graph.effects import draws_on_host
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import PreparedStep, Specialization
+from waterflow.steps.shared_captures import (
+    MOST_LOOKS,
+    Offer,
+    SharedCapture,
+    SharedCaptures,
+    SharedStep,
+    first_sight,
+    shared_capture,
+)
 from waterflow.steps.step_profiler import StepProfiler
 from waterflow.steps.trials import Trials
 
 _Traces = tuple[OptimizerTrace | None, OptimizerTrace | None]
 """Of the optimizer: the first step (None where its state exists), and later ones (None: eager)."""
+
+_Look = tuple[Seen | None, frozenset[str] | None, bool]
+"""What counts of a job: what its steps have executed, names, and whether its optimizer does."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Another job's capture that serves this one, and what it then takes for granted."""
+
+    capture: SharedCapture
+    steps: list[SharedStep]
+    assumptions: Assumptions
+    known: JobStructure
 
 
 @dataclass
@@ -36,46 +61,54 @@ class StepBuilder:
         job: the job.
         rng: its random streams; never advanced here.
         caller: the context of the thread that submitted the job.
-        traces: of optimizers' steps, shared with the jobs beside it.
+        captures: of the jobs beside it.
         opacity: where an optimizer is given up that cannot be captured.
         trials: whether a step may be traced yet.
         persistent: what the job holds between steps.
         profiler: what the steps allocate.
         prefetcher: brings batches to the device, None where they are there already.
         draws: whether a step that was built draws random numbers on the host.
+        seconds: what all that was built has taken, without waits for jobs that look alike.
+        shared_with: the job whose capture the latest is; None where it is its own.
     """
 
     job: Job
     rng: JobRng
     caller: CallerContext
-    traces: OptimizerTraces
+    captures: SharedCaptures
     opacity: Opacity
     trials: Trials
     persistent: PersistentTensors
     profiler: StepProfiler
     prefetcher: BatchPrefetcher | None = None
     draws: bool = False
+    seconds: float = 0.0
+    shared_with: str | None = None
+    _taken: dict[_Look, tuple[Assumptions, JobStructure | None]] = field(
+        default_factory=dict, init=False
+    )
 
     def build(self, flat: FlatBatch) -> Specialization:
-        """Captures the step for such batches, as the user's Python is now.
+        """The step for such batches, as the user's Python is now: another job's, or captured.
 
         Raises:
             TrialNeeded: an eager step has to come first, under observation.
             CaptureError, or whatever the user's code raises: it cannot be captured exactly.
         """
-        signature, seen = flat.signature, self.trials.seen
-        self.trials.demand(signature)
-        may_try = self.trials.may_precede(signature)
-        with TraceWatch(self.job, self.rng, self.caller, seen, may_try) as watch:
-            self.trials.demand_for(signature, watch.assumptions)
-            forward = trace_forward(self.job, flat, watch)
-            traces = self._optimizer_traces(forward, watch)
-            assumptions = watch.assumptions
-            if self.opacity.optimizer is not None:
-                assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
-        specialization = Specialization(forward, assumptions)
-        self._add_steps(specialization, flat, traces)
-        return specialization
+        sight = first_sight(self.job, flat)
+        with self._timed():
+            found = self._find(sight)
+        if found is None:
+            with self.captures.turn(sight), self._timed():
+                found = self._find(sight)  # a job that looks alike may just have captured it
+                if found is None:
+                    return self._captured(flat, sight)
+        with self._timed():
+            return self._shared(found)
+
+    def is_shared(self, flat: FlatBatch) -> bool:
+        """Whether a capture for such batches would cost next to nothing, as another job has it."""
+        return self._find(first_sight(self.job, flat)) is not None
 
     def renew(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
@@ -83,11 +116,106 @@ class StepBuilder:
             traces = self._optimizer_traces(specialization.forward, watch)
         self._add_steps(specialization, flat, traces)
 
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    def note_checked(self, specialization: Specialization) -> None:
+        """A check has shown what a step really reads: others need not agree in more."""
+        if specialization.offer is not None:
+            is_last = specialization.checked.issuperset(specialization.steps)
+            specialization.offer.note(specialization.assumptions, is_last)
+            specialization.offer = None if is_last else specialization.offer
+
+    def note_wrong(self, specialization: Specialization) -> None:
+        """A check has shown that the step is not the eager one, or changes what it reads."""
+        if specialization.offer is not None:
+            self.captures.withdraw(specialization.offer.capture)
+            specialization.offer = None
+
+    # Another job's
+
+    def _find(self, sight: Hashable) -> _Found | None:
+        """Another job's capture that serves this one; None where there is none."""
+        self._taken = {
+            look: (taken, known) for look, (taken, known) in self._taken.items() if taken.hold()
+        }
+        offers = map(self._serving, self.captures.known(sight))
+        return next(filter(None, offers), None)
+
+    def _serving(self, capture: SharedCapture) -> _Found | None:
+        optimizer = self.job.optimizer
+        steps = capture.for_state(state_layout(optimizer), hyperparameters(optimizer))
+        if steps is None:
+            return None
+        look = capture.key.seen, capture.key.names, capture.opaque_optimizer is None
+        if look not in self._taken:
+            if len(self._taken) >= MOST_LOOKS:
+                return None
+            self._taken[look] = self._look(*look)
+        assumptions, known = self._taken[look]
+        if known is None or known.key != capture.key.known.key:
+            return None
+        return _Found(capture, steps, assumptions, known)
+
+    def _look(
+        self, seen: Seen | None, names: frozenset[str] | None, with_optimizer: bool
+    ) -> tuple[Assumptions, JobStructure | None]:
+        assumptions = Assumptions(
+            self.job, self.caller, with_optimizer=with_optimizer, seen=seen, names=names
+        )
+        return assumptions, assumptions.structure()
+
+    def _shared(self, found: _Found) -> Specialization:
+        capture, tensors = found.capture, found.known.structure.tensors
+        if capture.opaque_optimizer is not None and self.opacity.optimizer is None:
+            self.opacity.give_up_optimizer(capture.opaque_optimizer)
+        specialization = Specialization(capture.forward_of(tensors), found.assumptions)
+        steps = [self._equipped(step.prepared(self.job, tensors)) for step in found.steps]
+        self._put(specialization, steps)
+        self.captures.note_use(capture)
+        self._taken.clear()
+        self.shared_with = capture.owner
+        return specialization
+
+    # Its own
+
+    def _captured(self, flat: FlatBatch, sight: Hashable) -> Specialization:
+        signature, seen = flat.signature, self.trials.seen
+        self.trials.demand(signature)
+        may_try = self.trials.may_precede(signature)
+        with TraceWatch(self.job, self.rng, self.caller, seen, may_try) as watch:
+            self.trials.demand_for(signature, watch.assumptions)
+            known, state = watch.assumptions.structure(), state_layout(self.job.optimizer)
+            forward = trace_forward(self.job, flat, watch)
+            traces = self._optimizer_traces(forward, watch)
+            assumptions = watch.assumptions
+            if self.opacity.optimizer is not None:
+                assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
+                known = assumptions.structure()
+            if watch.touched_streams:
+                known = None
+        specialization = Specialization(forward, assumptions)
+        self._add_steps(specialization, flat, traces)
+        self._taken.clear()
+        self.shared_with = None
+        if known is not None:
+            why = self.opacity.optimizer_reason
+            made = shared_capture(sight, self.job, specialization, known, state, why)
+            if made is not None:
+                specialization.offer = Offer(made, copy.copy(assumptions))
+                self.captures.add(made)
+        return specialization
+
     def _optimizer_traces(self, forward: ForwardTrace, watch: TraceWatch) -> _Traces:
         if self.opacity.optimizer is not None:
             return None, None
         try:
-            return self.traces.of(self.job, forward, watch)
+            return self.captures.traces.of(self.job, forward, watch)
         except NotCapturableError as error:
             self.opacity.give_up_optimizer(str(error))
             return None, None
@@ -96,18 +224,21 @@ class StepBuilder:
         first, steady = traces
         steps: list[PreparedStep] = []
         for trace in (first, steady) if first is not None else (steady,):
-            steps.append(self._compiled(specialization.forward, trace))
+            graph = join(self.job, specialization.forward, trace)
+            steps.append(self._equipped(PreparedStep(graph, compile_step(graph), trace)))
         self.profiler.profile(steps, flat)
-        specialization.first = steps[0] if len(steps) == 2 else None
-        specialization.steady = steps[-1]
-        outputs = [] if first is None else first.outputs.values()
-        self.persistent.note_size(steps, [node.meta["val"] for node in outputs])
+        self._put(specialization, steps)
 
-    def _compiled(self, forward: ForwardTrace, trace: OptimizerTrace | None) -> PreparedStep:
-        graph = join(self.job, forward, trace)
-        step = PreparedStep(graph, compile_step(graph), trace)
+    def _equipped(self, step: PreparedStep) -> PreparedStep:
         step.compiled.device_input = (
             None if self.prefetcher is None else self.prefetcher.device_input
         )
-        self.draws = self.draws or any(map(draws_on_host, graph.nodes))
+        self.draws = self.draws or any(map(draws_on_host, step.graph.nodes))
         return step
+
+    def _put(self, specialization: Specialization, steps: list[PreparedStep]) -> None:
+        specialization.first = steps[0] if len(steps) == 2 else None
+        specialization.steady = steps[-1]
+        first = steps[0].optimizer if specialization.first is not None else None
+        created = () if first is None else first.outputs.values()
+        self.persistent.note_size(steps, [node.meta["val"] for node in created])

@@ -135,6 +135,7 @@ class StepCache:
             CaptureError: it may not, and the job insists on capture.
         """
         if checked.difference is not None:
+            self._builder.note_wrong(specialization)
             self._opacity.give_up_step(
                 "its captured step gives other numbers than the eager one: "
                 f"{checked.difference} ({users_line(None, self._job.loss)})"
@@ -149,10 +150,13 @@ class StepCache:
         else:
             problem = specialization.assumptions.narrow(checked.seen)
             self._trials.note_seen(specialization.assumptions)
+        if problem is not None or moved is not None:
+            self._builder.note_wrong(specialization)
         if problem is not None:
             self._opacity.give_up_step(problem)
         elif moved is None:
             specialization.checked.add(step)
+            self._builder.note_checked(specialization)
 
     def written(self) -> list[torch.Tensor]:
         """The tensors that some step writes to: persistent ones, and constants of its own."""

@@ -20,6 +20,7 @@ from waterflow.job.job_file import load_job_file, load_job_function
 from waterflow.models.task import Task
 from waterflow.models.zoo import TASKS
 from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.study.batch_scaling import FootprintModel, JobFactory, footprint_model
 from waterflow.study.estimate import SizedJob
 from waterflow.study.footprint import Footprint, footprint_of
@@ -188,7 +189,8 @@ def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footpr
     """The footprint with profiles taken on the host, of steps on copies; the job stays as it is."""
     rng = JobRng(torch.initial_seed())
     threads = torch.get_num_threads()
-    steps = JobSteps(job, HostDevice(), rng, threads, traces=traces, may_try=False)
+    captures = SharedCaptures(traces)
+    steps = JobSteps(job, HostDevice(), rng, threads, captures=captures, may_try=False)
     found = steps.preparer.prepare(next(begin_epoch(job.data, 0))).specialization
     if found is None or found.steady is None:
         notes = "; ".join(steps.opacity.notes)

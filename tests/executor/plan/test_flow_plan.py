@@ -37,7 +37,7 @@ class RecordedMemory(StepMemory):
 
 
 def compiled() -> CompiledStep:
-    return CompiledStep(_C.Tape(0, 0))
+    return CompiledStep(_C.Tape(0, 0), lowered=None)
 
 
 # How lanes share

@@ -35,7 +35,7 @@ def setting() -> Setting:
     jobs = [PlanJob(str(number), profile) for number, profile in enumerate(profiles)]
     schedule = Temporal().schedule(jobs, 1 << 20, 2)
     steps = [
-        (number, CompiledStep(_C.Tape(0, 0)), StepMemory(profile, 64))
+        (number, CompiledStep(_C.Tape(0, 0), lowered=None), StepMemory(profile, 64))
         for number, profile in enumerate(profiles)
     ]
     plan = plan_round(arena, schedule, steps)

@@ -140,7 +140,6 @@ def test_trials_with_schedulers_share_them(traced):
         each(partial(optim.SGD, lr=0.1, momentum=0.9), nesterov=(False, True)),
         each(partial(optim.Adam, lr=0.1), maximize=(False, True)),
         each(optim.SGD, lr=(torch.tensor(0.1), torch.tensor(0.3))),
-        each(Masked, seed=(0, 1)),
         each(Masked, scale=(1.0, 2.0)),
         each(Masked, signs=((1.0,), (1.0, 0.5))),
         each(hooked, factor=(0.5, 2.0)),
@@ -158,7 +157,7 @@ def test_trials_with_schedulers_share_them(traced):
         },
     ],
     ids=[
-        *("momentum", "decay", "nesterov", "maximize", "tensor_rates", "masks"),
+        *("momentum", "decay", "nesterov", "maximize", "tensor_rates"),
         *("attribute", "list", "hooks", "wrapped", "clipping", "frozen"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from waterflow.capture.trace_diff import live_constants
+from waterflow.capture.trace_diff import live_constants, sure_constants
 from waterflow.capture.traced_floats import FloatTrace
 from waterflow.job.optimizer_state import NotCapturableError
 
@@ -50,6 +50,32 @@ def test_a_number_that_differs_is_its_expression():
 def test_numbers_inside_of_lists_have_their_place():
     one, other = (module_of((torch.add, [1.0, value])) for value in (0.1, 0.2))
     assert live(one, other, floats(lr=0.1), floats(lr=0.2)) == {("add", (0, 1, 1)): ("hyper", "lr")}
+
+
+def sure(trace, known=None, fixed=()):
+    return sure_constants(trace, known or FloatTrace(), fixed)
+
+
+def test_one_trace_tells_where_all_numbers_are_known():
+    trace = module_of((torch.mul, 0.1), (torch.add, 1.0), (torch.add, [0.3, 2]))
+    found = sure(trace, floats(lr=0.1), fixed=[0.3, "text"])
+    assert found == {("mul", (0, 1)): ("hyper", "lr")}
+
+
+@pytest.mark.parametrize("number", [0.5, 65.0, 0.1j, float("inf"), float("nan")])
+def test_a_number_of_unknown_origin_needs_another_trace(number):
+    assert sure(module_of((torch.mul, number)), floats(lr=0.1)) is None
+
+
+def test_a_number_of_two_meanings_needs_another_trace():
+    assert sure(module_of((torch.mul, 0.1)), floats(lr=0.1, decay=0.1)) is None
+    assert sure(module_of((torch.mul, 1.0)), floats(ratio=1.0)) is None
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor(0.1), torch.ones(2)])
+def test_a_tensor_of_unknown_origin_needs_another_trace(tensor):
+    assert sure(module_of((torch.mul, 1.0), tensor=tensor)) is None
+    assert sure(module_of((torch.mul, 1.0), tensor=torch.tensor(1))) == {}
 
 
 def test_zeros_of_either_sign_are_other_numbers():

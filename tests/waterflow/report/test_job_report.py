@@ -28,6 +28,8 @@ REPORT = JobReport(
     checks=1,
     eager_steps=2,
     recaptures=3,
+    capture_seconds=0.25,
+    capture_shared_with="b",
     seed=7,
     exception=ValueError("boom"),
 )

@@ -8,9 +8,9 @@ import waterflow as wf
 from tests.support.data import cross_entropy, rows
 from tests.support.models import Deciding, Noisy
 from tests.support.steps import first_batch, job_of, observed_step, steps_of
-from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.job.batch import flatten
 from waterflow.steps.prepared import PreparedBatch
+from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_profiler import StepProfiler
 from waterflow.steps.trials import TrialNeeded
@@ -26,7 +26,7 @@ def builder_of(job):
         job,
         steps.rng,
         steps.caller,
-        OptimizerTraces(),
+        SharedCaptures(),
         steps.opacity,
         steps.trials,
         steps.persistent,

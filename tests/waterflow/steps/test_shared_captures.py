@@ -1,0 +1,237 @@
+"""Captures that jobs share: which jobs may, which may not, and equal numbers for all of them."""
+
+import collections
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+
+import waterflow as wf
+from tests.support.steps import steps_of
+from tests.support.trial_ways import ALIKE, OTHERS, momentum, rows, trial
+from waterflow.job.batch import flatten
+from waterflow.steps import step_builder
+from waterflow.steps.shared_captures import SharedCaptures
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
+
+
+def reference(name, change):
+    """The job after the plain loop."""
+    job = trial(name, change)
+    report = wf.run_eager(job, threads=1)
+    return report.losses, [tensor.clone() for tensor in tensors_of(job)]
+
+
+def tensors_of(job):
+    state = job.optimizer.state
+    made = [value for entries in state.values() for value in entries.values()]
+    return [*job.model.parameters(), *job.model.buffers(), *filter(torch.is_tensor, made)]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """All trials of both tables beside each other, after one that all of them might have shared."""
+    changes = {**ALIKE, **OTHERS}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    jobs = {name: trial(name, change) for name, change in changes.items()}
+    with wf.Engine(memory="256MB", lanes=2, threads=1) as engine:
+        engine.submit(trial("the first")).result()
+        for job in jobs.values():
+            engine.submit(job)
+    torch.set_num_threads(threads)
+    return jobs, engine.report()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OTHERS, *ALIKE])
+def test_a_trial_has_the_numbers_of_the_loop_and_shares_where_it_may(trained, name):
+    jobs, report = trained
+    losses, tensors = reference(name, {**OTHERS, **ALIKE}[name])
+    found = report.jobs[name]
+    assert found.captured == "captured", found.notes
+    assert found.losses == losses
+    assert all(map(torch.equal, tensors_of(jobs[name]), tensors))
+    assert found.capture_shared_with == ("the first" if name in ALIKE else None)
+
+
+def small(name, steps=3, change=None, on_step=None, lr=0.1):
+    """A perceptron, small enough for many."""
+    torch.manual_seed(len(name))
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.25), nn.Linear(5, 3))
+    if change is not None:
+        change(model)
+    optimizer = optim.Adam(model.parameters(), lr)
+    data = [rows(8), rows(8, 1)]
+    return wf.Job(name, model, optimizer, plain, data, steps=steps, seed=1, on_step=on_step)
+
+
+def plain(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def assert_equal_to_loop(make, job, report):
+    own = make()
+    assert report.losses == wf.run_eager(own, threads=1).losses
+    assert all(map(torch.equal, tensors_of(job), tensors_of(own)))
+
+
+def counted(monkeypatch):
+    """The jobs that were traced, in turn."""
+    traced, trace = [], step_builder.trace_forward
+
+    def counting(job, *others):
+        traced.append(job.name)
+        return trace(job, *others)
+
+    monkeypatch.setattr(step_builder, "trace_forward", counting)
+    return traced
+
+
+def test_64_equal_trials_that_come_together_are_captured_once(monkeypatch):
+    traced = counted(monkeypatch)
+    jobs = [small(f"trial {n}", lr=0.01 + n / 1000) for n in range(64)]
+    report = wf.run(jobs, memory="64MB", threads=1)
+    assert len(traced) == 1
+    shared = [report.jobs[job.name].capture_shared_with for job in jobs]
+    assert collections.Counter(shared) == {None: 1, traced[0]: 63}
+    for n in (0, 31, 63):
+        made = functools.partial(small, f"trial {n}", lr=0.01 + n / 1000)
+        assert_equal_to_loop(made, jobs[n], report.jobs[f"trial {n}"])
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_a_trial_that_changes_its_model_concerns_nobody_else(which):
+    def changing(job):
+        def on_step(result):
+            if result.step == 3:
+                job[0].model[2].p = 0.5
+            if result.step == 5:
+                job[0].model[3].weight.requires_grad_(False)
+
+        return on_step
+
+    def made(name):
+        held = []
+        held.append(small(name, 8, on_step=changing(held) if name == which else lambda _: None))
+        return held[0]
+
+    jobs = [made(name) for name in ("first", "second", "third")]
+    with wf.Engine(memory="64MB", threads=1) as engine:
+        engine.hold()
+        for job in jobs:
+            engine.submit(job)
+        engine.release()
+    report = engine.report()
+    for job in jobs:
+        assert_equal_to_loop(functools.partial(made, job.name), job, report.jobs[job.name])
+        assert report.jobs[job.name].recaptures == (2 if job.name == which else 0)
+
+
+class Constant(nn.Module):
+    """Has a tensor that is neither a parameter nor a buffer."""
+
+    def __init__(self, value, width=5):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.table = {"offset": torch.full((3,), value)}
+
+    def forward(self, x):
+        return self.linear(x) + self.table["offset"] + torch.tensor([0.5, 0.25, 0.125])
+
+
+def constant(name, value, shared=None):
+    torch.manual_seed(0)
+    model = Constant(value)
+    if shared is not None:
+        model.table["offset"] = shared
+    return wf.Job(name, model, momentum(model.parameters()), plain, [rows(8)], epochs=3, seed=0)
+
+
+def test_each_trial_has_its_own_constants():
+    jobs = [constant(f"{value}", value) for value in (0.5, 2.0, -1.0)]
+    report = wf.run(jobs, memory="64MB", threads=1)
+    owners = [report.jobs[job.name].capture_shared_with for job in jobs]
+    assert owners.count(None) == 1
+    for job in jobs:
+        make = functools.partial(constant, job.name, float(job.name))
+        assert_equal_to_loop(make, job, report.jobs[job.name])
+
+
+class Counting(nn.Module):
+    """Writes to a tensor of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.held = nn.Linear(4, 3), [torch.zeros(())]
+
+    def forward(self, x):
+        self.held[0].add_(1)
+        return self.linear(x) * self.held[0]
+
+
+def test_a_constant_that_is_written_is_each_trials_own():
+    def made(name):
+        torch.manual_seed(0)
+        model = Counting()
+        return wf.Job(name, model, momentum(model.parameters()), plain, [rows(8)], epochs=3, seed=0)
+
+    jobs = [made("a"), made("b")]
+    report = wf.run(jobs, memory="64MB", threads=1)
+    for job in jobs:
+        assert_equal_to_loop(functools.partial(made, job.name), job, report.jobs[job.name])
+        assert job.model.held[0] == 3
+
+
+def test_a_mask_of_the_optimizers_own_is_each_trials_own():
+    class Masked(optim.SGD):
+        def __init__(self, parameters, value):
+            super().__init__(parameters, lr=0.1)
+            (group,) = self.param_groups
+            self.masks = [torch.full_like(p, value) for p in group["params"]]
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            (group,) = self.param_groups
+            for parameter, mask in zip(group["params"], self.masks, strict=True):
+                parameter.add_(parameter.grad * mask, alpha=-0.1)
+
+    def made(name):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3)
+        optimizer = Masked(model.parameters(), float(name))
+        return wf.Job(name, model, optimizer, plain, [rows(8)], epochs=3, seed=0)
+
+    jobs = [made("0.5"), made("2.0")]
+    report = wf.run(jobs, memory="64MB", threads=1)
+    assert {report.jobs[job.name].capture_shared_with is None for job in jobs} == {True, False}
+    for job in jobs:
+        assert_equal_to_loop(functools.partial(made, job.name), job, report.jobs[job.name])
+
+
+def test_code_that_may_look_at_addresses_shares_nothing(monkeypatch):
+    def loss(model, batch):
+        return plain(model, batch) * (0.5 if id(model) % 2 else 2.0)
+
+    jobs = [small("a"), small("b")]
+    for job in jobs:
+        job.loss = loss
+    report = wf.run(jobs, memory="64MB", threads=1)
+    assert [report.jobs[job.name].capture_shared_with for job in jobs] == [None, None]
+
+
+def test_a_builder_tells_whether_a_capture_would_be_shared():
+    captures = SharedCaptures()
+    flat = flatten(rows(8))
+    first, second = (steps_of(small(name), captures=captures) for name in ("first", "2nd"))
+    other = steps_of(small("other", change=lambda model: model[2].eval()), captures=captures)
+    assert not second.builder.is_shared(flat)
+    first.builder.build(flat)
+    assert second.builder.is_shared(flat)
+    assert not second.builder.is_shared(flatten(rows(6)))
+    assert not other.builder.is_shared(flat)
+    graphs = [each.builder.build(flat).steady.graph.graph for each in (first, second)]
+    assert graphs[0] is graphs[1]

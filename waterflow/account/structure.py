@@ -1,0 +1,466 @@
+"""What an account holds, with every object as a number: equal for jobs that no code tells apart.
+
+Two jobs are made of different objects, and their accounts compare pointers. Here each object is
+the number in which it was met, so equal texts mean that there is a one-to-one map between what the
+two can read: same code, same numbers and texts, same layouts of tensors, and the same object
+wherever one job has the same object (tied weights, a module that is there twice, `is`). Objects
+that no walk looks into are equal only if they are one and the same. A trace of the one is then a
+trace of the other. Whatever has no rule here makes an account without a structure, which shares
+nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import datetime
+import decimal
+import fractions
+import functools
+import gc
+import hashlib
+import logging
+import pathlib
+import random
+import re
+import sys
+import threading
+import types
+import typing
+import uuid
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from waterflow.account import places
+from waterflow.account.class_parts import is_a
+from waterflow.account.code_names import code_names
+from waterflow.account.trust import is_trusted_class, is_trusted_code
+
+if TYPE_CHECKING:
+    from waterflow.account.account import Account
+
+#: Numbers may be told apart by `is`; whether two equal texts are one object is up to Python.
+_NUMBERS = frozenset({int, float, complex})
+_SINGLE = frozenset({type(None), bool, type(...), type(NotImplemented), str, bytes})
+_TORCH_ATOMS = frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format})
+#: Objects whose text is their value.
+_TEXTS: tuple[Any, ...] = (
+    *(range, datetime.datetime, datetime.date, datetime.time, datetime.timedelta, uuid.UUID),
+    *(datetime.timezone, decimal.Decimal, fractions.Fraction, torch.finfo, torch.iinfo),
+)
+#: Objects of these are what they are by themselves, and there is one for all jobs, or no sharing.
+_PINNED: tuple[Any, ...] = (
+    *(types.ModuleType, types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+    *(types.GenericAlias, types.UnionType, logging.Logger, np.ufunc, torch._ops.OpOverload),
+    *(torch._ops.OpOverloadPacket, torch._ops._OpNamespace, typing.TypeVar, typing._Final),  # type: ignore[attr-defined]
+)
+#: Without a state that code could read.
+_BARE = frozenset({object, type(threading.Lock()), type(threading.RLock())})
+#: Probes whose answers are plain values, identities of nothing.
+_PLAIN_PROBES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+#: What objects of classes derived from these hold beside attributes.
+_VALUES: tuple[Any, ...] = (int, float, complex, str, bytes)
+
+
+class NoStructureError(Exception):
+    """An account has something that cannot be compared across jobs. Never a user's."""
+
+
+class Structure:
+    """The structure of an account.
+
+    Attributes:
+        digest: equal for equal structures, in one process, as long as `pinned` lives.
+        pinned: objects that are in the digest by their addresses.
+        tensors: the tensors met, by their numbers.
+    """
+
+    def __init__(
+        self,
+        account: Account,
+        roots: Iterable[Any],
+        numbers_aside: Collection[int] = (),
+    ) -> None:
+        """Takes the structure of an account.
+
+        Args:
+            account: of one job.
+            roots: what it was taken from.
+            numbers_aside: identities of dictionaries whose numbers do not count.
+
+        Raises:
+            NoStructureError: there is something that cannot be compared.
+        """
+        if account.unwalkable:
+            raise NoStructureError(str(account.unwalkable[0][0]))
+        writer = _Writer(account, numbers_aside)
+        for root in roots:
+            writer.value(root)
+        writer.run()
+        if id(id) in writer.pinned or any(map(_may_hash, filter(account.executes, account.codes))):
+            raise NoStructureError("code that may look at addresses")
+        self.digest = hashlib.sha256(
+            repr(writer.words).encode("utf-8", "surrogatepass")
+        ).hexdigest()
+        self.pinned: Collection[Any] = list(writer.pinned.values())
+        self.tensors: Mapping[int, torch.Tensor] = {
+            number: value for number, value in enumerate(writer.met) if is_a(value, torch.Tensor)
+        }
+
+    def without_tensors(self) -> Structure:
+        """The same structure, to be kept after its job has gone."""
+        twin = copy.copy(self)
+        twin.tensors = {}
+        return twin
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of a tensor, None if the account has not met it."""
+        return next((n for n, known in self.tensors.items() if known is tensor), None)
+
+
+class _Writer:
+    def __init__(self, account: Account, numbers_aside: Collection[int]) -> None:
+        self.words: list[Any] = []
+        self.pinned: dict[int, Any] = {}
+        self.met: list[Any] = []  # by number; kept, so that no identity is used twice
+        self._account = account
+        self._numbers_aside = numbers_aside
+        self._numbers: dict[int, int] = {}
+        self._hook_keys: dict[int, int] = {}
+        self._hooks: set[int] = set()
+        self._storages: dict[int, int] = {}
+        self._waiting: collections.deque[Any] = collections.deque()
+        self._placed = {id(_holder_of(place)) for place in account.places}
+
+    def run(self) -> None:
+        """Writes every place, in the order of the walk."""
+        self._drain()
+        for place in self._account.places:
+            self.words += "@", type(place).__name__
+            self.value(_holder_of(place))
+            _PLACES[type(place)](self, place)
+            self._drain()
+
+    def _drain(self) -> None:
+        while self._waiting:
+            self._describe(self._waiting.popleft())
+
+    # Values, where they stand
+
+    def value(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _SINGLE or kind in _TORCH_ATOMS:
+            self.words.append(repr(value))
+        elif kind is tuple or kind is torch.Size:
+            self._sequence(value)
+        elif kind in _NUMBERS:
+            if self._is_new(value):
+                self.words += kind.__name__, value if kind is not float else value.hex()
+        elif self._is_pinned(value, kind):
+            self.pinned[id(value)] = value
+            self._pin(value)
+        elif self._is_new(value):
+            self._waiting.append(value)
+
+    def _pin(self, value: Any) -> None:
+        self.pinned[id(value)] = value
+        self.words += "!", id(value)
+
+    def _everybodys(self, value: Any) -> None:
+        """A value that a class or a module has: of torch's, not all are walked."""
+        kind = type(value)
+        walked = id(value) in self._placed or issubclass(kind, _DESCRIBED) or kind in _BARE
+        if walked or kind in _SINGLE or kind in _TORCH_ATOMS or kind in _NUMBERS:
+            self.value(value)
+        else:
+            self._pin(value)
+
+    def _is_new(self, value: Any) -> bool:
+        """Writes the number of an object."""
+        number = self._numbers.setdefault(id(value), len(self.met))
+        is_new = number == len(self.met)
+        if is_new:
+            self.met.append(value)
+        self.words += "#", number
+        return is_new
+
+    def _sequence(self, values: Collection[Any]) -> None:
+        self.words += "(", len(values)
+        for value in values:
+            self.value(value)
+
+    def _is_pinned(self, value: Any, kind: type) -> bool:
+        if is_a(value, type):
+            return is_trusted_class(value) or id(value) not in self._placed
+        if kind is types.FunctionType:
+            return id(value) not in self._placed and (
+                value.__closure__ is None or _is_everybodys(value)
+            )
+        if kind is types.BuiltinFunctionType:
+            return is_a(value.__self__, (types.ModuleType, type, type(None)))
+        return issubclass(kind, _PINNED)
+
+    # Objects, described once: what of them cannot change. What can is in their places.
+
+    def _describe(self, value: Any) -> None:
+        kind = type(value)
+        self.words.append("is")
+        self.value(kind)
+        for base in _VALUES:
+            if issubclass(kind, base):
+                self.words.append(base.__repr__(value))
+        for kinds, describe in _DESCRIBERS:
+            if issubclass(kind, kinds):
+                describe(self, value)
+                return
+        if id(value) not in self._placed and kind not in _BARE:
+            raise NoStructureError(f"an object of {kind.__module__}.{kind.__qualname__}")
+
+    def _class(self, value: type) -> None:
+        self.words += value.__module__, value.__qualname__, value.__flags__
+        self._sequence(value.__mro__[1:])
+
+    def _function(self, value: types.FunctionType) -> None:
+        self.value(value.__code__)
+        if not self._account.executes(value.__code__):
+            return
+        self.value(value.__defaults__)
+        self.value(value.__kwdefaults__)
+        self._sequence(value.__closure__ or ())
+        if not is_trusted_code(value.__code__):
+            namespace = value.__globals__
+            self._placed.add(id(namespace))  # all that is read of it is in a place
+            self.value(namespace)
+
+    def _cell(self, value: types.CellType) -> None:
+        if id(value) not in self._placed:
+            self._sequence([value.cell_contents] if _is_full(value) else [])
+
+    def _method(self, value: types.MethodType) -> None:
+        self._sequence((value.__func__, value.__self__))
+
+    def _bound(self, value: Any) -> None:
+        self.words.append(value.__qualname__)
+        self.value(value.__self__)
+
+    def _partial(self, value: functools.partial[Any]) -> None:
+        self._sequence((value.func, value.args, value.keywords))
+
+    def _wrapper(self, value: Any) -> None:
+        self.value(value.__func__)
+
+    def _property(self, value: property) -> None:
+        self._sequence((value.fget, value.fset, value.fdel))
+
+    def _cached_property(self, value: functools.cached_property[Any]) -> None:
+        self._sequence((value.func, value.attrname))
+
+    def _memo(self, value: Any) -> None:
+        self.value(value.__wrapped__)
+
+    def _items(self, value: Collection[Any]) -> None:
+        base: Any = tuple if is_a(value, tuple) else frozenset
+        self._sequence(list(base.__iter__(value)))
+
+    def _view(self, value: Any) -> None:
+        self._sequence(gc.get_referents(value))
+
+    def _default_dictionary(self, value: collections.defaultdict[Any, Any]) -> None:
+        factory: Any = vars(collections.defaultdict)["default_factory"]
+        self.value(factory.__get__(value))
+
+    def _deque(self, value: collections.deque[Any]) -> None:
+        self.words.append(collections.deque.maxlen.__get__(value))  # type: ignore[attr-defined]
+
+    def _slice(self, value: slice) -> None:
+        self._sequence((value.start, value.stop, value.step))
+
+    def _pattern(self, value: re.Pattern[Any]) -> None:
+        self.words += value.pattern, value.flags
+
+    def _text(self, value: Any) -> None:
+        self.words.append(repr(value))
+
+    def _number(self, value: np.generic) -> None:
+        self.words += value.dtype.str, value.tobytes()
+
+    def _dtype(self, value: np.dtype[Any]) -> None:
+        self.words.append(repr(value))
+
+    def _array(self, value: np.ndarray[Any, Any]) -> None:
+        self.words += value.dtype.str, value.shape, value.strides, value.flags.writeable
+
+    def _reference(self, value: weakref.ref[Any]) -> None:
+        self.value(weakref.ref.__call__(value))
+
+    def _tensor(self, value: torch.Tensor) -> None:
+        if value.layout is not torch.strided or value.grad_fn is not None:
+            raise NoStructureError("a tensor without plain memory, or with a history")
+        storage = value.untyped_storage()
+        self.words += repr(value.dtype), tuple(value.shape), value.stride(), repr(value.device)
+        self.words += value.storage_offset(), value.requires_grad, value.is_leaf, value.is_conj()
+        self.words += value.is_neg(), value.is_inference(), storage.nbytes(), value.retains_grad
+        self.words += "storage", self._storages.setdefault(storage._cdata, len(self._storages))
+
+    # Places
+
+    def _attributes(self, place: places.Attributes) -> None:
+        own = is_a(place.holder, (nn.Module, torch.optim.Optimizer, torch.Tensor))
+        self._head(place)
+        for name, value in place.before.items():
+            self.words.append(name)
+            if own and "hooks" in name:
+                self._hooks.add(id(value))
+            self.value(value)
+
+    def _head(self, place: places.Attributes | places.Mapping) -> None:
+        skipped = sorted(map(str, place.skipped or ()))
+        self.words += len(place.before), len(skipped), *skipped
+
+    def _class_attributes(self, place: places.ClassAttributes) -> None:
+        self.words.append(len(place.before))
+        for name, value in place.before.items():
+            self.words.append(name)
+            self._everybodys(value)
+
+    def _names(self, place: places.Names) -> None:
+        for name in sorted(place.trails):
+            self.words.append(name)
+            if name in place.before:
+                self._everybodys(place.before[name])
+            else:
+                self.words.append("nothing")
+
+    def _mapping(self, place: places.Mapping) -> None:
+        aside, hooks = id(place.holder) in self._numbers_aside, id(place.holder) in self._hooks
+        self._head(place)
+        for key, value in place.before:
+            if hooks and type(key) is int:  # counts all hooks there ever were
+                self.words += "hook", self._hook_keys.setdefault(key, len(self._hook_keys))
+            else:
+                self.value(key)
+            if aside and type(value) is float:
+                self.words.append("number")
+            elif aside and type(value) is tuple and all(type(part) is float for part in value):
+                self.words += "numbers", len(value)
+            else:
+                self.value(value)
+
+    def _contents(self, place: Any) -> None:
+        self._sequence(place.before)
+
+    def _function_place(self, place: places.Function) -> None:
+        """Is described with the function."""
+
+    def _tensor_place(self, place: places.Tensor) -> None:
+        for hooks in (place.tensor._backward_hooks, place.tensor._post_accumulate_grad_hooks):
+            if hooks:
+                self._hooks.add(id(hooks))
+                self.value(hooks)
+            else:
+                self.words.append("no hooks")
+
+    def _memory(self, place: places.Memory) -> None:
+        held = place.before if isinstance(place.before, bytes) else place.before.tobytes()
+        self.words.append(hashlib.sha256(held).hexdigest())
+
+    def _probed(self, place: places.Probed) -> None:
+        if is_a(place.holder, np.ndarray) and not place.holder.dtype.hasobject:
+            self.words.append(hashlib.sha256(repr(place.before).encode()).hexdigest())
+        elif type(place.holder) in _PLAIN_PROBES:
+            self.words.append(place.before)
+        elif not is_a(place.holder, weakref.ref):
+            raise NoStructureError(f"the state of {place.trail}")
+
+    def _slot(self, place: places.Slot) -> None:
+        self.words.append(place.descriptor.__name__)
+        self._sequence(place.before)
+
+
+def _holder_of(place: Any) -> Any:
+    return getattr(place, _HOLDERS.get(type(place), "holder"))
+
+
+def _is_everybodys(function: types.FunctionType) -> bool:
+    """Whether a function is what its module has under its name, and was not made for one job."""
+    found: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found is function
+
+
+def _may_hash(code: types.CodeType) -> bool:
+    """Whether code may ask for hashes, which can be made of addresses; methods that data classes
+    are given are there for dictionaries."""
+    is_made = code.co_filename == "<string>" and code.co_name == "__hash__"
+    return "hash" in code_names(code).global_names and not is_made and not is_trusted_code(code)
+
+
+def _is_full(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+_HOLDERS: dict[type, str] = {
+    places.ClassAttributes: "kind",
+    places.Names: "namespace",
+    places.Cell: "cell",
+    places.Function: "function",
+    places.Tensor: "tensor",
+}
+
+_PLACES: dict[type, Callable[[_Writer, Any], None]] = {
+    places.Attributes: _Writer._attributes,
+    places.ClassAttributes: _Writer._class_attributes,
+    places.Names: _Writer._names,
+    places.Mapping: _Writer._mapping,
+    places.Items: _Writer._contents,
+    places.Cell: _Writer._contents,
+    places.Function: _Writer._function_place,
+    places.Slot: _Writer._slot,
+    places.Tensor: _Writer._tensor_place,
+    places.Memory: _Writer._memory,
+    places.Probed: _Writer._probed,
+}
+
+#: What of an object cannot change; the first kind that fits counts.
+_DESCRIBERS: list[tuple[Any, Callable[[_Writer, Any], None]]] = [
+    (torch.Tensor, _Writer._tensor),
+    (type, _Writer._class),
+    (types.FunctionType, _Writer._function),
+    (types.CellType, _Writer._cell),
+    (types.MethodType, _Writer._method),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), _Writer._bound),
+    (functools.partial, _Writer._partial),
+    ((staticmethod, classmethod), _Writer._wrapper),
+    (property, _Writer._property),
+    (functools.cached_property, _Writer._cached_property),
+    (type(functools.lru_cache(len)), _Writer._memo),
+    ((tuple, frozenset), _Writer._items),
+    (
+        (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
+        _Writer._view,
+    ),
+    (collections.defaultdict, _Writer._default_dictionary),
+    (collections.deque, _Writer._deque),
+    (slice, _Writer._slice),
+    (re.Pattern, _Writer._pattern),
+    (_TEXTS, _Writer._text),
+    (pathlib.PurePath, _Writer._text),
+    (np.generic, _Writer._number),
+    (np.dtype, _Writer._dtype),
+    (np.ndarray, _Writer._array),
+    (weakref.ref, _Writer._reference),
+]
+_DESCRIBED: tuple[Any, ...] = tuple(
+    kind for kinds, _ in _DESCRIBERS for kind in (kinds if type(kinds) is tuple else (kinds,))
+)

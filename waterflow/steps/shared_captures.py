@@ -1,0 +1,321 @@
+"""Captures that jobs of one engine share: a trial of a known architecture traces nothing.
+
+A capture is kept with the structure of all that its job could read (`account.structure`), and given
+to a job whose own structure is equal: the graphs, the optimizer's traces, the lowered instructions,
+the profiles and the piles. The job gets a tape of its own, bound to its own tensors, and its own
+account, so what it changes later concerns nobody else. Once an eager step of the first job has been
+observed, only what that step's code can read has to be equal: a step is a function of that, so a
+job for which it is equal would take the same way through the same code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
+from waterflow.capture.forward import ForwardTrace
+from waterflow.capture.optimizer import OptimizerTrace
+from waterflow.capture.optimizer_cache import OptimizerTraces
+from waterflow.executor.plan.piled_step import Piles
+from waterflow.executor.plan.step_memory import StepMemory
+from waterflow.executor.run.instructions import LoweredStep
+from waterflow.executor.run.tape import compile_step
+from waterflow.job.batch import FlatBatch
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import HyperKey, Layout, StateLayout
+from waterflow.partitioner.graph.effects import only_copied
+from waterflow.partitioner.graph.step_graph import Input, StepGraph
+from waterflow.steps.prepared import PreparedStep, Specialization
+
+#: So many captures are kept for jobs that are alike at first sight, those used last.
+_MOST_ALIKE = 32
+#: So many times a job is looked at to find out whether one of them serves it.
+MOST_LOOKS = 4
+
+
+class Key(NamedTuple):
+    """The structure of a job that a capture serves, and what counted of its state.
+
+    Attributes:
+        seen: what its steps had executed, if any were observed.
+        names: the attributes that counted.
+        known: the structure.
+    """
+
+    seen: Seen | None
+    names: frozenset[str] | None
+    known: JobStructure
+
+    @classmethod
+    def of(cls, assumptions: Assumptions, known: JobStructure) -> Key:
+        """That of a job that takes this for granted."""
+        return cls(assumptions.seen, assumptions.names, known.without_tensors())
+
+
+@dataclass(frozen=True, eq=False)
+class SharedStep:
+    """A prepared step without its job.
+
+    Attributes:
+        graph: its graph; the constants are the first job's.
+        lowered: its instructions.
+        optimizer: the optimizer's trace in it.
+        memory, piles: what it needs.
+        places: of each constant its number in the job's structure; None for a number written in
+            the code.
+    """
+
+    graph: StepGraph
+    lowered: LoweredStep
+    optimizer: OptimizerTrace | None
+    memory: StepMemory
+    piles: Piles
+    places: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, step: PreparedStep, known: JobStructure) -> SharedStep | None:
+        """What others may have of a step; None where it holds a tensor that nobody can name."""
+        places = []
+        nodes = step.graph.inputs
+        for index, tensor in enumerate(step.graph.constants):
+            number = known.structure.number_of(tensor)
+            node = nodes.get(Input("constant", index))
+            if number is None and node is not None and not only_copied(node):
+                return None
+            places.append(number)
+        return cls(
+            step.graph,
+            step.compiled.lowered,
+            step.optimizer,
+            step.memory,
+            step.piles,
+            tuple(places),
+        )
+
+    def prepared(self, job: Job, tensors: Mapping[int, torch.Tensor]) -> PreparedStep:
+        """The step for a job whose structure has these tensors."""
+        constants = [
+            constant.clone() if place is None else tensors[place]
+            for constant, place in zip(self.graph.constants, self.places, strict=True)
+        ]
+        graph = dataclasses.replace(self.graph, constants=constants)
+        step = PreparedStep(graph, compile_step(graph, self.lowered), self.optimizer)
+        step.memory = self.memory.of_job(job.name)
+        step.piles = self.piles
+        return step
+
+
+@dataclass(eq=False)
+class SharedCapture:
+    """What one job has captured, for others.
+
+    Attributes:
+        sight: how that job looks at first sight.
+        owner: its name.
+        forward: its forward and backward pass.
+        constants: numbers of the tensors that the trace knows by reference.
+        key: the structure of jobs that it serves.
+        steps: by the optimizer's state before them.
+        opaque_optimizer: why the optimizer runs eagerly, None where it does not.
+    """
+
+    sight: Hashable
+    owner: str
+    forward: ForwardTrace
+    constants: Mapping[int, int]
+    key: Key
+    steps: dict[Hashable, SharedStep] = field(default_factory=dict)
+    opaque_optimizer: str | None = None
+
+    def for_state(
+        self, state: StateLayout, values: Mapping[HyperKey, Any]
+    ) -> list[SharedStep] | None:
+        """The first step, if there is one, and the steady one, for an optimizer in that state.
+
+        Args:
+            state: layouts of the optimizer's state.
+            values: its hyperparameters.
+        """
+        found: list[SharedStep] = []
+        while len(found) < 2:
+            key = _state_key(state) if self.opaque_optimizer is None else None
+            step = self.steps.get(key)
+            if step is None or not (step.optimizer is None or step.optimizer.valid_for(values)):
+                return None
+            found.append(step)
+            if step.optimizer is None or not step.graph.outputs:
+                return found
+            state = step.optimizer.state_after
+        return None
+
+    def forward_of(self, tensors: Mapping[int, torch.Tensor]) -> ForwardTrace:
+        """The forward and backward pass for a job whose structure has these tensors."""
+        own = {known: tensors[number] for known, number in self.constants.items()}
+        return dataclasses.replace(self.forward, stand_ins=own)
+
+
+@dataclass(eq=False)
+class Offer:
+    """A capture that others may have, while checks of its first job tell what its steps read.
+
+    Attributes:
+        capture: the capture.
+        assumptions: what it takes for granted, as widely as when it was made.
+        seen: what checks have seen of its steps, None before the first.
+    """
+
+    capture: SharedCapture
+    assumptions: Assumptions
+    seen: Seen | None = None
+
+    def note(self, assumptions: Assumptions, is_last: bool) -> None:
+        """A check has passed: after the last one, only what the steps read has to be equal.
+
+        Where nothing has changed since the capture was made, that is: what the steps read is then
+        still what the graphs were made of.
+        """
+        if assumptions.seen is not None:
+            self.seen = assumptions.seen if self.seen is None else self.seen | assumptions.seen
+        if not is_last or self.seen is None or not self.assumptions.hold():
+            return
+        narrow = self.assumptions.narrowed(self.seen)
+        known = narrow.structure()
+        if known is not None:
+            self.capture.key = Key.of(narrow, known)
+
+
+@dataclass
+class _Alike:
+    """Captures of jobs that are alike at first sight."""
+
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    captures: list[SharedCapture] = field(default_factory=list)
+
+
+class SharedCaptures:
+    """All captures of one engine.
+
+    Attributes:
+        traces: of optimizers' steps, which are shared further than captures.
+    """
+
+    def __init__(self, traces: OptimizerTraces | None = None) -> None:
+        """Nothing is kept yet but, where they are given, optimizers' traces."""
+        self.traces = traces or OptimizerTraces()
+        self._alike: dict[Hashable, _Alike] = {}
+        self._lock = threading.Lock()
+
+    def known(self, sight: Hashable) -> list[SharedCapture]:
+        """The captures of jobs that look like this, those used last first."""
+        return self._of(sight).captures[::-1]
+
+    def note_use(self, capture: SharedCapture) -> None:
+        """A capture has served another job."""
+        alike = self._of(capture.sight)
+        with self._lock:
+            if capture in alike.captures:
+                others = [known for known in alike.captures if known is not capture]
+                alike.captures = [*others, capture]
+
+    @contextlib.contextmanager
+    def turn(self, sight: Hashable) -> Iterator[None]:
+        """Jobs that look alike capture one after another: most need not, then."""
+        with self._of(sight).turn:
+            yield
+
+    def add(self, capture: SharedCapture) -> None:
+        """Keeps one more capture."""
+        alike = self._of(capture.sight)
+        with self._lock:
+            alike.captures = [*alike.captures, capture][-_MOST_ALIKE:]
+
+    def withdraw(self, capture: SharedCapture) -> None:
+        """Nobody else gets a capture that has turned out wrong for its own job."""
+        alike = self._of(capture.sight)
+        with self._lock:
+            alike.captures = [known for known in alike.captures if known is not capture]
+
+    def _of(self, sight: Hashable) -> _Alike:
+        return self._alike.setdefault(sight, _Alike())
+
+
+def first_sight(job: Job, flat: FlatBatch) -> Hashable:
+    """What is told at once of a job and its batch: others need not be looked at any closer."""
+    layouts = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in job.model.parameters())
+    kinds = type(job.model).__qualname__, type(job.optimizer).__qualname__
+    return flat.signature, kinds, layouts, job.clip_grad_norm, str(job.device)
+
+
+def shared_capture(
+    sight: Hashable,
+    job: Job,
+    specialization: Specialization,
+    known: JobStructure,
+    state: StateLayout,
+    opaque_optimizer: str | None,
+) -> SharedCapture | None:
+    """What others may have of a capture; None where it holds what only its job has.
+
+    Args:
+        sight: how its job looks at first sight.
+        job: whose capture it is.
+        specialization: the capture.
+        known: the structure of what it takes for granted.
+        state: layouts of the optimizer's state before it.
+        opaque_optimizer: why the optimizer runs eagerly, None where it does not.
+    """
+    constants = _numbered(specialization.forward, known)
+    if constants is None:
+        return None
+    capture = SharedCapture(
+        sight,
+        job.name,
+        specialization.forward,
+        constants,
+        Key.of(specialization.assumptions, known),
+        opaque_optimizer=opaque_optimizer,
+    )
+    for step in specialization.steps:
+        shared = SharedStep.of(step, known)
+        key = _state_key(state) if opaque_optimizer is None else None
+        if shared is None or (key is None and opaque_optimizer is None):
+            return None
+        capture.steps[key] = shared
+        state = [] if step.optimizer is None else step.optimizer.state_after
+    return capture
+
+
+def _numbered(forward: ForwardTrace, known: JobStructure) -> Mapping[int, int] | None:
+    """The numbers of the tensors that a trace knows by reference, by their identities."""
+    found: dict[int, int] = {}
+    for node in forward.module.graph.nodes:
+        tensor = getattr(forward.module, str(node.target)) if node.op == "get_attr" else None
+        if not isinstance(tensor, torch.Tensor) or only_copied(node):
+            continue
+        number = known.structure.number_of(tensor)
+        if number is None:
+            return None
+        found[id(tensor)] = number
+    return found
+
+
+def _state_key(state: StateLayout) -> Hashable:
+    """Equal for equal layouts and plain values; None where a value is not plain."""
+    entries = [tuple(parameter.items()) for parameter in state]
+    values: Collection[Any] = [value for items in entries for item in items for value in item]
+    if not all(isinstance(value, Layout) or type(value) in _PLAIN for value in values):
+        return None
+    return tuple(
+        tuple((key, value if isinstance(value, Layout) else repr(value)) for key, value in items)
+        for items in entries
+    )
+
+
+_PLAIN = (str, int, float, bool, type(None))
