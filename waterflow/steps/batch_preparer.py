@@ -200,8 +200,9 @@ class BatchPreparer:
         )
 
     def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> PreparedBatch:
-        """The batch for an eager step, where the job allows that."""
-        if self._job.capture is True:
+        """The batch for an eager step, where the job allows that; with more shapes than are kept
+        it has no choice."""
+        if self._job.capture is True and for_good:
             if isinstance(error, CaptureError):
                 raise CaptureError(str(error), error.reason)
             raise error

@@ -1,0 +1,247 @@
+"""Jobs that begin with eager steps have the loop's numbers, on one thread, and are captured later
+where that pays."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import waterflow as wf
+from waterflow.steps import tiers as tiers_module
+
+pytestmark = pytest.mark.cpu
+
+POLICIES = ["flow", "temporal", "waterwave"]
+
+
+@pytest.fixture(autouse=True)
+def tiers_are_on(monkeypatch):
+    monkeypatch.setenv("WATERFLOW_TIERS", "on")
+
+
+@pytest.fixture
+def captures_pay(monkeypatch):
+    """Every capture is expected to pay after two steps."""
+    monkeypatch.setattr(tiers_module, "_CAPTURE_SECONDS", 0.0)
+    monkeypatch.setattr(tiers_module, "_CAPTURE_SECONDS_PER_TENSOR", 0.0)
+
+
+class Net(nn.Module):
+    """Draws, counts in a buffer, and has a layer whose input may have any length."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.drop = nn.Dropout(0.25)
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, rows):
+        return self.last(self.drop(torch.relu(self.norm(self.first(rows)))))
+
+
+def loss(model, batch):
+    rows, labels = batch
+    return nn.functional.cross_entropy(model(rows), labels)
+
+
+def rows_of(length, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(length, 6, generator=generator)
+    return rows, torch.randint(4, (length,), generator=generator)
+
+
+def make(name="a", *, lengths=(16,), steps=12, scheduled=False, seed=3, **options):
+    torch.manual_seed(seed)
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    if scheduled:
+        options["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    options.setdefault("data", [rows_of(length, n) for n, length in enumerate(lengths)])
+    return wf.Job(
+        name, model=model, optimizer=optimizer, loss=loss, steps=steps, seed=seed, **options
+    )
+
+
+def assert_equal_to_loop(job, report, twin):
+    losses = wf.run_eager(twin, threads=1).losses
+    assert report.jobs[job.name].losses == losses
+    for mine, theirs in zip(
+        job.model.state_dict().values(), twin.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(mine, theirs)
+
+
+def run(jobs, memory="64MiB", **options):
+    report = wf.run(jobs, memory=memory, threads=1, **options)
+    assert all(job.ok for job in report), [(job.name, job.error) for job in report]
+    return report
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_short_job_is_never_captured_and_has_the_numbers_of_the_loop(policy):
+    jobs = [make(name, scheduled=name == "a") for name in "abc"]
+    report = run(jobs, policy=policy)
+    for job in jobs:
+        found = report.jobs[job.name]
+        assert found.captured == "eager"
+        assert found.eager_steps == found.steps == 12
+        assert "does not pay" in found.tiers[0] or "too few steps" in found.tiers[0]
+        assert_equal_to_loop(job, report, make(scheduled=job.name == "a"))
+    assert report.peak_bytes <= report.budget_bytes
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.usefixtures("captures_pay")
+def test_a_job_goes_over_to_captured_steps_with_the_numbers_of_the_loop(policy):
+    heard = []
+
+    def on_step(result):
+        heard.append(result.step)
+        torch.rand(1)  # a callback draws from the job's stream, too
+
+    options = {"scheduled": True, "steps": 40}
+    jobs = [make("a", **options, on_step=on_step), make("b", **options)]
+    report = run(jobs, policy=policy)
+    assert heard == list(range(1, 41))
+    for job, own in zip(jobs, ({"on_step": lambda result: torch.rand(1)}, {}), strict=True):
+        found = report.jobs[job.name]
+        assert found.captured == "captured"
+        assert 2 <= found.eager_steps < 30
+        assert "captured after" in found.tiers[0]
+        twin = make(**options, on_step=(lambda result: torch.rand(1) and None) if own else None)
+        assert_equal_to_loop(job, report, twin)
+
+
+@pytest.mark.parametrize("capture", ["auto", True])
+def test_seventy_shapes_kill_nobody(capture, monkeypatch):
+    monkeypatch.setattr("waterflow.steps.step_cache.MAX_SHAPES", 3)
+    lengths = range(2, 12)
+    job = make(lengths=lengths, steps=30, capture=capture)
+    report = run([job, make("b", steps=30)])
+    found = report.jobs["a"]
+    assert found.steps == 30
+    assert found.captured == ("captured" if capture is True else "eager")
+    assert_equal_to_loop(job, report, make(lengths=lengths, steps=30))
+
+
+@pytest.mark.usefixtures("captures_pay")
+def test_hot_shapes_are_captured_and_rare_ones_stay_eager():
+    lengths = [16, 16, 16, 16, 5, 16, 16, 16, 16, 7]
+    job = make(lengths=lengths, steps=60)
+    report = run([job])
+    assert_equal_to_loop(job, report, make(lengths=lengths, steps=60))
+    assert report.jobs["a"].captured == "captured"
+
+
+def test_to_insist_is_to_capture_before_the_first_step():
+    report = run([make(capture=True)])
+    found = report.jobs["a"]
+    assert found.captured == "captured"
+    assert found.eager_steps == found.checks
+
+
+def test_all_python_of_a_job_runs_on_one_thread_as_in_the_loop():
+    threads = []
+
+    class Data:
+        def __iter__(self):
+            for n in range(6):
+                threads.append(threading.get_ident())
+                yield rows_of(8, n)
+
+        def __len__(self):
+            return 6
+
+    def on_step(result):
+        threads.append(threading.get_ident())
+
+    job = make(data=Data(), steps=None, epochs=3, on_step=on_step)
+    noted = job.loss
+
+    def noting(model, batch):
+        threads.append(threading.get_ident())
+        return noted(model, batch)
+
+    job.loss = noting
+    run([job, make("b")])
+    assert len(threads) == 3 * 6 * 3
+    # The first step, before it is known what room the job needs, has its callback on the engine's.
+    assert len(set(threads[3:])) == 1
+
+
+def test_a_shuffling_loader_is_read_as_by_the_loop():
+    data = TensorDataset(*rows_of(40))
+
+    def loader():
+        return DataLoader(data, batch_size=16, shuffle=True)
+
+    job = make(data=loader(), steps=None, epochs=4)
+    report = run([job])
+    assert_equal_to_loop(job, report, make(data=loader(), steps=None, epochs=4))
+
+
+def test_what_a_job_does_in_the_middle_of_a_train_ends_nobody_else():
+    def raising(result):
+        if result.step == 5:
+            raise ValueError("enough")
+
+    def stopping(result):
+        return wf.STOP if result.step == 6 else None
+
+    class Torn:
+        def __iter__(self):
+            yield rows_of(8)
+            yield rows_of(8)
+            raise OSError("the disk is gone")
+
+    jobs = [
+        make("raises", on_step=raising, steps=50),
+        make("stops", on_step=stopping, steps=50),
+        make("torn", data=Torn(), steps=50),
+        make("whole", steps=50),
+    ]
+    report = wf.run(jobs, memory="64MiB", threads=1)
+    found = {job.name: (job.state, job.steps) for job in report}
+    assert found == {
+        "raises": ("failed", 5),
+        "stops": ("stopped", 6),
+        "torn": ("failed", 2),
+        "whole": ("finished", 50),
+    }
+    assert "the disk is gone" in report.jobs["torn"].error
+    assert_equal_to_loop(jobs[3], report, make("whole", steps=50))
+
+
+def test_a_job_is_stopped_within_a_step_and_another_may_join_meanwhile():
+    with wf.Engine(memory="64MiB", threads=1) as engine:
+        endless = engine.submit(make("endless", steps=10**9))
+        while len(endless.losses) < 20:
+            time.sleep(0.005)
+        joined = engine.submit(make("joined", steps=10)).result()
+        assert joined.state == "finished"
+        before = len(endless.losses)
+        endless.stop()
+        assert endless.result().state == "stopped"
+    assert before > 0
+
+
+def test_a_job_too_large_for_the_budget_is_refused_before_anything_has_run():
+    job = make(data=[rows_of(4096)], steps=5)
+    weights = [parameter.clone() for parameter in job.model.parameters()]
+    with pytest.raises(wf.BudgetError, match=r"job .a.|.a. needs"):
+        wf.run([job], memory="256KiB", threads=1)
+    assert all(map(torch.equal, weights, job.model.parameters()))
+
+
+def test_more_memory_than_the_steps_before_is_had_within_the_budget():
+    lengths = [8] * 5 + [2048] + [8] * 5
+    jobs = [make("a", lengths=lengths, steps=22), make("b", steps=60)]
+    report = run(jobs, memory="16MiB")
+    assert report.peak_bytes <= report.budget_bytes
+    assert_equal_to_loop(jobs[0], report, make(lengths=lengths, steps=22))

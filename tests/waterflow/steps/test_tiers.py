@@ -1,0 +1,113 @@
+"""When a capture pays: decided from what steps and captures have taken so far."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.engine_parts import make_job
+from waterflow.steps.tiers import CaptureCosts, Tiers, guess_bytes
+
+pytestmark = pytest.mark.cpu
+
+ROOMY = 1 << 30
+SHAPE = "a signature"
+
+
+def tiers_of(costs: CaptureCosts | None = None, budget: int = ROOMY, **options) -> Tiers:
+    job = make_job("a", **{"steps": 1000, **options})
+    made = Tiers(job, costs or CaptureCosts(lanes=2), budget)
+    made.meet(parameters=1 << 10, batch=1 << 10)
+    return made
+
+
+def take(tiers: Tiers, steps: int, seconds: float, tensors: int = 100, shape=SHAPE) -> None:
+    """Eager steps on batches of a shape."""
+    for _ in range(steps):
+        tiers.note_begun()
+        tiers.note_step(shape, seconds, tensors)
+
+
+def test_a_job_begins_with_eager_steps_and_a_few_are_no_reason_to_change():
+    tiers = tiers_of()
+    assert tiers.stays_eager(SHAPE)
+    take(tiers, 1, seconds=1.0)
+    assert tiers.stays_eager(SHAPE), "the first step is not like the others"
+
+
+def test_a_capture_has_to_save_more_than_it_takes():
+    long, short = tiers_of(steps=100_000), tiers_of(steps=20)
+    for tiers in (long, short):
+        take(tiers, 4, seconds=0.001)
+    assert not long.stays_eager(SHAPE)
+    assert short.stays_eager(SHAPE)
+    assert "captured after 4 eager steps" in long.reasons()[0]
+    assert "does not pay" in short.reasons()[0]
+
+
+def test_what_was_decided_for_a_capture_stays():
+    tiers = tiers_of(steps=100_000)
+    take(tiers, 4, seconds=0.001)
+    assert not tiers.stays_eager(SHAPE)
+    take(tiers, 99_996, seconds=0.001)
+    assert not tiers.stays_eager(SHAPE)
+
+
+def test_shapes_that_come_once_stay_eager_and_hot_ones_are_captured():
+    tiers = tiers_of(steps=10_000)
+    for number in range(200):
+        take(tiers, 1, seconds=0.001, shape=number)
+        take(tiers, 3, seconds=0.001, shape="hot")
+    assert not tiers.stays_eager("hot")
+    assert all(tiers.stays_eager(number) for number in range(200))
+    assert len(tiers.reasons()) == 201
+
+
+def test_jobs_whose_captures_may_be_shared_decide_together():
+    alone, costs = tiers_of(steps=60), CaptureCosts(lanes=2)
+    together = [tiers_of(costs, steps=60) for _ in range(64)]
+    take(alone, 8, seconds=0.002)
+    take(together[0], 8, seconds=0.002)
+    assert alone.stays_eager(SHAPE)
+    assert not together[0].stays_eager(SHAPE)
+    for tiers in together[1:]:
+        tiers.close()
+    take(together[1], 8, seconds=0.002)
+    assert together[1].stays_eager(SHAPE), "the others have ended"
+
+
+def test_without_a_known_end_as_many_steps_are_expected_as_were_made():
+    def endless():
+        yield from ()
+
+    tiers = tiers_of(steps=None, epochs=5, data=endless())
+    take(tiers, 10, seconds=0.001)
+    assert tiers.remaining == 10
+    assert tiers.stays_eager(SHAPE)
+    take(tiers, 9_990, seconds=0.001)
+    assert not tiers.stays_eager(SHAPE)
+
+
+def test_costs_are_learnt_from_captures_before():
+    costs = CaptureCosts(lanes=1)
+    before = costs.capture_seconds(100)
+    costs.note(tensors=100, seconds=10 * before, eager=1.0, captured=0.5)
+    assert costs.capture_seconds(100) == pytest.approx(10 * before)
+    assert costs.saved_seconds(2.0, 100, beside=False) == pytest.approx(1.0)
+    costs.note(tensors=100, seconds=0.0, eager=9.0, captured=9.5)
+    assert costs.saved_seconds(2.0, 100, beside=False) == pytest.approx(0.0)
+
+
+def test_a_capture_that_saves_nothing_is_never_made():
+    costs = CaptureCosts(lanes=1)
+    costs.note(tensors=100, seconds=0.1, eager=1.0, captured=1.1)
+    tiers = tiers_of(costs, steps=10**9)
+    take(tiers, 1000, seconds=0.001)
+    assert tiers.stays_eager(SHAPE)
+
+
+def test_a_job_that_may_fill_the_budget_is_captured_first():
+    need = guess_bytes(parameters=1 << 10, batch=1 << 10)
+    assert tiers_of(budget=2 * need).stays_eager(SHAPE)
+    tight = tiers_of(budget=2 * need - 1)
+    assert not tight.stays_eager(SHAPE)
+    assert "the budget of" in tight.reasons()[0]
