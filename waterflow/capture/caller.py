@@ -7,10 +7,9 @@ others.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
@@ -23,8 +22,6 @@ from waterflow.executor.run.rng import JobRng
 
 Result = TypeVar("Result")
 
-_DEVICES = ("cpu", "cuda")
-
 
 class CallerContext:
     """The thread-local context of the thread that makes it.
@@ -36,11 +33,6 @@ class CallerContext:
     def __init__(self) -> None:
         self._variables = contextvars.copy_context()
         self._state = _C.ThreadState()
-        self._autocast = [
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in _DEVICES
-        ]
-        self._cache = torch.is_autocast_cache_enabled()
         self.opaque = self._why_opaque()
 
     def _why_opaque(self) -> str | None:
@@ -52,7 +44,8 @@ class CallerContext:
             return f"the torch dispatch mode {type(dispatch[-1]).__name__} surrounds the run"
         if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
             return "hooks for saved tensors surround the run"
-        if self._cache and any(enabled for _, enabled, _ in self._autocast):
+        casts = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        if casts and torch.is_autocast_cache_enabled():
             return (
                 "autocast surrounds the whole run and caches weights that were cast, as long as it "
                 "is open (put it into the loss function, or cache_enabled=False)"
@@ -67,30 +60,16 @@ class CallerContext:
 
     def run(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         """Calls a function in this context, with these random streams. One call at a time."""
+        return self._variables.run(self._inside, rng, function)
 
-        def inside() -> Result:
-            with self._entered(), rng.scope():
-                return function()
-
-        return self._variables.run(inside)
+    def _inside(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        with _C.ThreadStateScope(self._state), rng.scope():
+            return function()
 
     def look(self, function: Callable[[], Result]) -> Result:
         """Calls what only looks at context variables, at any time."""
         return self._variables.copy().run(function)
 
-    @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Inside, the calling thread has this context."""
-        before = [torch.get_autocast_dtype(device) for device in _DEVICES]
-        cache = torch.is_autocast_cache_enabled()
-        with _C.ThreadStateScope(self._state):
-            self._set_autocast([dtype for *_, dtype in self._autocast], self._cache)
-            try:
-                yield
-            finally:
-                self._set_autocast(before, cache)
-
-    def _set_autocast(self, dtypes: list[torch.dtype], cache: bool) -> None:
-        for device, dtype in zip(_DEVICES, dtypes, strict=True):
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(cache)
+    def look_at(self, guards: list[_C.Guards]) -> _C.Look:
+        """The look at what these guard, in this context, as one call of the extension."""
+        return _C.Look(guards, self._variables)

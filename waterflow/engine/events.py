@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from waterflow.engine.states import JobState
 from waterflow.report.job_report import JobReport
@@ -114,6 +114,7 @@ Event = (
     | EngineEnded
 )
 Subscriber = Callable[[Event], None]
+_KINDS: tuple[type[Event], ...] = get_args(Event)
 
 
 def muted_by_errors(subscriber: Subscriber) -> Subscriber:
@@ -140,13 +141,14 @@ class EventStream:
     """Passes on each event to all subscribers, in the order of their subscription."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._of_kind: dict[type[Event], tuple[Subscriber, ...]] = dict.fromkeys(_KINDS, ())
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Calls `subscriber` with every event from now on."""
-        self._subscribers = (*self._subscribers, subscriber)
+    def subscribe(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
+        """Calls `subscriber` with every event from now on; given kinds, with those of them only."""
+        for kind in kinds or _KINDS:
+            self._of_kind[kind] = (*self._of_kind[kind], subscriber)
 
     def publish(self, event: Event) -> None:
         """Tells the subscribers, on the calling thread."""
-        for subscriber in self._subscribers:
+        for subscriber in self._of_kind[type(event)]:
             subscriber(event)

@@ -16,6 +16,7 @@ from waterflow.engine.events import Event, GroupsRan
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.trains import Trains
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.partitioner.policies.fair_share import NextJob, Share, newcomer
@@ -40,7 +41,7 @@ class FlowExecutor:
         self._next_job = next_job
         self._shares: dict[str, Share] = {}
         self._flowing = False
-        context.events.subscribe(self._count)
+        context.events.subscribe(self._count, GroupsRan)
 
     def _count(self, event: Event) -> None:
         """What jobs have of the lanes while they flow."""
@@ -118,6 +119,8 @@ class _Stretch:
         self._context = context
         self._plan = plan
         self._in_flight = in_flight
+        trains = plan is not None and not context.lanes.device.queues
+        self._trains = Trains(context, plan, in_flight) if plan is not None and trains else None
         self._jobs = jobs
         self._interrupted = interrupted
         self._choose = choose
@@ -132,9 +135,9 @@ class _Stretch:
         """Runs steps on this lane until the stretch is over."""
         try:
             while (taken := self._next(lane)) is not None:
-                job, fed = taken
+                job, fed, seen = taken
                 if self._is_captured(job, fed):
-                    self._run_step(lane, job, fed)
+                    self._run_captured(lane, job, fed, seen)
                 else:
                     self._run_eager_step(lane, job, fed)
         except BaseException:
@@ -143,10 +146,12 @@ class _Stretch:
 
     # Who runs next
 
-    def _next(self, lane: int) -> tuple[JobRun, FeedItem[PreparedBatch]] | None:
-        """Waits for a job that may run on this lane and takes its batch; None when all is over."""
+    def _next(self, lane: int) -> tuple[JobRun, FeedItem[PreparedBatch], int] | None:
+        """Waits for a job that may run on this lane and takes its batch, after so many calls
+        (`RunContext.calls`); None when all is over."""
         with self._context.state:
             while not self._ending:
+                seen = int(self._context.calls.calls)
                 waiting = [job for job in self._jobs if self._may_run(job, lane)]
                 if self._is_over():
                     waiting = [job for job in waiting if self._may_have_last_step(job)]
@@ -157,8 +162,8 @@ class _Stretch:
                 else:
                     job = self._choose(waiting)
                     if job.can_flow:
-                        return job, self._take(job)
-                    self._over = True
+                        return job, self._take(job), seen
+                    self._set_over(True)
         return None
 
     def _may_run(self, job: JobRun, lane: int) -> bool:
@@ -175,8 +180,13 @@ class _Stretch:
     def _is_over(self) -> bool:
         ended = any(job.ended for job in self._jobs)
         deviated = self._plan is not None and self._plan.deviated
-        self._over = self._over or deviated or ended or self._interrupted()
+        self._set_over(deviated or ended or self._interrupted())
         return self._over
+
+    def _set_over(self, over: bool) -> None:
+        if over and not self._over:
+            self._over = True
+            self._context.calls.call()
 
     def _may_have_last_step(self, job: JobRun) -> bool:
         """Whoever has not had a step yet gets one: else others could starve him."""
@@ -198,9 +208,21 @@ class _Stretch:
     def _end(self) -> None:
         with self._context.state:
             self._ending = True
-            self._context.state.notify_all()
+            self._context.wake()
 
     # How a step runs
+
+    def _run_captured(
+        self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch], seen: int
+    ) -> None:
+        if self._trains is None:
+            self._run_step(lane, job, fed)
+            return
+        left = self._trains.run(lane, job, fed, seen)
+        if left is not None:
+            self.left.append((job, left))
+            self._end()
+        self._give_back(job, captured=True)
 
     def _run_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert fed.item is not None
@@ -247,7 +269,7 @@ class _Stretch:
         run_eager_step(self._context, job, lane, step)
         job.feeder.step_done()  # callbacks come before the next batch is fetched
         with self._context.state:
-            self._over = self._over or not job.steps.persistent.state_holds()
+            self._set_over(not job.steps.persistent.state_holds())
         self._give_back(job, captured=False)
 
     def _make_room(self, job: JobRun, size: int) -> bool:

@@ -95,6 +95,34 @@ class StepsInFlight:
         for job in going:  # callbacks come before the next batch is fetched
             job.feeder.step_done()
 
+    def settle_train(self, scheduled: ScheduledStep, result: Any) -> None:
+        """Tells of the steps of a train, which are done; ends its job where the next has failed.
+
+        Args:
+            scheduled: the step, for all of them; with the batch of the one that has failed.
+            result: the extension's `TrainResult`.
+
+        Raises:
+            DeviceLostError: the device fails every call from now on.
+        """
+        job, losses, spans = scheduled.job, result.losses, result.spans()
+        each = len(spans) // max(1, len(losses))
+        with self._context.python:
+            for number, loss in enumerate(losses):
+                ran = spans[number * each : (number + 1) * each]
+                self._context.events.publish(GroupsRan((job.name,), ran))
+                finish = functools.partial(self._finish, job, loss, scheduled.rates)
+                if self._context.run_isolated(job, finish) is None:
+                    break
+        if result.error is not None and not job.ended:
+            self._context.check_device()
+            self.fail(scheduled, result.error)
+        job.feeder.step_done(len(losses))  # callbacks come before the next batch is fetched
+
+    def _finish(self, job: JobRun, loss: float, rates: tuple[float, ...]) -> None:
+        job.loop.step_queued()
+        job.loop.finish_step(loss, rates)
+
     def fail(self, scheduled: ScheduledStep, error: BaseException) -> None:
         """Ends the job of a step that could not be run, with what its tape has been given."""
         with self._context.python:

@@ -30,6 +30,11 @@ from waterflow.steps.prepared import PreparedBatch
 
 Result = TypeVar("Result")
 
+#: Batches that a feeder holds: two, or more of small ones for steps that take next to no time.
+LEAST_AHEAD, MOST_AHEAD = 2, 64
+_AHEAD_BYTES = 1 << 20
+_AHEAD_SECONDS = 0.02
+
 
 class JobRun:
     """A job in an engine: what it consists of there, and where it is in its life.
@@ -55,9 +60,13 @@ class JobRun:
         lanes: Lanes,
         traces: OptimizerTraces,
         events: EventStream,
-        on_ready: Callable[[], None],
+        on_ready: Callable[[bool], None],
         audit: str = "log",
     ) -> None:
+        """Args beyond the obvious.
+
+        on_ready: called when its feeder has something, with whether it is not running yet.
+        """
         self.number = number
         self.job = job
         self.report = JobReport(name=job.name, seed=seed)
@@ -65,6 +74,7 @@ class JobRun:
         self.stop_requested = False
         self.resident = False
         self._events = events
+        self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
         self.steps = JobSteps(job, lanes.device, self._rng, lanes.threads, traces=traces)
         self.needs = JobNeeds(self.steps)
@@ -80,8 +90,9 @@ class JobRun:
             may_run_ahead=self._may_fetch_ahead,
             enter_epoch=self.loop.enter_epoch,
             adopt_thread=lanes.adopt_helper,
-            on_ready=on_ready,
+            on_ready=lambda: on_ready(self.state is not JobState.RUNNING),
             name=job.name,
+            ahead=self._batches_ahead,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
 
@@ -104,6 +115,16 @@ class JobRun:
 
     def _may_fetch_ahead(self) -> bool:
         return self.steps.preparer.draws_apart and self._data_is_apart
+
+    def _batches_ahead(self) -> int:
+        """How many batches its feeder may hold: enough for the steps of a while, if they are small
+        and on the host, where they take no place in the arena."""
+        size = self.steps.preparer.batch_bytes
+        step = self.captured.step_seconds
+        if self._device.queues or not size or not step:
+            return LEAST_AHEAD
+        most = min(MOST_AHEAD, _AHEAD_BYTES // size, int(_AHEAD_SECONDS / step))
+        return max(LEAST_AHEAD, most)
 
     @functools.cached_property
     def _data_is_apart(self) -> bool:

@@ -44,6 +44,19 @@ class UserLoop:
         plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         return job.on_step is not None or job.stop_on_nan or plateau
 
+    @property
+    def acts_between_steps(self) -> bool:
+        """Whether something of the user's comes after each step."""
+        job = self._job
+        return job.on_step is not None or (
+            job.scheduler is not None and job.scheduler_every == "step"
+        )
+
+    @property
+    def shows_rates(self) -> bool:
+        """Whether somebody asks for the learning rates of a step."""
+        return self._job.on_step is not None
+
     def rates(self) -> tuple[float, ...]:
         """The learning rates now."""
         return learning_rates(self._job)

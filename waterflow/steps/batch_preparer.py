@@ -52,6 +52,7 @@ class BatchPreparer:
         self._trials = trials
         self._prefetcher = prefetcher
         self._latest: Specialization | None = None  # of the batch prepared last
+        self.batch_bytes = 0  # of that batch, as far as it could be taken apart
         self._refusal = why_opaque(job, caller)
         if job.capture is False:
             opacity.step = "the job has capture=False"
@@ -110,6 +111,7 @@ class BatchPreparer:
             self._opacity.give_up_step(self._refusal)
         try:
             flat = flatten(batch)
+            self.batch_bytes = sum(tensor.nbytes for tensor in flat.tensors)
             return self._specialized(batch, flat, before_capture, find)
         except UnknownLeafError as error:
             return self._refused(batch, self._hidden_leaf(error.args[0]), for_good=False)
