@@ -158,7 +158,8 @@ class Feeder(Generic[Item]):
         with self._changed:
             ahead = self._ahead()
             self._rests_until = ahead // 2 if len(self._queue) >= ahead else ahead - 1
-            self._changed.wait_for(self._may_fetch)
+            while not self._may_fetch():
+                self._changed.wait()
             return not self._stopped
 
     def _may_fetch(self) -> bool:

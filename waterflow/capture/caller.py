@@ -8,7 +8,6 @@ others.
 from __future__ import annotations
 
 import contextvars
-import copy
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -52,15 +51,13 @@ class CallerContext:
             )
         return None
 
-    def copy(self) -> CallerContext:
-        """The same context, whose variables then change by themselves."""
-        twin = copy.copy(self)
-        twin._variables = self._variables.copy()
-        return twin
-
     def run(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         """Calls a function in this context, with these random streams. One call at a time."""
         return self._variables.run(self._inside, rng, function)
+
+    def run_apart(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        """The same beside other calls: what it changes of the context's variables is forgotten."""
+        return self._variables.copy().run(self._inside, rng, function)
 
     def _inside(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         with _C.ThreadStateScope(self._state), rng.scope():

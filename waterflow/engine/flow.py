@@ -12,7 +12,7 @@ from typing import Any
 
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
-from waterflow.engine.events import Event, GroupsRan
+from waterflow.engine.events import GroupsRan, TrainRan
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
@@ -41,14 +41,19 @@ class FlowExecutor:
         self._next_job = next_job
         self._shares: dict[str, Share] = {}
         self._flowing = False
-        context.events.subscribe(self._count, GroupsRan)
+        context.events.subscribe(self._count, GroupsRan, TrainRan)
 
-    def _count(self, event: Event) -> None:
+    def _count(self, event: GroupsRan | TrainRan) -> None:
         """What jobs have of the lanes while they flow."""
-        if self._flowing and isinstance(event, GroupsRan):
-            for _, place, _, start, stop in event.spans:
-                name = event.jobs[place]
-                self._shares[name] = self._shares[name].after(stop - start)
+        if not self._flowing:
+            return
+        if isinstance(event, TrainRan):
+            seconds = sum(stop - start for *_, start, stop in event.spans)
+            self._shares[event.job] = self._shares[event.job].after(seconds)
+            return
+        for _, place, _, start, stop in event.spans:
+            name = event.jobs[place]
+            self._shares[name] = self._shares[name].after(stop - start)
 
     def open_rooms(self, jobs: Sequence[JobRun]) -> None:
         """Sets memory aside for the eager steps of jobs, as far as it leaves enough for the others,

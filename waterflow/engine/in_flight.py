@@ -106,22 +106,25 @@ class StepsInFlight:
             DeviceLostError: the device fails every call from now on.
         """
         job, losses, spans = scheduled.job, result.losses, result.spans()
-        each = len(spans) // max(1, len(losses))
-        with self._context.python:
-            for number, loss in enumerate(losses):
-                ran = spans[number * each : (number + 1) * each]
-                self._context.events.publish(GroupsRan((job.name,), ran))
-                finish = functools.partial(self._finish, job, loss, scheduled.rates)
-                if self._context.run_isolated(job, finish) is None:
-                    break
+        if losses:
+            with self._context.python:
+                self._context.run_isolated(job, lambda: self._finish(scheduled, losses, spans))
         if result.error is not None and not job.ended:
             self._context.check_device()
             self.fail(scheduled, result.error)
         job.feeder.step_done(len(losses))  # callbacks come before the next batch is fetched
 
-    def _finish(self, job: JobRun, loss: float, rates: tuple[float, ...]) -> None:
-        job.loop.step_queued()
-        job.loop.finish_step(loss, rates)
+    def _finish(
+        self, scheduled: ScheduledStep, losses: Sequence[float], spans: Sequence[Any]
+    ) -> None:
+        job, loop = scheduled.job, scheduled.job.loop
+        if not loop.acts_between_steps:
+            loop.finish_train(losses, spans)
+            return
+        (loss,) = losses
+        self._context.events.publish(GroupsRan((job.name,), spans))
+        loop.step_queued()
+        loop.finish_step(loss, scheduled.rates)
 
     def fail(self, scheduled: ScheduledStep, error: BaseException) -> None:
         """Ends the job of a step that could not be run, with what its tape has been given."""

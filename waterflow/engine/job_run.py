@@ -111,7 +111,8 @@ class JobRun:
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
         caller = self.steps.caller
-        return (caller.copy() if self._may_fetch_ahead() else caller).run(self._rng, function)
+        run = caller.run_apart if self._may_fetch_ahead() else caller.run
+        return run(self._rng, function)
 
     def _may_fetch_ahead(self) -> bool:
         return self.steps.preparer.draws_apart and self._data_is_apart

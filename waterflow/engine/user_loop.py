@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from waterflow.engine.events import EpochEntered, EventStream, StepDone
+from waterflow.engine.events import EpochEntered, EventStream, StepDone, TrainRan
 from waterflow.engine.states import JobState
 from waterflow.job.job import STOP, Job, StepResult
 from waterflow.job.training_step import check_finite, learning_rates, step_scheduler
@@ -98,7 +98,22 @@ class UserLoop:
             if answer is STOP:
                 self._end(JobState.STOPPED)
                 return
-        if job.steps is not None and self.steps >= job.steps:
+        self._end_after_last()
+
+    def finish_train(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
+        """The same after many steps, where nothing of the user's comes between two of them.
+
+        Raises:
+            NonFiniteLossError: the last loss is none, and the job asked to stop on that.
+        """
+        first, self.steps = self.steps + 1, self.steps + len(losses)
+        self._latest_loss = losses[-1]
+        self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+        check_finite(self._job, self.steps, losses[-1])
+        self._end_after_last()
+
+    def _end_after_last(self) -> None:
+        if self._job.steps is not None and self.steps >= self._job.steps:
             self._end(JobState.FINISHED)
 
     def _step_scheduler(self, every: str, loss: float) -> None:
