@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 #: Nobody waits longer than this for the others: a callback may itself wait for another run.
 _PATIENCE_SECONDS = 5.0
@@ -17,20 +18,14 @@ class PythonTurns:
     """
 
     def __init__(self) -> None:
+        self._turn = _Turn(self)
         self._changed = threading.Condition()
         self._running = 0
         self._traces = 0  # that wait or run
 
-    @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> AbstractContextManager[None]:
         """Around a step or a callback."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
-            self._running += 1
-        try:
-            yield
-        finally:
-            self._leave()
+        return self._turn
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -42,10 +37,17 @@ class PythonTurns:
             with self._changed:
                 self._running += 1
 
+    def _enter(self) -> None:
+        with self._changed:
+            if self._traces:
+                self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
+            self._running += 1
+
     def _leave(self) -> None:
         with self._changed:
             self._running -= 1
-            self._changed.notify_all()
+            if self._traces:
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -59,6 +61,21 @@ class PythonTurns:
             with self._changed:
                 self._traces -= 1
                 self._changed.notify_all()
+
+
+class _Turn(AbstractContextManager[None]):
+    """Somebody's turn; around every callback, so it is no generator."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self, turns: PythonTurns) -> None:
+        self._turns = turns
+
+    def __enter__(self) -> None:
+        self._turns._enter()
+
+    def __exit__(self, *error: object) -> None:
+        self._turns._leave()
 
 
 #: Whose Python runs now, of all engines of the process.

@@ -23,8 +23,8 @@ def show_on(display: ProgressDisplay) -> Subscriber:
     def show(event: Event | TrainRan) -> None:
         match event:
             case TrainRan():
-                step, loss = event.first + len(event.losses) - 1, event.losses[-1]
-                display.update(event.job, step, loss, JobState.RUNNING.status)
+                step = event.first + len(event.losses) - 1
+                display.update(event.job, step, event.losses[-1], JobState.RUNNING.status)
             case StepDone():
                 display.update(event.job, event.step, event.loss, JobState.RUNNING.status)
             case StateChanged() if _is_shown(event):
