@@ -203,6 +203,7 @@ class Engine:
             syncs=int(statistics.forced_syncs + statistics.explicit_syncs) + flow.waits,
             deviations=rounds.deviations + flow.deviations,
             workspace_bytes=self._lanes.device.workspace_bytes,
+            idle_seconds=self._loop.idle_seconds,
         )
 
     def check_races(self) -> list[Any]:

@@ -7,6 +7,7 @@ it while no step is under way.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan, TrainRan
 from waterflow.engine.flow_planner import FlowPlanner
+from waterflow.engine.idle import IdleTimes, why_idle
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.trains import Trains
@@ -41,6 +43,7 @@ class FlowExecutor:
         self._next_job = next_job
         self._shares: dict[str, Share] = {}
         self._flowing = False
+        self.idle = IdleTimes()
         context.events.subscribe(self._count, GroupsRan, TrainRan)
 
     def _count(self, event: GroupsRan | TrainRan) -> None:
@@ -94,7 +97,9 @@ class FlowExecutor:
             job.name: known.get(job.name) or newcomer(job.job.weight, known.values())
             for job in jobs
         }
-        stretch = _Stretch(self._context, plan, self._in_flight, jobs, interrupted, self._choose)
+        stretch = _Stretch(
+            self._context, plan, self._in_flight, jobs, interrupted, self._choose, self.idle
+        )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._flowing = True
         try:
@@ -120,6 +125,7 @@ class _Stretch:
         jobs: Sequence[JobRun],
         interrupted: Callable[[], bool],
         choose: Callable[[Sequence[JobRun]], JobRun],
+        idle: IdleTimes,
     ) -> None:
         self._context = context
         self._plan = plan
@@ -129,6 +135,7 @@ class _Stretch:
         self._jobs = jobs
         self._interrupted = interrupted
         self._choose = choose
+        self._idle = idle
         self._over = False  # something else is to be done
         self._ending = False  # no step begins any more
         self._busy: set[JobRun] = set()
@@ -163,7 +170,9 @@ class _Stretch:
                 if not waiting and self._over:
                     self._end()
                 elif not waiting:
+                    since, reason = time.perf_counter(), why_idle(self._jobs)
                     self._context.state.wait()
+                    self._idle.note(reason, since)
                 else:
                     job = self._choose(waiting)
                     if job.can_flow:
@@ -223,7 +232,10 @@ class _Stretch:
         if self._trains is None:
             self._run_step(lane, job, fed)
             return
-        left = self._trains.run(lane, job, fed, seen)
+        since = time.perf_counter()
+        left, busy = self._trains.run(lane, job, fed, seen)
+        with self._context.state:
+            self._idle.note("python", since + busy)
         if left is not None:
             self.left.append((job, left))
             self._end()

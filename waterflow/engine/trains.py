@@ -40,7 +40,9 @@ class Trains:
         self._plan = plan
         self._in_flight = in_flight
 
-    def run(self, lane: int, job: JobRun, fed: Fed, seen: int) -> PreparedBatch | None:
+    def run(
+        self, lane: int, job: JobRun, fed: Fed, seen: int
+    ) -> tuple[PreparedBatch | None, float]:
         """Runs the captured step on a batch that was taken, and those on the batches behind it.
 
         Args:
@@ -50,22 +52,25 @@ class Trains:
             seen: the calls (`RunContext.calls`) that the lane has seen to.
 
         Returns:
-            A batch that needs more than the lane, after all.
+            A batch that needs more than the lane, after all, or None; and the seconds that steps
+            have taken.
         """
         until = time.perf_counter() + SLICE_SECONDS
-        goes_on = True
+        busy, goes_on = 0.0, True
         while goes_on:
             with self._context.python:
                 begun = self._context.run_isolated(job, lambda fed=fed: self._begin(job, fed))  # type: ignore[misc]
             if begun is None:
-                return None
+                break
             if begun.value is None:
-                return fed.item
-            goes_on = self._run_some(lane, job, fed, begun.value, seen, until)
+                return fed.item, busy
+            result = self._run_some(lane, job, fed, begun.value, seen, until)
+            busy += result.seconds
+            goes_on = self._may_go_on(job, result, seen, until)
             following = job.feeder.take_while(lambda other: _is_ready(job, other), int(goes_on))
             goes_on = bool(following)
             fed = following[0] if following else fed
-        return None
+        return None, busy
 
     def _begin(self, job: JobRun, fed: Fed) -> Watched | None:
         """What the steps' train is to watch; None where the step needs more than a lane."""
@@ -79,8 +84,8 @@ class Trains:
 
     def _run_some(
         self, lane: int, job: JobRun, fed: Fed, watched: Watched, seen: int, until: float
-    ) -> bool:
-        """Runs one train; returns whether the lane may go on with the job."""
+    ) -> Any:
+        """Runs one train and settles it."""
         most = 1 if watched.look is None else MOST_AHEAD
         most = job.captured.before_check(watched.step, most)
         items = [fed, *job.feeder.take_while(lambda other: _same_step(fed, other), most - 1)]
@@ -94,6 +99,9 @@ class Trains:
         batch = items[min(made, len(items) - 1)].item
         assert batch is not None
         self._in_flight.settle_train(ScheduledStep(job, watched.step, batch, rates), result)
+        return result
+
+    def _may_go_on(self, job: JobRun, result: Any, seen: int, until: float) -> bool:
         if job.ended or result.end not in (_C.TrainEnd.ARRIVED, _C.TrainEnd.LATE):
             return False
         return seen == self._context.calls.calls and time.perf_counter() < until

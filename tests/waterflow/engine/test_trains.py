@@ -29,10 +29,10 @@ class Scaled(nn.Linear):
         return super().forward(x) * self.gain
 
 
-def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(count: int, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(3)
     return [
-        (torch.randn(4, 8, generator=generator), torch.randint(4, (4,), generator=generator))
+        (torch.randn(size, 8, generator=generator), torch.randint(4, (size,), generator=generator))
         for _ in range(count)
     ]
 
@@ -162,16 +162,16 @@ def test_who_joins_and_who_stops_does_so_while_others_are_under_way() -> None:
     assert found.losses == wf.run_eager(make_job(steps=found.steps), threads=1).losses
 
 
-def test_shares_of_tiny_steps_follow_the_weights() -> None:
-    with wf.Engine("8MiB", threads=1, lanes=1) as engine:
-        jobs = [
-            make_job("light", steps=ENDLESS, weight=1.0),
-            make_job("heavy", steps=ENDLESS, weight=3.0),
+def test_shares_follow_the_weights() -> None:
+    data = batches(4, size=4096)  # so that lanes are what is short, not the batches
+    with wf.Engine("64MiB", threads=1, lanes=1) as engine:
+        handles = [
+            engine.submit(make_job(name, data=data, steps=ENDLESS, weight=weight))
+            for name, weight in (("light", 1.0), ("heavy", 3.0))
         ]
-        handles = [engine.submit(job) for job in jobs]
-        wait_until(lambda: all(len(handle.losses) > 500 for handle in handles))
+        wait_until(lambda: all(len(handle.losses) > 100 for handle in handles))
         before = [len(handle.losses) for handle in handles]
-        wait_until(lambda: len(handles[1].losses) > before[1] + 8000)
+        wait_until(lambda: len(handles[1].losses) > before[1] + 1500)
         light, heavy = (len(h.losses) - n for h, n in zip(handles, before, strict=True))
         engine.stop_all()
     assert heavy / light == pytest.approx(3.0, rel=0.4)
