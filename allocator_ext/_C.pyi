@@ -1,6 +1,7 @@
 import builtins
 import enum
 from collections.abc import Callable, Sequence, Set
+from contextvars import Context
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -255,6 +256,8 @@ class Gate:
     def end(self, lane: int) -> None: ...
     @property
     def waits(self) -> int: ...
+    @property
+    def waited_seconds(self) -> float: ...
 
 def check_happens_before(log: npt.NDArray[np.void], lanes: int) -> list[Violation]: ...
 
@@ -380,6 +383,52 @@ class LanePool:
     ) -> RoundResult: ...
     def shutdown(self) -> None: ...
 
+# Trains (bind/train.cpp)
+
+class TrainEnd(enum.Enum):
+    ARRIVED = 0
+    CALLED = 1
+    LATE = 2
+    CHANGED = 3
+    DEVIATED = 4
+    NOT_FINITE = 5
+    FAILED = 6
+
+class Signal:
+    def __init__(self) -> None: ...
+    def call(self) -> None: ...
+    @property
+    def calls(self) -> int: ...
+
+class Train:
+    def __init__(
+        self,
+        batches: Sequence[Sequence[torch.Tensor]],
+        look: Look | None,
+        beside: RoundMemory,
+        keeps_blocks: bool,
+        signal: Signal,
+        seen: int,
+        seconds: float,
+        finite_only: bool = False,
+        keeps_lock: bool = False,
+    ) -> None: ...
+
+class TrainResult:
+    @property
+    def losses(self) -> list[float]: ...
+    @property
+    def end(self) -> TrainEnd: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def error(self) -> BaseException | None: ...
+    def spans(self) -> list[tuple[int, int, int, float, float]]: ...
+
+def run_train(
+    pool: LanePool, lane: int, step: FlowStep, gate: Gate, train: Train
+) -> TrainResult: ...
+
 # Devices (bind/device.cpp)
 
 class CudaDevice:
@@ -462,3 +511,7 @@ class Guards:
     def difference(self) -> tuple[int, Any] | None: ...
     def differences(self) -> list[tuple[int, Any]]: ...
     def __len__(self) -> int: ...
+
+class Look:
+    def __init__(self, guards: list[Guards], variables: Context) -> None: ...
+    def holds(self) -> bool: ...

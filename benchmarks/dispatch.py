@@ -1,9 +1,10 @@
-"""Cost of launching: a step of about 1,200 small operators, alone and on two lanes.
+"""Cost of launching: a step of about 1,200 small operators, alone and on two lanes; and what the
+engine itself takes for a step of next to nothing.
 
     python -m benchmarks.dispatch --json
 
 The same plain SGD with momentum everywhere, one intra-op thread each. Ratios of time per step;
-above 1 means faster.
+above 1 means faster. An overhead is the time of a step of one linear layer less that of its tape.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.lanes import Lanes
 
 STEPS = 300
+TINY_STEPS = 2000  # so few that all their spans are kept
 DEPTH = 67
 WIDTH = 16
 
@@ -62,6 +64,42 @@ def engine_seconds(names: str, policy: str) -> float:
     report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
     assert report.ok, [job.error for job in report]
     return report.seconds
+
+
+def make_tiny(name: str, kind: str) -> wf.Job:
+    """A step of one linear layer; `kind` says what of the user's comes after it."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = (torch.randn(4, 8), torch.randint(4, (4,)))
+    job = wf.Job(
+        name,
+        model=model,
+        optimizer=optimizer,
+        loss=lambda m, b: F.cross_entropy(m(b[0]), b[1]),
+        data=[batch] * TINY_STEPS,
+        seed=0,
+    )
+    if kind == "scheduler":
+        job.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
+    if kind == "on_step":
+        job.on_step = lambda _: None
+    return job
+
+
+def tiny_seconds(names: str, policy: str, kind: str = "plain") -> tuple[float, float]:
+    """Seconds per step of any of these jobs: of the run, and of lanes that run tapes."""
+    jobs = [make_tiny(name, kind) for name in names]
+    report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
+    assert report.ok, [job.error for job in report]
+    took = report.spans.stop - report.spans.start
+    return report.seconds / TINY_STEPS / len(jobs), float(took.sum()) / TINY_STEPS / len(jobs)
+
+
+def overhead(kind: str) -> float:
+    """What a step of one linear layer costs beside its tape, in seconds."""
+    whole, tape = tiny_seconds("a", "flow", kind)
+    return whole - tape
 
 
 def count_operators() -> int:
@@ -105,6 +143,11 @@ def main() -> None:
         "sequential": lambda: engine_seconds("ab", "temporal"),
         "two_lanes": lambda: engine_seconds("ab", "waterwave"),
         "pair_boundary": pair_boundary_seconds,
+        "plain": lambda: overhead("plain"),
+        "scheduler": lambda: overhead("scheduler"),
+        "on_step": lambda: overhead("on_step"),
+        "four_flow": lambda: tiny_seconds("abcd", "flow")[0],
+        "four_temporal": lambda: tiny_seconds("abcd", "temporal")[0],
     }
     interleaved(measures, 1)  # profiles are cached from here on
     found = interleaved(measures, options.repeats)
@@ -117,7 +160,12 @@ def main() -> None:
         "two_lanes_vs_sequential": median_ratio(found["sequential"], found["two_lanes"]),
         "pair_boundary_us": 1e6 * statistics.median(found["pair_boundary"]),
         "two_lanes_vs_eager": median_ratio(found["eager"], found["two_lanes"]),
+        "four_tiny_flow_vs_temporal": median_ratio(found["four_temporal"], found["four_flow"]),
     }
+    for kind in ("plain", "scheduler", "on_step"):
+        result[f"overhead_us_{kind}"] = 1e6 * statistics.median(found[kind])
+    for policy in ("flow", "temporal"):
+        result[f"four_tiny_step_us_{policy}"] = 1e6 * statistics.median(found[f"four_{policy}"])
     show(result, options.json)
 
 

@@ -373,7 +373,8 @@ void bind_flow(py::module_& m) {
       .def(
           "leave", [](Gate& self, Lane lane) { self.leave(lane, Mark{}); }, "lane"_a)
       .def("end", &Gate::end, "lane"_a)
-      .def_property_readonly("waits", &Gate::waits);
+      .def_property_readonly("waits", &Gate::waits)
+      .def_property_readonly("waited_seconds", &Gate::waited_seconds);
 }
 
 void bind_judges(py::module_& m) {

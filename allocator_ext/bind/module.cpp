@@ -2,6 +2,7 @@
 #include <torch/extension.h>
 
 #include "account/guards.h"
+#include "account/look.h"
 #include "account/observer.h"
 #include "bind/core.h"
 #include "bind/torch.h"
@@ -15,6 +16,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   waterflow::bind_torch(m);
   waterflow::bind_observer(m);
   waterflow::bind_guards(m);
+  waterflow::bind_look(m);
 #ifdef WATERFLOW_WITH_CUDA
   waterflow::bind_cuda(m);
   m.attr("cuda_built") = true;

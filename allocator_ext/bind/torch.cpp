@@ -2,7 +2,6 @@
 
 #include <ATen/ScalarOps.h>
 #include <pybind11/native_enum.h>
-#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
@@ -10,6 +9,8 @@
 #include <utility>
 
 #include "bind/device.h"
+#include "bind/errors.h"
+#include "bind/train.h"
 #include "runtime/lane.h"
 #include "runtime/lane_pool.h"
 #include "runtime/random.h"
@@ -56,57 +57,6 @@ std::shared_ptr<const std::function<bool(std::size_t)>> room_maker(py::function 
       return false;
     }
   });
-}
-
-py::object python_exception(const std::exception_ptr& error) {
-  if (!error) return py::none();
-  auto make = [](const char* module, const char* name, const char* what) {
-    return py::object(py::module_::import(module).attr(name)(what));
-  };
-  try {
-    std::rethrow_exception(error);
-  } catch (py::error_already_set& e) {
-    return e.value();
-  } catch (python_error& e) {
-    e.restore();
-    return py::error_already_set().value();
-  } catch (const c10::OutOfMemoryError& e) {
-    return make("torch", "OutOfMemoryError", e.what_without_backtrace());
-  } catch (const c10::IndexError& e) {
-    return make("builtins", "IndexError", e.what_without_backtrace());
-  } catch (const c10::ValueError& e) {
-    return make("builtins", "ValueError", e.what_without_backtrace());
-  } catch (const c10::TypeError& e) {
-    return make("builtins", "TypeError", e.what_without_backtrace());
-  } catch (const c10::NotImplementedError& e) {
-    return make("builtins", "NotImplementedError", e.what_without_backtrace());
-  } catch (const c10::Error& e) {
-    return make("builtins", "RuntimeError", e.what_without_backtrace());
-  } catch (const std::bad_alloc& e) {
-    return make("builtins", "MemoryError", e.what());
-  } catch (const std::exception& e) {
-    return make("builtins", "RuntimeError", e.what());
-  } catch (...) {
-    return make("builtins", "RuntimeError", "unknown C++ exception");
-  }
-}
-
-// Runs without the interpreter lock and raises what it throws as the matching Python exception.
-template <typename Function>
-void run_unlocked(Function function) {
-  std::exception_ptr error;
-  {
-    py::gil_scoped_release release;
-    try {
-      function();
-    } catch (...) {
-      error = std::current_exception();
-    }
-  }
-  if (!error) return;
-  auto exception = python_exception(error);
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(exception.ptr())), exception.ptr());
-  throw py::error_already_set();
 }
 
 c10::TypePtr strip_optional(const c10::TypePtr& type) {
@@ -482,6 +432,7 @@ void bind_torch(py::module_& m) {
   bind_storage(m);
   bind_tape(m);
   bind_rounds(m);
+  bind_trains(m);
 }
 
 }  // namespace waterflow

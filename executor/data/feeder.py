@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -68,7 +68,7 @@ class Feeder(Generic[Item]):
         adopt_thread: Callable[[], None],
         on_ready: Callable[[], None],
         name: str,
-        ahead: int = 2,
+        ahead: Callable[[], int] = lambda: 2,
         prepare_at_once: Callable[[Any], Item | None] = lambda batch: None,
         begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
     ) -> None:
@@ -81,7 +81,8 @@ class Feeder(Generic[Item]):
             done by then; else whoever takes its first batch sees to what comes between epochs.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
-        ahead: batches to hold at most.
+        ahead: says how many batches to hold at most. Once it has so many, the thread sleeps until
+            half of them are gone: woken for each, it would be in everybody's way.
         prepare_at_once: makes the item of a batch that follows in lent work; None where that work
             cannot go on with it.
         begin: begins an epoch, from the data and its number.
@@ -99,6 +100,7 @@ class Feeder(Generic[Item]):
         self._begin = begin
         self._queue: deque[FeedItem[Item]] = deque()
         self._changed = threading.Condition()
+        self._rests_until = 0  # so few are left
         self._done = 0
         self._fetched = 0
         self._stopped = False
@@ -128,13 +130,31 @@ class Feeder(Generic[Item]):
         """Takes the next thing; there must be one."""
         with self._changed:
             fed = self._queue.popleft()
-            self._changed.notify_all()
+            self._wake_at_rest()
         return fed
 
-    def step_done(self) -> None:
-        """The step on the batch last taken has ended, with all that it draws."""
+    def take_while(self, fits: Callable[[FeedItem[Item]], bool], most: int) -> list[FeedItem[Item]]:
+        """Takes the next things as far as they are there and fit, `most` at most."""
+        taken: list[FeedItem[Item]] = []
         with self._changed:
-            self._done += 1
+            while self._queue and len(taken) < most and fits(self._queue[0]):
+                taken.append(self._queue.popleft())
+            self._wake_at_rest()
+        return taken
+
+    def put_back(self, taken: Sequence[FeedItem[Item]]) -> None:
+        """Gives back the last things taken, whose steps have not begun."""
+        with self._changed:
+            self._queue.extendleft(reversed(taken))
+
+    def step_done(self, steps: int = 1) -> None:
+        """The steps on the batches last taken have ended, with all that they draw."""
+        with self._changed:
+            self._done += steps
+            self._wake_at_rest()
+
+    def _wake_at_rest(self) -> None:
+        if len(self._queue) <= self._rests_until:
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -200,6 +220,9 @@ class Feeder(Generic[Item]):
 
     def _fetch(self) -> tuple[int, Any] | None:
         """The next batch with its epoch, in its time; None where there is none."""
+        with self._changed:
+            ahead = self._ahead()
+            self._rests_until = ahead // 2 if len(self._queue) >= ahead else ahead - 1
         self._wait_until(self._may_fetch)
         if self._error is not None:
             raise self._error
@@ -211,7 +234,9 @@ class Feeder(Generic[Item]):
     def _put(self, fed: FeedItem[Item]) -> None:
         with self._changed:
             self._queue.append(fed)
-        self._on_ready()
+            is_first = len(self._queue) == 1
+        if is_first:  # whoever takes it sees to those that come after
+            self._on_ready()
 
     def _wait_for_former_steps(self) -> None:
         self._wait_until(lambda: self._stopped or self._fetched - 1 == self._done)
@@ -237,7 +262,7 @@ class Feeder(Generic[Item]):
             return True
         if self._begun is not None or self._error is not None:
             return True
-        return self._may_run_ahead() and len(self._queue) < self._ahead
+        return len(self._queue) <= self._rests_until and self._may_run_ahead()
 
     def _all_batches(self) -> Iterator[tuple[int, Any]]:
         """The batches with their epochs; whoever asks for one knows that it may be fetched."""

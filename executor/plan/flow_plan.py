@@ -25,6 +25,7 @@ class FlowPlan:
     Attributes:
         gate: admits their groups.
         lanes: how many of the lanes there is memory for.
+        is_roomy: whether there is room for any two steps in each range, so that nobody waits.
         version: the arena's (`Arena.version`), for which the plan was made.
     """
 
@@ -40,6 +41,7 @@ class FlowPlan:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")
         size, self.lanes = divided(stop - start, tallest, lanes)
         size -= size % arena.alignment
+        self.is_roomy = 2 * tallest <= size  # whatever runs beside what, nobody waits for memory
         count = (self.lanes + 1) // 2
         self._ranges = [(start + i * size, start + (i + 1) * size) for i in range(count)]
         self.gate = _C.Gate(size, self.lanes)
@@ -77,13 +79,26 @@ class FlowPlan:
         Raises:
             StalePlan: it keeps its blocks, and a place of the plan is not free any more.
         """
-        key = (id(step), lane)
-        if key not in self._made:
-            self._made[key] = self._make(*self._piled[id(step)], lane)
-        memory_plan, flow_step = self._made[key]
+        memory_plan, flow_step = self._form(step, lane)
         job = self._piled[id(step)][0][0]
         _C.begin_plans(self._arena, [(memory_plan, job)], self._beside, own_blocks)
         return flow_step
+
+    @property
+    def beside(self) -> Any:
+        """What the steps under way share, in the extension's form."""
+        return self._beside
+
+    def form_of(self, step: CompiledStep, lane: int) -> Any:
+        """The extension's form of one of the plan's steps on this lane, wherever its memory plan
+        stands: trains put it at its start."""
+        return self._form(step, lane)[1]
+
+    def _form(self, step: CompiledStep, lane: int) -> tuple[Any, Any]:
+        key = (id(step), lane)
+        if key not in self._made:
+            self._made[key] = self._make(*self._piled[id(step)], lane)
+        return self._made[key]
 
     def _make(self, flowing: Flowing, piled: PiledStep, lane: int) -> tuple[Any, Any]:
         job, step, memory = flowing
@@ -91,9 +106,11 @@ class FlowPlan:
         places = piled.places(start, stop, from_top=lane % 2 == 1)
         memory_plan = memory.memory_plan(places, self.version)
         groups = [(group.start, group.stop) for group in piled.groups]
-        return memory_plan, _C.FlowStep(
-            (step.tape, memory_plan, job, step.device_input), groups, piled.demand
-        )
+        demand = piled.demand
+        if self.is_roomy:  # nobody waits for what the step lets go of: it is admitted as a whole
+            groups, demand = [(0, memory.profile.num_nodes)], _C.Demand([piled.extent], [0, 0])
+        form = step.tape, memory_plan, job, step.device_input
+        return memory_plan, _C.FlowStep(form, groups, demand)
 
     @property
     def deviations(self) -> int:

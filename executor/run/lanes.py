@@ -126,6 +126,13 @@ class Lanes:
         """
         return self._pool.run_step(lane, step, gate, former)
 
+    def run_train(self, lane: int, step: Any, gate: Any, train: Any) -> Any:
+        """Runs a step on the calling lane again and again: see the extension's `Train`.
+
+        Within `run_on_all`, on a device on which a step is done when its call returns.
+        """
+        return _C.run_train(self._pool, lane, step, gate, train)
+
     def scope(self, job: int) -> Any:
         """Context manager: the device's tensors of this thread come from the arena, as lane 0."""
         return _C.LaneScope(self.arena, 0, job)

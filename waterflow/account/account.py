@@ -52,6 +52,11 @@ class Account:
         self.libraries = frozenset(walk.libraries)
 
     @property
+    def guards(self) -> Any:
+        """The extension's form of the checks."""
+        return self._guards
+
+    @property
     def irrevocable(self) -> list[str]:
         """What may move when it is used, and could not be put back: iterators, generators."""
         return [

@@ -20,6 +20,7 @@ from waterflow.account.code_names import names_in
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.account.structure import Structure
 from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.common.environment import process_flags
 from waterflow.job.job import Job
@@ -102,8 +103,11 @@ class Assumptions:
         self._with_optimizer = with_optimizer
         self._fields = _fields(job)
         self._flags = process_flags()
+        self._own = _C.Guards()
+        self._own.probe(_fields_and_flags, job, (self._fields, self._flags))
         self.seen = seen
         self._account = self._take(seen, names)
+        self._look = caller.look_at(self.guards)
 
     def narrowed(self, seen: Seen) -> Assumptions:
         """What a step takes for granted that executes no more than was seen."""
@@ -114,18 +118,18 @@ class Assumptions:
         """The attributes that count; None: any."""
         return self._account.names
 
+    @property
+    def guards(self) -> list[Any]:
+        """What the fast look looks at, in the extension's form; another list after `narrow`."""
+        return [self._own, self._account.guards]
+
     def hold(self) -> bool:
         """Whether everything is as it was: the fast look, before each step."""
-        return (
-            all(now is then for now, then in zip(_fields(self._job), self._fields, strict=True))
-            and process_flags() == self._flags
-            and self._caller.look(self._account.holds)
-        )
+        return self._look.holds() or self.difference() is None
 
     def difference(self) -> str | None:
         """What is not as it was, in a user's words."""
-        names = ("model", "optimizer", "loss", "clip_grad_norm")
-        for name, now, then in zip(names, _fields(self._job), self._fields, strict=True):
+        for name, now, then in zip(_FIELDS, _fields(self._job), self._fields, strict=True):
             if now is not then:
                 return f"the job's {name}"
         if process_flags() != self._flags:
@@ -185,6 +189,7 @@ class Assumptions:
         if self.seen is None or not self.seen.codes.issuperset(observer.codes()):
             self.seen = Seen.by(observer)
             self._account = self._take(self.seen)
+            self._look = self._caller.look_at(self.guards)
         return self._hidden(observer.codes())
 
     def _hidden(self, executed: Collection[CodeType]) -> str | None:
@@ -218,5 +223,12 @@ class Assumptions:
         return roots
 
 
+_FIELDS = ("model", "optimizer", "loss", "clip_grad_norm")
+
+
 def _fields(job: Job) -> tuple[Any, ...]:
     return job.model, job.optimizer, job.loss, job.clip_grad_norm
+
+
+def _fields_and_flags(job: Job) -> tuple[tuple[Any, ...], tuple[object, ...]]:
+    return _fields(job), process_flags()

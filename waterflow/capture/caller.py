@@ -7,11 +7,9 @@ others.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
-import copy
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 import torch
@@ -23,8 +21,6 @@ from waterflow.allocator_ext import _C
 from waterflow.executor.run.rng import JobRng
 
 Result = TypeVar("Result")
-
-_DEVICES = ("cpu", "cuda")
 
 
 class CallerContext:
@@ -39,11 +35,6 @@ class CallerContext:
     def __init__(self) -> None:
         self._variables = contextvars.copy_context()
         self._state = _C.ThreadState()
-        self._autocast = [
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in _DEVICES
-        ]
-        self._cache = torch.is_autocast_cache_enabled()
         self._thread: int | None = None  # that is inside
         self.opaque = self._why_opaque()
         self.kind = self._kind()
@@ -57,7 +48,8 @@ class CallerContext:
             return f"the torch dispatch mode {type(dispatch[-1]).__name__} surrounds the run"
         if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
             return "hooks for saved tensors surround the run"
-        if self._cache and any(enabled for _, enabled, _ in self._autocast):
+        casts = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+        if casts and torch.is_autocast_cache_enabled():
             return (
                 "autocast surrounds the whole run and caches weights that were cast, as long as it "
                 "is open (put it into the loss function, or cache_enabled=False)"
@@ -68,10 +60,13 @@ class CallerContext:
         modes = _get_current_function_mode_stack()
         if self.opaque is not None or torch._C._functorch.peek_interpreter_stack() is not None:
             return None
+        casts = [
+            (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")
+        ]
         return (
             tuple(str(mode.device) for mode in modes if isinstance(mode, DeviceContext)),
-            tuple(self._autocast),
-            self._cache,
+            tuple(casts),
+            torch.is_autocast_cache_enabled(),
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
             torch._C._is_fwd_grad_enabled(),
@@ -79,28 +74,27 @@ class CallerContext:
             str(torch._C._dispatch_tls_local_exclude_set()),
         )
 
-    def copy(self) -> CallerContext:
-        """The same context, whose variables then change by themselves."""
-        twin = copy.copy(self)
-        twin._variables = self._variables.copy()
-        twin._thread = None
-        return twin
-
     def run(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         """Calls a function in this context, with these random streams. One thread at a time; what
         is called may itself call others in it."""
         if self.is_inside:
             return function()
+        return self._variables.run(self._entered, rng, function)
 
-        def inside() -> Result:
-            self._thread = threading.get_ident()
-            try:
-                with self._entered(), rng.scope():
-                    return function()
-            finally:
-                self._thread = None
+    def run_apart(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        """The same beside other calls: what it changes of the context's variables is forgotten."""
+        return self._variables.copy().run(self._inside, rng, function)
 
-        return self._variables.run(inside)
+    def _entered(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        self._thread = threading.get_ident()
+        try:
+            return self._inside(rng, function)
+        finally:
+            self._thread = None
+
+    def _inside(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        with _C.ThreadStateScope(self._state), rng.scope():
+            return function()
 
     @property
     def is_inside(self) -> bool:
@@ -111,19 +105,6 @@ class CallerContext:
         """Calls what only looks at context variables, at any time."""
         return self._variables.copy().run(function)
 
-    @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Inside, the calling thread has this context."""
-        before = [torch.get_autocast_dtype(device) for device in _DEVICES]
-        cache = torch.is_autocast_cache_enabled()
-        with _C.ThreadStateScope(self._state):
-            self._set_autocast([dtype for *_, dtype in self._autocast], self._cache)
-            try:
-                yield
-            finally:
-                self._set_autocast(before, cache)
-
-    def _set_autocast(self, dtypes: list[torch.dtype], cache: bool) -> None:
-        for device, dtype in zip(_DEVICES, dtypes, strict=True):
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(cache)
+    def look_at(self, guards: list[_C.Guards]) -> _C.Look:
+        """The look at what these guard, in this context, as one call of the extension."""
+        return _C.Look(guards, self._variables)

@@ -18,33 +18,32 @@ class PythonTurns:
     """
 
     def __init__(self) -> None:
+        self._turn = _Turn(self)
         self._changed = threading.Condition()
         self._running = 0
         self._traces = 0  # that wait or run
 
     def shared(self) -> AbstractContextManager[None]:
         """Around a step or a callback."""
-        return _Shared(self)
-
-    def enter(self) -> None:
-        """A step or a callback begins."""
-        with self._changed:
-            if self._traces:
-                self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
-            self._running += 1
+        return self._turn
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Where a step waits for other steps: a trace may run meanwhile."""
-        self.leave()
+        self._leave()
         try:
             yield
         finally:
             with self._changed:
                 self._running += 1
 
-    def leave(self) -> None:
-        """It has ended."""
+    def _enter(self) -> None:
+        with self._changed:
+            if self._traces:
+                self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
+            self._running += 1
+
+    def _leave(self) -> None:
         with self._changed:
             self._running -= 1
             if self._traces:
@@ -64,8 +63,8 @@ class PythonTurns:
                 self._changed.notify_all()
 
 
-class _Shared(AbstractContextManager[None]):
-    """Hundreds of these a second: a generator would cost more than what it does."""
+class _Turn(AbstractContextManager[None]):
+    """Somebody's turn; around every callback, so it is no generator."""
 
     __slots__ = ("_turns",)
 
@@ -73,10 +72,10 @@ class _Shared(AbstractContextManager[None]):
         self._turns = turns
 
     def __enter__(self) -> None:
-        self._turns.enter()
+        self._turns._enter()
 
     def __exit__(self, *error: object) -> None:
-        self._turns.leave()
+        self._turns._leave()
 
 
 #: Whose Python runs now, of all engines of the process.

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
-from waterflow.job.optimizer_state import trained_parameters
+from waterflow.job.optimizer_state import trained_parameters, watch_hyperparameters
 from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
+
+
+@dataclass(frozen=True, eq=False)
+class Watched:
+    """A step that a lane may make again and again.
+
+    Attributes:
+        step: the step.
+        specialization: its own.
+        look: the extension's look at all that it takes for granted; None where one step at a time
+            is to be made, each as `is_as_known` has found it.
+        registers: its hyperparameters, as they were looked at.
+        parts: what the look was made of.
+    """
+
+    step: PreparedStep
+    specialization: Specialization
+    look: Any
+    registers: dict[int, float]
+    parts: tuple[Any, ...]
 
 
 class CapturedSteps:
@@ -18,6 +41,7 @@ class CapturedSteps:
         begun: steps of the job begun so far, eager ones included.
         unchecked: captured steps since one was last compared with the eager step.
         checks: when the next one is due.
+        step_seconds: what a step of the latest train took; 0.0 before there was one.
     """
 
     def __init__(self, number: int, steps: JobSteps, checks: CheckSchedule) -> None:
@@ -26,6 +50,9 @@ class CapturedSteps:
         self.checks = checks
         self.begun = 0
         self.unchecked = 0
+        self.step_seconds = 0.0
+        self._watched: Watched | None = None
+        self._distrusts_looks = False
         self._bound: set[PreparedStep] = set()
         self._version = (
             steps.persistent.version
@@ -160,6 +187,73 @@ class CapturedSteps:
         step.compiled.tape.set_batch(tensors)
         for register, value in self._steps.binder.registers(step).items():
             step.compiled.tape.set_register(register, value)
+
+    # Many steps
+
+    def watch(
+        self, step: PreparedStep, specialization: Specialization, one_by_one: bool
+    ) -> Watched | None:
+        """Gives the tape the hyperparameters, and says what must hold for it to be run again.
+
+        Args:
+            step: the job's ready step.
+            specialization: its own.
+            one_by_one: whether this is asked anew for each step.
+
+        Returns:
+            None where the hyperparameters have outgrown the step.
+        """
+        found = None if one_by_one else self._watched
+        if found is None or found.step is not step or found.parts != self._parts(specialization):
+            found = self._watch_anew(step, specialization, one_by_one)
+            if self._steps.cache.step_for(specialization) is not step:
+                return None
+        for register, value in found.registers.items():
+            step.compiled.tape.set_register(register, value)
+        return found
+
+    def _parts(self, specialization: Specialization) -> tuple[Any, ...]:
+        return (*specialization.assumptions.guards, self._steps.persistent.entries.guards)
+
+    def _watch_anew(
+        self, step: PreparedStep, specialization: Specialization, one_by_one: bool
+    ) -> Watched:
+        parts, look = self._parts(specialization), None
+        if not (one_by_one or self._distrusts_looks):
+            # Guarded before they are read: what changes in between does not hold at the first look.
+            numbers = watch_hyperparameters(self._steps.job.optimizer)
+            look = None if numbers is None else self._steps.caller.look_at([*parts, numbers])
+        registers = self._steps.binder.registers(step)
+        watched = Watched(step, specialization, look, registers, parts)
+        self._watched = None if look is None else watched
+        return watched
+
+    def before_check(self, step: PreparedStep, most: int) -> int:
+        """How many steps, `most` at most, may be made of this one before one is to be checked."""
+        profile = step.memory.profile
+        if not self.checks.is_due(self.begun + most, profile):
+            return most
+        due = (n for n in range(1, most) if self.checks.is_due(self.begun + 1 + n, profile))
+        return next(due, most)
+
+    def count(self, watched: Watched, steps: int, seconds: float) -> None:
+        """So many steps were made by a train, in so much time of the lane."""
+        self.begun += steps
+        self.unchecked += steps
+        watched.specialization.runs += steps
+        if steps:
+            self.step_seconds = seconds / steps
+            self._distrusts_looks = False
+
+    def look_again(self, made: int) -> None:
+        """A train has met a change, after so many steps: what was known of Python's state is not.
+
+        One that has not even begun may have been misled by its look; the next step goes by the one
+        that `is_as_known` takes.
+        """
+        self._watched = None
+        self._looked = (None, 0, False)
+        self._distrusts_looks = not made
 
     def take_state(self, step: PreparedStep) -> None:
         """After a first step: what it made becomes the optimizer's state."""

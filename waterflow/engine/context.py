@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from waterflow.allocator_ext import _C
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.events import EventStream
 from waterflow.engine.job_run import JobRun
@@ -36,6 +37,7 @@ class RunContext:
         state: guards what users ask for and what feeders have ready; notified when that changes.
         python: guards what is done for jobs between their steps: callbacks, schedulers, records.
             Taken before `state`, where both are.
+        calls: calls lanes back from their trains of steps; called after what they are to see.
     """
 
     lanes: Lanes
@@ -44,15 +46,18 @@ class RunContext:
     check: bool
     state: threading.Condition = field(default_factory=threading.Condition)
     python: threading.RLock = field(default_factory=threading.RLock)
+    calls: Any = field(default_factory=_C.Signal)
 
     @property
     def arena(self) -> Any:
         """The arena of the lanes."""
         return self.lanes.arena
 
-    def wake(self) -> None:
-        """Lets whoever waits for a change look again."""
+    def wake(self, everybody: bool = True) -> None:
+        """Lets whoever waits for a change look again; `everybody`: lanes under way, too."""
         with self.state:
+            if everybody:
+                self.calls.call()
             self.state.notify_all()
 
     def run_isolated(self, job: JobRun, action: Callable[[], Value]) -> Outcome[Value] | None:

@@ -9,6 +9,7 @@ from waterflow.engine.events import (
     StateChanged,
     StepDone,
     Subscriber,
+    TrainRan,
 )
 from waterflow.engine.states import JobState
 from waterflow.report.job_report import JobReport
@@ -19,8 +20,11 @@ def show_on(display: ProgressDisplay) -> Subscriber:
     """A subscriber that keeps the display up to date."""
     reports: dict[str, JobReport] = {}
 
-    def show(event: Event) -> None:
+    def show(event: Event | TrainRan) -> None:
         match event:
+            case TrainRan():
+                step = event.first + len(event.losses) - 1
+                display.update(event.job, step, event.losses[-1], JobState.RUNNING.status)
             case StepDone():
                 display.update(event.job, event.step, event.loss, JobState.RUNNING.status)
             case StateChanged() if _is_shown(event):

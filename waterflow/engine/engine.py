@@ -13,7 +13,7 @@ from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
-from waterflow.engine.events import EventStream, Subscriber, muted_by_errors
+from waterflow.engine.events import EVENTS, EventStream, Subscriber, TrainRan, muted_by_errors
 from waterflow.engine.handle import JobHandle
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
@@ -91,8 +91,8 @@ class Engine:
         display.start([])
         residency = Residency(self._arena, where)
         self._context = RunContext(self._lanes, residency, EventStream(), check)
-        self._context.events.subscribe(self._recorder)
-        self._context.events.subscribe(show_on(display))
+        self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
+        self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
         capacity = int(self._arena.statistics().capacity)
         admission = Admission(self.budget, capacity, residency)
         self._queue = JobQueue(self._context, admission)
@@ -215,6 +215,7 @@ class Engine:
             syncs=int(statistics.forced_syncs + statistics.explicit_syncs) + flow.waits,
             deviations=rounds.deviations + flow.deviations,
             workspace_bytes=self._lanes.device.workspace_bytes,
+            idle_seconds=self._loop.idle_seconds,
         )
 
     def check_races(self) -> list[Any]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, get_args
 
 from waterflow.engine.states import JobState
 from waterflow.report.job_report import JobReport
@@ -92,6 +92,26 @@ class StepDone(NamedTuple):
     loss: float
 
 
+class TrainRan(NamedTuple):
+    """Steps of a job have run one after another and are done; `first`, which counts from 1, is the
+    number of the first, `spans` are as in `GroupsRan`, as many for each step.
+
+    For subscribers that ask for it. All others hear of each step by itself.
+    """
+
+    job: str
+    first: int
+    losses: Sequence[float]
+    spans: Sequence[tuple[Any, ...]]
+
+    def step_by_step(self) -> Iterator[GroupsRan | StepDone]:
+        """The same as events of single steps."""
+        each = len(self.spans) // len(self.losses)
+        for number, loss in enumerate(self.losses):
+            yield GroupsRan((self.job,), self.spans[number * each : (number + 1) * each])
+            yield StepDone(self.job, self.first + number, loss)
+
+
 class MemoryMoved(NamedTuple):
     """A job's persistent tensors have come into the arena, or left it: `held` bytes are its now."""
 
@@ -116,7 +136,9 @@ Event = (
     | MemoryMoved
     | EngineEnded
 )
-Subscriber = Callable[[Event], None]
+Subscriber = Callable[[Any], None]
+Kind = type[Event] | type[TrainRan]
+EVENTS: tuple[Kind, ...] = get_args(Event)
 
 
 def muted_by_errors(subscriber: Subscriber) -> Subscriber:
@@ -143,13 +165,26 @@ class EventStream:
     """Passes on each event to all subscribers, in the order of their subscription."""
 
     def __init__(self) -> None:
-        self._subscribers: tuple[Subscriber, ...] = ()
+        self._of_kind: dict[Kind, tuple[Subscriber, ...]] = dict.fromkeys((*EVENTS, TrainRan), ())
+        self._without_trains = self._of_kind.copy()  # those who hear of each step by itself
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Calls `subscriber` with every event from now on."""
-        self._subscribers = (*self._subscribers, subscriber)
+    def subscribe(self, subscriber: Subscriber, *kinds: Kind) -> None:
+        """Calls `subscriber` with every event from now on; given kinds, with those of them only."""
+        for kind in kinds or EVENTS:
+            self._of_kind[kind] = (*self._of_kind[kind], subscriber)
+            if TrainRan not in kinds:
+                self._without_trains[kind] = (*self._without_trains[kind], subscriber)
 
     def publish(self, event: Event) -> None:
         """Tells the subscribers, on the calling thread."""
-        for subscriber in self._subscribers:
+        for subscriber in self._of_kind[type(event)]:
             subscriber(event)
+
+    def publish_train(self, train: TrainRan) -> None:
+        """Tells of many steps at once, or of each, as subscribers have asked."""
+        for subscriber in self._of_kind[TrainRan]:
+            subscriber(train)
+        if self._without_trains[GroupsRan] or self._without_trains[StepDone]:
+            for event in train.step_by_step():
+                for subscriber in self._without_trains[type(event)]:
+                    subscriber(event)

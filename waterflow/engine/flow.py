@@ -7,16 +7,19 @@ it while no step is under way.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.eager_train import run_train
-from waterflow.engine.events import Event, GroupsRan
+from waterflow.engine.events import GroupsRan, TrainRan
 from waterflow.engine.flow_planner import FlowPlanner
+from waterflow.engine.idle import IdleTimes, why_idle
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.trains import Trains
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.partitioner.policies.fair_share import NextJob, Share, newcomer
@@ -41,14 +44,20 @@ class FlowExecutor:
         self._next_job = next_job
         self._shares: dict[str, Share] = {}
         self._flowing = False
-        context.events.subscribe(self._count)
+        self.idle = IdleTimes()
+        context.events.subscribe(self._count, GroupsRan, TrainRan)
 
-    def _count(self, event: Event) -> None:
+    def _count(self, event: GroupsRan | TrainRan) -> None:
         """What jobs have of the lanes while they flow."""
-        if self._flowing and isinstance(event, GroupsRan):
-            for _, place, _, start, stop in event.spans:
-                name = event.jobs[place]
-                self._shares[name] = self._shares[name].after(stop - start)
+        if not self._flowing:
+            return
+        if isinstance(event, TrainRan):
+            seconds = sum(stop - start for *_, start, stop in event.spans)
+            self._shares[event.job] = self._shares[event.job].after(seconds)
+            return
+        for _, place, _, start, stop in event.spans:
+            name = event.jobs[place]
+            self._shares[name] = self._shares[name].after(stop - start)
 
     def open_rooms(self, jobs: Sequence[JobRun]) -> None:
         """Sets memory aside for the eager steps of jobs, as far as it leaves enough for the others,
@@ -92,7 +101,9 @@ class FlowExecutor:
             job.name: known.get(job.name) or newcomer(job.job.weight, known.values())
             for job in jobs
         }
-        stretch = _Stretch(self._context, plan, self._in_flight, jobs, interrupted, self._choose)
+        stretch = _Stretch(
+            self._context, plan, self._in_flight, jobs, interrupted, self._choose, self.idle
+        )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._flowing = True
         try:
@@ -118,17 +129,21 @@ class _Stretch:
         jobs: Sequence[JobRun],
         interrupted: Callable[[], bool],
         choose: Callable[[Sequence[JobRun]], JobRun],
+        idle: IdleTimes,
     ) -> None:
         self._context = context
         self._plan = plan
         self._in_flight = in_flight
+        trains = plan is not None and not context.lanes.device.queues
+        self._trains = Trains(context, plan, in_flight) if plan is not None and trains else None
         self._jobs = jobs
         self._interrupted = interrupted
         self._choose = choose
+        self._idle = idle
         self._over = False  # something else is to be done
         self._ending = False  # no step begins any more
         self._busy: set[JobRun] = set()
-        self._trains: set[JobRun] = set()  # those of them whose steps are eager Python
+        self._eager: set[JobRun] = set()  # those of them whose steps are eager Python
         self._captured = 0  # captured steps under way
         self._stepped: set[JobRun] = set()
         self.left: Batches = []
@@ -137,9 +152,9 @@ class _Stretch:
         """Runs steps on this lane until the stretch is over."""
         try:
             while (taken := self._next(lane)) is not None:
-                job, fed = taken
+                job, fed, seen = taken
                 if self._is_captured(job, fed):
-                    self._run_step(lane, job, fed)
+                    self._run_captured(lane, job, fed, seen)
                 else:
                     self._run_eager(lane, job, fed)
         except BaseException:
@@ -148,22 +163,26 @@ class _Stretch:
 
     # Who runs next
 
-    def _next(self, lane: int) -> tuple[JobRun, FeedItem[PreparedBatch]] | None:
-        """Waits for a job that may run on this lane and takes its batch; None when all is over."""
+    def _next(self, lane: int) -> tuple[JobRun, FeedItem[PreparedBatch], int] | None:
+        """Waits for a job that may run on this lane and takes its batch, after so many calls
+        (`RunContext.calls`); None when all is over."""
         with self._context.state:
             while not self._ending:
+                seen = int(self._context.calls.calls)
                 waiting = [job for job in self._jobs if self._may_run(job, lane)]
                 if self._is_over():
                     waiting = [job for job in waiting if self._may_have_last_step(job)]
                 if not waiting and self._over:
                     self._end()
                 elif not waiting:
+                    since, reason = time.perf_counter(), why_idle(self._jobs)
                     self._context.state.wait()
+                    self._idle.note(reason, since)
                 else:
                     job = self._choose(waiting)
                     if job.can_flow:
-                        return job, self._take(job)
-                    self._over = True
+                        return job, self._take(job), seen
+                    self._set_over(True)
         return None
 
     def _may_run(self, job: JobRun, lane: int) -> bool:
@@ -172,7 +191,7 @@ class _Stretch:
             return False
         if self._is_captured(job, fed):
             return self._plan is None or lane < self._plan.lanes
-        return not any(job.eager.is_fine or other.eager.is_fine for other in self._trains)
+        return not any(job.eager.is_fine or other.eager.is_fine for other in self._eager)
 
     def _is_captured(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
         return fed.item is not None and not job.eager.needs_lane_only(fed.item)
@@ -180,8 +199,13 @@ class _Stretch:
     def _is_over(self) -> bool:
         ended = any(job.ended for job in self._jobs)
         deviated = self._plan is not None and self._plan.deviated
-        self._over = self._over or deviated or ended or self._interrupted()
+        self._set_over(deviated or ended or self._interrupted())
         return self._over
+
+    def _set_over(self, over: bool) -> None:
+        if over and not self._over:
+            self._over = True
+            self._context.calls.call()
 
     def _may_have_last_step(self, job: JobRun) -> bool:
         """Whoever has not had a step yet gets one: else others could starve him."""
@@ -194,22 +218,37 @@ class _Stretch:
         if self._is_captured(job, fed):
             self._captured += 1
         else:
-            self._trains.add(job)
+            self._eager.add(job)
         return fed
 
     def _give_back(self, job: JobRun, captured: bool) -> None:
         with self._context.state:
             self._busy.discard(job)
-            self._trains.discard(job)
+            self._eager.discard(job)
             self._captured -= captured
             self._context.state.notify_all()
 
     def _end(self) -> None:
         with self._context.state:
             self._ending = True
-            self._context.state.notify_all()
+            self._context.wake()
 
     # How a step runs
+
+    def _run_captured(
+        self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch], seen: int
+    ) -> None:
+        if self._trains is None:
+            self._run_step(lane, job, fed)
+            return
+        since = time.perf_counter()
+        left, busy = self._trains.run(lane, job, fed, seen)
+        with self._context.state:
+            self._idle.note("python", since + busy)
+        if left is not None:
+            self.left.append((job, left))
+            self._end()
+        self._give_back(job, captured=True)
 
     def _run_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert fed.item is not None
@@ -263,7 +302,7 @@ class _Stretch:
         memory = job.eager.room.scope(lambda size: self._make_room(job, size))
         run_train(self._context, job, lane, fed, memory, lambda: not self._over)
         with self._context.state:
-            self._over = self._over or not job.eager.is_as_found
+            self._set_over(not job.eager.is_as_found)
 
     def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """One that is to be checked, or to show whether others may be traced."""
@@ -278,7 +317,7 @@ class _Stretch:
         run_eager_step(self._context, job, lane, step)
         job.feeder.step_done()  # callbacks come before the next batch is fetched
         with self._context.state:
-            self._over = self._over or not job.steps.persistent.state_holds()
+            self._set_over(not job.steps.persistent.state_holds())
 
     def _make_room(self, job: JobRun, size: int) -> bool:
         """Enlarges the room of an eager step that needs more than any before it.

@@ -25,11 +25,17 @@ class FlowPlanner:
         self._plan: FlowPlan | None = None
         self._key: Hashable = None
         self._past = (0, 0)  # waits and deviations of former plans
+        self._past_seconds = 0.0  # waited under former plans
 
     @property
     def waits(self) -> int:
         """How often a node group has waited for memory that the other lane held."""
         return self._past[0] + (int(self._plan.gate.waits) if self._plan else 0)
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long lanes have waited for such memory, of all of them together."""
+        return self._past_seconds + (float(self._plan.gate.waited_seconds) if self._plan else 0.0)
 
     @property
     def deviations(self) -> int:
@@ -42,6 +48,7 @@ class FlowPlanner:
         among = tuple(step for _, step in steps)
         if (int(self._arena.version), among) != self._key:
             self._past = (self.waits, self.deviations)
+            self._past_seconds = self.waited_seconds
             self._plan = None
             self._plan = self._make(steps) if steps else None  # it may move things
             self._key = int(self._arena.version), among

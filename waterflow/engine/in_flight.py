@@ -95,6 +95,37 @@ class StepsInFlight:
         for job in going:  # callbacks come before the next batch is fetched
             job.feeder.step_done()
 
+    def settle_train(self, scheduled: ScheduledStep, result: Any) -> None:
+        """Tells of the steps of a train, which are done; ends its job where the next has failed.
+
+        Args:
+            scheduled: the step, for all of them; with the batch of the one that has failed.
+            result: the extension's `TrainResult`.
+
+        Raises:
+            DeviceLostError: the device fails every call from now on.
+        """
+        job, losses, spans = scheduled.job, result.losses, result.spans()
+        if losses:
+            with self._context.python:
+                self._context.run_isolated(job, lambda: self._finish(scheduled, losses, spans))
+        if result.error is not None and not job.ended:
+            self._context.check_device()
+            self.fail(scheduled, result.error)
+        job.feeder.step_done(len(losses))  # callbacks come before the next batch is fetched
+
+    def _finish(
+        self, scheduled: ScheduledStep, losses: Sequence[float], spans: Sequence[Any]
+    ) -> None:
+        job, loop = scheduled.job, scheduled.job.loop
+        if not loop.acts_between_steps:
+            loop.finish_train(losses, spans)
+            return
+        (loss,) = losses
+        self._context.events.publish(GroupsRan((job.name,), spans))
+        loop.step_queued()
+        loop.finish_step(loss, scheduled.rates)
+
     def fail(self, scheduled: ScheduledStep, error: BaseException) -> None:
         """Ends the job of a step that could not be run, with what its tape has been given."""
         with self._context.python:

@@ -29,7 +29,7 @@ class JobQueue:
         self.holds_admission = False
         self._closing = False
         self._over = threading.Event()
-        context.events.subscribe(self._wake_at_an_end)
+        context.events.subscribe(self._wake_at_an_end, StateChanged)
 
     # From any thread
 
@@ -41,7 +41,7 @@ class JobQueue:
     def add(self, job: JobRun) -> None:
         """A job was submitted. With the lock of the context's state held."""
         self.jobs.append(job)
-        self._context.state.notify_all()
+        self._context.wake()
 
     def release(self) -> None:
         """Lets jobs begin once all so far are prepared, and each is known to fit alone.
@@ -65,7 +65,7 @@ class JobQueue:
         """Has the job end after its present step."""
         with self._context.state:
             job.stop_requested = True
-            self._context.state.notify_all()
+            self._context.wake()
 
     def wait_for_end(self, job: JobRun, timeout: float | None) -> bool:
         """Waits until the job has ended and left; returns whether it has, within the timeout."""

@@ -33,6 +33,11 @@ from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")
 
+#: Batches that a feeder holds: two, or more of small ones for steps that take next to no time.
+LEAST_AHEAD, MOST_AHEAD = 2, 64
+_AHEAD_BYTES = 1 << 20
+_AHEAD_SECONDS = 0.02
+
 
 class JobRun:
     """A job in an engine: what it consists of there, and where it is in its life.
@@ -58,10 +63,14 @@ class JobRun:
         lanes: Lanes,
         captures: SharedCaptures,
         events: EventStream,
-        on_ready: Callable[[], None],
+        on_ready: Callable[[bool], None],
         audit: str = "log",
         tiers: Tiers | None = None,
     ) -> None:
+        """Args beyond the obvious.
+
+        on_ready: called when its feeder has something, with whether it is not running yet.
+        """
         self.number = number
         self.job = job
         self.report = JobReport(name=job.name, seed=seed)
@@ -89,8 +98,9 @@ class JobRun:
             may_run_ahead=self._may_fetch_ahead,
             enter_epoch=self.loop.enter_epoch,
             adopt_thread=lanes.adopt_helper,
-            on_ready=on_ready,
+            on_ready=lambda: on_ready(self.state is not JobState.RUNNING),
             name=job.name,
+            ahead=self._batches_ahead,
             prepare_at_once=self.steps.preparer.prepare_at_once,
             begin=_begin_epoch,
         )
@@ -126,10 +136,21 @@ class JobRun:
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
         caller = self.steps.caller
-        return (caller.copy() if self._may_fetch_ahead() else caller).run(self._rng, function)
+        run = caller.run_apart if self._may_fetch_ahead() else caller.run
+        return run(self._rng, function)
 
     def _may_fetch_ahead(self) -> bool:
         return self.steps.preparer.draws_apart and self._data_is_apart
+
+    def _batches_ahead(self) -> int:
+        """How many batches its feeder may hold: enough for the steps of a while, if they are small
+        and on the host, where they take no place in the arena."""
+        size = self.steps.preparer.batch_bytes
+        step = self.captured.step_seconds
+        if self._device.queues or not size or not step:
+            return LEAST_AHEAD
+        most = min(MOST_AHEAD, _AHEAD_BYTES // size, int(_AHEAD_SECONDS / step))
+        return max(LEAST_AHEAD, most)
 
     @functools.cached_property
     def _data_is_apart(self) -> bool:

@@ -20,6 +20,7 @@ from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
 from waterflow.executor.run import rng
 from waterflow.partitioner.policies import Policy
+from waterflow.report.idle import IdleReason
 
 #: A round waits this share of the last round for jobs whose next batch is about to be ready.
 _GRACE = 0.25
@@ -45,6 +46,12 @@ class EngineLoop:
         self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
         self._flow = FlowExecutor(context, self.flow_planner, self._in_flight, policy.next_job)
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
+
+    @property
+    def idle_seconds(self) -> dict[IdleReason, float]:
+        """The time of lanes that ran no step while jobs flowed, by the reason."""
+        with self._context.state:
+            return self._flow.idle.seconds(self.flow_planner.waited_seconds)
 
     def start(self) -> None:
         """Starts the thread."""

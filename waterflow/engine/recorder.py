@@ -23,6 +23,7 @@ from waterflow.engine.events import (
     StateChanged,
     StepChecked,
     StepDone,
+    TrainRan,
 )
 from waterflow.engine.states import JobState
 from waterflow.report.report import Spans, Timeline
@@ -46,13 +47,15 @@ class Recorder:
         self._first: list[tuple[Any, ...]] = []
         self._last: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=_KEPT_SPANS)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: Event | TrainRan) -> None:
         """Takes down what has happened."""
         match event:
             case JobJoined():
                 self._jobs[event.job] = event
             case GroupsRan():
                 self._keep(event)
+            case TrainRan():
+                self._take_down(event)
             case StepDone():
                 report = self._jobs[event.job].report
                 report.losses.append(event.loss)
@@ -103,6 +106,20 @@ class Recorder:
             job = jobs[place]
             span = (lane, job.number, job.report.steps + 1, group, start, stop)
             (self._first if len(self._first) < _KEPT_SPANS else self._last).append(span)
+
+    def _take_down(self, train: TrainRan) -> None:
+        joined = self._jobs[train.job]
+        report, number = joined.report, joined.number
+        each = len(train.spans) // len(train.losses)
+        spans = [
+            (lane, number, train.first + place // each, group, start, stop)
+            for place, (lane, _, group, start, stop) in enumerate(train.spans)
+        ]
+        left = _KEPT_SPANS - len(self._first)
+        self._first += spans[:left]
+        self._last.extend(spans[left:])
+        report.losses += train.losses
+        report.steps = train.first + len(train.losses) - 1
 
     def spans(self, names: list[str]) -> Spans:
         """The spans kept, in seconds since the engine was made."""

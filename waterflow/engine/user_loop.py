@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from waterflow.engine.events import EpochEntered, EventStream, StepDone
+from waterflow.engine.events import EpochEntered, EventStream, StepDone, TrainRan
 from waterflow.engine.states import JobState
 from waterflow.job.job import STOP, Job, StepResult
 from waterflow.job.training_step import check_finite, learning_rates, step_scheduler
@@ -43,6 +43,19 @@ class UserLoop:
         job = self._job
         plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         return job.on_step is not None or job.stop_on_nan or plateau
+
+    @property
+    def acts_between_steps(self) -> bool:
+        """Whether something of the user's comes after each step."""
+        job = self._job
+        return job.on_step is not None or (
+            job.scheduler is not None and job.scheduler_every == "step"
+        )
+
+    @property
+    def shows_rates(self) -> bool:
+        """Whether somebody asks for the learning rates of a step."""
+        return self._job.on_step is not None
 
     def rates(self) -> tuple[float, ...]:
         """The learning rates now, where a callback is to be told of them."""
@@ -85,7 +98,22 @@ class UserLoop:
             if answer is STOP:
                 self._end(JobState.STOPPED)
                 return
-        if job.steps is not None and self.steps >= job.steps:
+        self._end_after_last()
+
+    def finish_train(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
+        """The same after many steps, where nothing of the user's comes between two of them.
+
+        Raises:
+            NonFiniteLossError: the last loss is none, and the job asked to stop on that.
+        """
+        first, self.steps = self.steps + 1, self.steps + len(losses)
+        self._latest_loss = losses[-1]
+        self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+        check_finite(self._job, self.steps, losses[-1])
+        self._end_after_last()
+
+    def _end_after_last(self) -> None:
+        if self._job.steps is not None and self.steps >= self._job.steps:
             self._end(JobState.FINISHED)
 
     def finish_eager_step(self, loss: float, rates: tuple[float, ...]) -> None:

@@ -69,6 +69,33 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
     return found
 
 
+def watch_hyperparameters(optimizer: torch.optim.Optimizer) -> Any:
+    """Guards that all hyperparameters are what they are now, and the optimizer's state its own;
+    None where some of them can change unseen."""
+    own, groups = vars(optimizer), optimizer.param_groups
+    if not (own.keys() >= {"param_groups", "state"} and type(groups) is list):
+        return None
+    guards = _C.Guards()
+    guards.attributes(optimizer, frozenset({"param_groups", "state"}), None)
+    guards.items(groups, list)
+    for group in groups:
+        if type(group) is not dict:
+            return None
+        guards.mapping(group, frozenset({"params"}))
+        for key, value in group.items():
+            if type(value) is list and key != "params":
+                guards.items(value, list)
+            elif key != "params" and not _is_plain(value):
+                return None
+    return guards
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, complex, str, torch.Tensor)
+
+
 def moved_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The hyperparameters of a group that have other values than in a copy made before."""
     keys = before.keys() | now.keys()
@@ -102,6 +129,11 @@ class StateEntries:
             if isinstance(entries, dict):
                 others = {k for k, value in entries.items() if not isinstance(value, torch.Tensor)}
                 self._guards.mapping(entries, others or None)
+
+    @property
+    def guards(self) -> Any:
+        """The extension's form of the entries; that they are the optimizer's is not part of it."""
+        return self._guards
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether no tensor of the state has come, gone or been replaced, since."""

@@ -52,6 +52,10 @@ class Fields:
             raise ReportError(f"{self._path}{key}: expected {kind.__name__}, found {_short(value)}")
         return value
 
+    def has(self, key: str) -> bool:
+        """Whether the field is there."""
+        return key in self._values
+
     def _is_null(self, key: str) -> bool:
         return key in self._values and self._values[key] is None
 

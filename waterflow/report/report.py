@@ -21,6 +21,7 @@ import numpy as np
 from waterflow.common.errors import ReportError
 from waterflow.common.files import write_atomically
 from waterflow.common.units import format_bytes, format_seconds
+from waterflow.report.idle import IdleReason, idle_from, idle_text
 from waterflow.report.job_report import JobReport, State
 from waterflow.report.json_fields import Fields, encode_float
 from waterflow.report.timeline import Span, Spans, Timeline
@@ -42,8 +43,10 @@ class Report:
     that was ever used (fragmentation is what lies between the two), `budget_bytes` what was
     allowed. `workspace_bytes` is what libraries hold on a GPU beside the budget, `syncs` how often
     the lanes waited for each other, `deviations` how many requests for memory differed from the
-    profile that they were planned by. `report["name"]` is a job; iterating yields the jobs in the
-    order given to the run.
+    profile that they were planned by. `idle_seconds` is the time of lanes that ran no step while
+    jobs flowed, by the reason: they waited for "data", for "memory" that another lane held, for
+    "python" between steps, or there were fewer "jobs" than lanes. `report["name"]` is a job;
+    iterating yields the jobs in the order given to the run.
     """
 
     jobs: dict[str, JobReport] = field(default_factory=dict)
@@ -62,6 +65,7 @@ class Report:
     syncs: int = 0
     deviations: int = 0
     workspace_bytes: int = 0
+    idle_seconds: dict[IdleReason, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> JobReport:
         """Return a job's report; raises KeyError that lists the names nearest to a wrong one."""
@@ -107,6 +111,7 @@ class Report:
             "budget_bytes": self.budget_bytes,
             "side_by_side_bytes": self.side_by_side_bytes,
             "workspace_bytes": self.workspace_bytes,
+            "idle_seconds": {why: encode_float(took) for why, took in self.idle_seconds.items()},
             "syncs": self.syncs,
             "deviations": self.deviations,
             "versions": dict(self.versions),
@@ -152,6 +157,7 @@ class Report:
             syncs=fields.integer("syncs"),
             deviations=fields.integer("deviations"),
             workspace_bytes=fields.integer("workspace_bytes"),
+            idle_seconds=idle_from(fields),
         )
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
@@ -228,6 +234,8 @@ class Report:
         parts = [f"{together}, {format_seconds(self.seconds)}"]
         if self.side_by_side_bytes is not None:
             parts.append(f"side by side they need {format_bytes(self.side_by_side_bytes)}")
+        idle = idle_text(self.idle_seconds, self.lanes * self.seconds)
+        parts += [idle] if idle else []
         if self.interrupted:
             parts.append("interrupted")
         parts += [

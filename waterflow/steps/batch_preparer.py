@@ -57,6 +57,7 @@ class BatchPreparer:
         self._prefetcher = prefetcher
         self._tiers = tiers
         self._latest: Specialization | None = None  # of the batch prepared last
+        self.batch_bytes = 0  # of that batch, as far as it could be taken apart
         self._refusal = why_opaque(job, caller)
         if job.capture is False:
             opacity.step = "the job has capture=False"
@@ -127,6 +128,7 @@ class BatchPreparer:
             self._opacity.give_up_step(self._refusal)
         try:
             flat = flatten(batch, reads_of(self._job.loss))
+            self.batch_bytes = sum(tensor.nbytes for tensor in flat.tensors)
             if self._stays_eager(flat, find):
                 return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)

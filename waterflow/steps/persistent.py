@@ -105,6 +105,11 @@ class PersistentTensors:
         """Every tensor that should live in the arena while the job is in it."""
         return [*self.tensors.values(), *self._specializations.constants()]
 
+    @property
+    def entries(self) -> StateEntries:
+        """The entries of the optimizer's state; others after it was collected anew."""
+        return self._entries
+
     def state_holds(self) -> bool:
         """Whether the optimizer's state has the entries that it had when it was last collected."""
         return self._entries.holds(self._job.optimizer)

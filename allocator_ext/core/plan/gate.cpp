@@ -57,10 +57,18 @@ std::size_t most_together(const Demand& a, const Demand& b, std::size_t range) {
 
 Gate::Gate(std::size_t range, int lanes) : range_(range), states_(lanes) {}
 
+template <typename Ready>
+void Gate::wait(std::unique_lock<std::mutex>& lock, Ready ready) {
+  if (ready()) return;
+  const double begun = steady_seconds();
+  changed_.wait(lock, ready);
+  waited_seconds_ += steady_seconds() - begun;
+}
+
 void Gate::begin(Lane lane, std::shared_ptr<const Demand> demand) {
   check(*demand);
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return may_begin(lane); });
+  wait(lock, [&] { return may_begin(lane); });
   assign(lane, std::move(demand));
 }
 
@@ -78,7 +86,7 @@ std::optional<Mark> Gate::enter(Lane lane) {
   if (!may_enter(lane)) {
     state.waiting = true;
     ++waits_;
-    changed_.wait(lock, [&] { return may_enter(lane); });
+    wait(lock, [&] { return may_enter(lane); });
   }
   return take(lane);
 }
@@ -126,6 +134,11 @@ void Gate::end(Lane lane) {
 std::size_t Gate::waits() const {
   std::lock_guard lock(mutex_);
   return waits_;
+}
+
+double Gate::waited_seconds() const {
+  std::lock_guard lock(mutex_);
+  return waited_seconds_;
 }
 
 // The state of a lane in the middle of a step, which runs a group or has one to run next.

@@ -77,6 +77,8 @@ class Gate {
 
   // How often a group found its memory in the neighbour's hands and was kept waiting for it.
   std::size_t waits() const;
+  // How long lanes have waited here, of all of them together.
+  double waited_seconds() const;
 
  private:
   struct LaneState {
@@ -97,6 +99,8 @@ class Gate {
   bool may_enter(Lane lane);
   void assign(Lane lane, std::shared_ptr<const Demand> demand);
   std::optional<Mark> take(Lane lane);
+  template <typename Ready>
+  void wait(std::unique_lock<std::mutex>& lock, Ready ready);
 
   const std::size_t range_;
   mutable std::mutex mutex_;         // guards all that follows
@@ -105,6 +109,7 @@ class Gate {
   using Steps = std::pair<std::shared_ptr<const Demand>, std::shared_ptr<const Demand>>;
   std::map<Steps, SafeStates> safe_states_;  // the key keeps the steps alive
   std::size_t waits_ = 0;
+  double waited_seconds_ = 0;
 };
 
 }  // namespace waterflow

@@ -18,7 +18,8 @@ class Fed:
     def __init__(self, data, prepare=None, **options):
         self.log = []
         self.ready = threading.Semaphore(0)
-        settings = {"epochs": 1, "steps": None, "may_run_ahead": lambda: True, "ahead": 2}
+        settings = {"epochs": 1, "steps": None, "may_run_ahead": lambda: True}
+        ahead = options.pop("ahead", 2)
         self.feeder = Feeder(
             data,
             prepare or (lambda batch, wait: batch),
@@ -27,6 +28,7 @@ class Fed:
             adopt_thread=lambda: self.log.append(("adopt", threading.current_thread().name)),
             on_ready=self.ready.release,
             name="a",
+            ahead=lambda: ahead,
             **{**settings, **options},
         )
         self.feeder.start()
@@ -36,7 +38,7 @@ class Fed:
         return function()
 
     def take(self, step=True):
-        assert self.ready.acquire(timeout=LIMIT), "nothing comes any more"
+        wait_until(lambda: self.feeder.peek() is not None)
         fed = self.feeder.take()
         if step:
             self.feeder.step_done()
@@ -86,9 +88,43 @@ def test_it_fetches_ahead_as_far_as_it_may():
     fed = Fed("abcdef", ahead=3)
     assert settled(fed.feeder, 3)
     assert fed.feeder.peek().item == "a"
-    fed.take()
+    fed.feeder.take()
+    fed.feeder.take()
     assert settled(fed.feeder, 3)
     fed.feeder.stop()
+
+
+def test_it_sleeps_until_half_of_what_it_has_is_gone():
+    fed = Fed("abcdefgh", ahead=4)
+    assert settled(fed.feeder, 4)
+    fed.feeder.take()
+    assert settled(fed.feeder, 3)
+    fed.feeder.take()
+    assert settled(fed.feeder, 4)
+    fed.feeder.stop()
+
+
+def test_it_tells_of_something_only_where_there_was_nothing():
+    fed = Fed("abc", ahead=3)
+    assert settled(fed.feeder, 3)
+    assert fed.ready.acquire(timeout=LIMIT)
+    assert not fed.ready.acquire(blocking=False)
+    fed.feeder.stop()
+
+
+def test_several_are_taken_as_far_as_they_fit_and_can_be_given_back():
+    fed = Fed("aabb", ahead=4)
+    assert settled(fed.feeder, 4)
+    feeder = fed.feeder
+    taken = feeder.take_while(lambda other: other.item == "a", 9)
+    assert [other.item for other in taken] == ["a", "a"]
+    feeder.put_back(taken[1:])
+    assert [other.item for other in feeder.take_while(lambda other: True, 2)] == ["a", "b"]
+    feeder.step_done(3)
+    assert feeder.take().item == "b"
+    feeder.step_done()
+    assert settled(feeder, 1)
+    assert feeder.take().end
 
 
 def test_a_job_that_draws_gets_its_next_batch_after_the_step():

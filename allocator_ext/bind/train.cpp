@@ -1,0 +1,96 @@
+#include "bind/train.h"
+
+#include <pybind11/native_enum.h>
+#include <torch/extension.h>
+
+#include <utility>
+
+#include "account/look.h"
+#include "bind/errors.h"
+#include "runtime/lane_pool.h"
+#include "runtime/train.h"
+
+namespace py = pybind11;
+
+namespace waterflow {
+namespace {
+
+// A look at Python state, by whoever holds the interpreter's lock or not.
+std::function<bool()> locked_look(Look* look) {
+  if (look == nullptr) return [] { return true; };
+  return [look] {
+    py::gil_scoped_acquire acquire;
+    return look->holds();
+  };
+}
+
+// What the extension is given of Python's, beside what it can do without.
+struct BoundTrain {
+  Train train;
+  py::object look;  // keeps what the train refers to
+  bool keeps_lock;
+};
+
+BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
+                      std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
+                      std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
+                      bool finite_only, bool keeps_lock) {
+  auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look));
+  return {{std::move(batches), std::move(holds), std::move(beside), keeps_blocks, std::move(signal),
+           seen, seconds, finite_only},
+          std::move(look),
+          keeps_lock};
+}
+
+std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
+                                 const BoundTrain& bound) {
+  auto result = std::make_shared<TrainResult>();
+  if (bound.keeps_lock) {
+    *result = run_train(pool, lane, step, gate, bound.train);
+  } else {
+    run_unlocked([&] { *result = run_train(pool, lane, step, gate, bound.train); });
+  }
+  return result;
+}
+
+py::list spans_of(const TrainResult& result) {
+  py::list spans;
+  for (const auto& span : result.spans) {
+    spans.append(
+        py::make_tuple(span.lane, span.job, span.group, span.start.seconds, span.stop.seconds));
+  }
+  return spans;
+}
+
+}  // namespace
+
+void bind_trains(py::module_& m) {
+  py::native_enum<TrainEnd>(m, "TrainEnd", "enum.Enum")
+      .value("ARRIVED", TrainEnd::kArrived)
+      .value("CALLED", TrainEnd::kCalled)
+      .value("LATE", TrainEnd::kLate)
+      .value("CHANGED", TrainEnd::kChanged)
+      .value("DEVIATED", TrainEnd::kDeviated)
+      .value("NOT_FINITE", TrainEnd::kNotFinite)
+      .value("FAILED", TrainEnd::kFailed)
+      .finalize();
+  py::class_<Signal, std::shared_ptr<Signal>>(m, "Signal")
+      .def(py::init<>())
+      .def("call", &Signal::call)
+      .def_property_readonly("calls", &Signal::calls);
+  py::class_<TrainResult, std::shared_ptr<TrainResult>>(m, "TrainResult")
+      .def_readonly("losses", &TrainResult::losses)
+      .def_readonly("end", &TrainResult::end)
+      .def_property_readonly("seconds", &TrainResult::seconds)
+      .def_property_readonly("error",
+                             [](const TrainResult& self) { return python_exception(self.error); })
+      .def("spans", &spans_of);
+  py::class_<BoundTrain>(m, "Train")
+      .def(py::init(&make_train), py::arg("batches"), py::arg("look"), py::arg("beside"),
+           py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
+           py::arg("finite_only") = false, py::arg("keeps_lock") = false);
+  m.def("run_train", &run, py::arg("pool"), py::arg("lane"), py::arg("step"), py::arg("gate"),
+        py::arg("train"));
+}
+
+}  // namespace waterflow

@@ -1,0 +1,68 @@
+#include "runtime/train.h"
+
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <optional>
+#include <variant>
+
+namespace waterflow {
+namespace {
+
+std::optional<TrainEnd> reason_to_end(const Train& train, const TrainResult& made, double begun) {
+  if (made.losses.size() == train.batches.size()) return TrainEnd::kArrived;
+  if (made.losses.empty()) return std::nullopt;
+  if (train.signal->calls() != train.seen) return TrainEnd::kCalled;
+  if (train.beside->deviated.load(std::memory_order_relaxed)) return TrainEnd::kDeviated;
+  if (train.finite_only && !std::isfinite(made.losses.back())) return TrainEnd::kNotFinite;
+  if (steady_seconds() - begun > train.seconds) return TrainEnd::kLate;
+  return std::nullopt;
+}
+
+// Puts the tape and its plan at the start of a step.
+void load(LanePool& pool, const FlowStep& step, const Train& train,
+          const std::vector<at::Tensor>& batch) {
+  step.job.tape->set_batch(batch);
+  step.job.plan->begin(pool.arena(), step.job.id, train.beside, train.keeps_blocks);
+}
+
+// Whether the step was made; else the train has failed.
+bool run_next(LanePool& pool, int lane, const FlowStep& step, Gate& gate, const Train& train,
+              TrainResult& made) {
+  try {
+    load(pool, step, train, train.batches[made.losses.size()]);
+  } catch (...) {  // its places are not free
+    made.error = std::current_exception();
+    return false;
+  }
+  const RoundResult result = pool.run_step(lane, step, gate, nullptr);
+  made.error = result.errors.front();
+  if (made.error) return false;
+  const double* loss = std::get_if<double>(&result.losses.front());
+  TORCH_INTERNAL_ASSERT(loss != nullptr, "a train on a device that queues its steps");
+  made.losses.push_back(*loss);
+  made.spans.insert(made.spans.end(), result.spans.begin(), result.spans.end());
+  return true;
+}
+
+}  // namespace
+
+TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
+                      const Train& train) {
+  TrainResult made;
+  const double begun = steady_seconds();
+  while (true) {
+    if (const auto reason = reason_to_end(train, made, begun)) {
+      made.end = *reason;
+    } else if (!train.holds()) {
+      made.end = TrainEnd::kChanged;
+    } else if (!run_next(pool, lane, step, gate, train, made)) {
+      made.end = TrainEnd::kFailed;
+    } else {
+      continue;
+    }
+    return made;
+  }
+}
+
+}  // namespace waterflow

@@ -1,0 +1,75 @@
+// A train: steps of one job that a lane runs one after another, without going back to Python
+// between them. Each is what it would be by itself: the state of Python that it takes for granted
+// is looked at before it, the gate admits it, and whatever calls for attention ends the train at
+// once.
+//
+// For devices on which a step is done when its call returns; elsewhere a train would run ahead of
+// the device without bound.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/plan/gate.h"
+#include "core/plan/memory_plan.h"
+#include "runtime/lane_pool.h"
+
+namespace waterflow {
+
+// Calls lanes back from their trains. A count that only grows, so that no call is lost: whoever
+// sets out says how many calls he has seen to before.
+class Signal {
+ public:
+  void call() { calls_.fetch_add(1, std::memory_order_release); }
+  std::uint64_t calls() const { return calls_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<std::uint64_t> calls_{0};
+};
+
+// Why a train has ended.
+enum class TrainEnd {
+  kArrived,    // all its steps are made
+  kCalled,     // somebody has called
+  kLate,       // its time is over
+  kChanged,    // Python state is not what its steps take for granted
+  kDeviated,   // a request for memory was not as profiled
+  kNotFinite,  // the loss of its last step is no number
+  kFailed,     // its next step has failed
+};
+
+// The first step is made in any case, if its look holds: whoever sets out has been chosen for it.
+struct Train {
+  std::vector<std::vector<at::Tensor>> batches;  // one a step
+  std::function<bool()> holds;                   // whether the next step is still the right one
+  std::shared_ptr<RoundMemory> beside;
+  bool keeps_blocks = true;
+  std::shared_ptr<const Signal> signal;
+  std::uint64_t seen = 0;  // calls that are no reason to end
+  double seconds = 0;      // later no step begins
+  bool finite_only = false;
+};
+
+struct TrainResult {
+  std::vector<double> losses;  // of the steps made
+  std::vector<Span> spans;     // of these, as many for each as it has groups
+  std::exception_ptr error;    // of the step after them, where it has failed
+  TrainEnd end = TrainEnd::kArrived;
+
+  // Of the lane, that its steps took.
+  double seconds() const {
+    double sum = 0;
+    for (const Span& span : spans) sum += span.stop.seconds - span.start.seconds;
+    return sum;
+  }
+};
+
+// Throws as LanePool::run_step does.
+TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
+                      const Train& train);
+
+}  // namespace waterflow

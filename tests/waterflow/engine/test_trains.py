@@ -1,0 +1,189 @@
+"""Trains of steps: the numbers of the loop, and whatever somebody wants in between."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import waterflow as wf
+from waterflow.engine.events import GroupsRan, StepDone
+
+pytestmark = pytest.mark.cpu
+
+ENDLESS = 10**9
+
+
+class Scaled(nn.Linear):
+    """A linear layer with a number of its own."""
+
+    gain = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.gain
+
+
+def batches(count: int, size: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [
+        (torch.randn(size, 8, generator=generator), torch.randint(4, (size,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def make_job(name: str = "a", every: str | None = None, **options: Any) -> wf.Job:
+    torch.manual_seed(5)
+    model = Scaled(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"data": batches(7), "seed": 0, **options}
+    if every is not None:
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+        settings.update(scheduler=scheduler, scheduler_every=every)
+    loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
+    return wf.Job(name, model=model, optimizer=optimizer, loss=loss, **settings)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happens any more"
+        time.sleep(0.001)
+
+
+def assert_equal(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
+    assert report.error is None
+    assert report.losses == wf.run_eager(fresh, threads=1).losses
+    assert all(map(torch.equal, job.model.parameters(), fresh.model.parameters()))
+    assert job.optimizer.param_groups[0]["lr"] == fresh.optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("every", [None, "epoch", "step"])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_numbers_are_those_of_the_loop(every: str | None, lanes: int) -> None:
+    def make() -> list[wf.Job]:
+        return [make_job(name, every, epochs=40) for name in "abc"]
+
+    jobs = make()
+    with wf.Engine("8MiB", threads=1, lanes=lanes, check=True) as engine:
+        for job in jobs:
+            engine.submit(job)
+    report = engine.report()
+    assert engine.check_races() == []
+    assert report.deviations == 0
+    for job, fresh in zip(jobs, make(), strict=True):
+        assert_equal(job, report[job.name], fresh)
+
+
+def test_each_step_is_told_of_in_order_and_by_itself() -> None:
+    events: list[Any] = []
+    with wf.Engine("8MiB", threads=1) as engine:
+        engine.subscribe(events.append)
+        engine.submit(make_job(steps=300))
+    told = [event for event in events if isinstance(event, (GroupsRan, StepDone))]
+    assert [type(event) for event in told] == [GroupsRan, StepDone] * 300
+    assert [event.step for event in told[1::2]] == list(range(1, 301))
+    report = engine.report()
+    assert [event.loss for event in told[1::2]] == report["a"].losses
+    assert sorted(set(report.spans.step)) == list(range(1, 301))
+
+
+def set_gain(job: wf.Job) -> None:
+    job.model.gain = 0.5  # type: ignore[assignment]
+
+
+def set_rate(job: wf.Job) -> None:
+    job.optimizer.param_groups[0]["lr"] = 0.01
+
+
+def set_loss(job: wf.Job) -> None:
+    job.loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]) * 2
+
+
+@pytest.mark.parametrize("change", [set_gain, set_rate, set_loss])
+def test_what_another_thread_changes_counts_from_one_step_on(
+    change: Callable[[wf.Job], None],
+) -> None:
+    job = make_job(steps=ENDLESS)
+    with wf.Engine("8MiB", threads=1) as engine:
+        handle = engine.submit(job)
+        wait_until(lambda: len(handle.losses) > 100)
+        change(job)
+        after = len(handle.losses)
+        wait_until(lambda: len(handle.losses) > after + 500)
+        handle.stop()
+        losses = handle.result(timeout=60).losses
+    plain = wf.run_eager(make_job(epochs=None, steps=len(losses)), threads=1).losses
+    pairs = zip(losses, plain, strict=True)
+    equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    assert equal > 100
+    # The rate is first seen in the loss of the step after the one that it is used in.
+    candidates = [equal, equal - 1]
+
+    def changed_at(step: int) -> list[float]:
+        fresh = make_job(steps=len(losses))
+        fresh.on_step = lambda result: change(fresh) if result.step == step else None
+        return wf.run_eager(fresh, threads=1).losses
+
+    assert losses in [changed_at(step) for step in candidates]
+
+
+def test_a_loss_that_is_no_number_ends_the_job_at_that_step() -> None:
+    data = batches(90)
+    data[70][0].fill_(float("nan"))
+    report = wf.run([make_job(data=data, stop_on_nan=True)], memory="8MiB", threads=1)
+    assert report["a"].error_type == "NonFiniteLossError"
+    assert (report["a"].steps, len(report["a"].losses)) == (71, 71)
+
+
+def test_a_step_that_fails_leaves_those_before_it() -> None:
+    data = batches(90)
+    data[70][1].fill_(9)
+    jobs = [make_job("bad", data=data), make_job("good", epochs=30)]
+    report = wf.run(jobs, memory="8MiB", threads=1)
+    assert (report["bad"].state, report["bad"].steps) == ("failed", 70)
+    assert_equal(jobs[1], report["good"], make_job(epochs=30))
+
+
+def test_who_joins_and_who_stops_does_so_while_others_are_under_way() -> None:
+    with wf.Engine("8MiB", threads=1, lanes=1) as engine:
+        first = engine.submit(make_job("first", steps=ENDLESS))
+        wait_until(lambda: len(first.losses) > 100)
+        second = engine.submit(make_job("second", steps=200))
+        assert second.result(timeout=60).steps == 200
+        first.stop()
+        found = first.result(timeout=60)
+    assert found.state == "stopped"
+    assert found.losses == wf.run_eager(make_job(steps=found.steps), threads=1).losses
+
+
+def test_shares_follow_the_weights() -> None:
+    data = batches(4, size=4096)  # so that lanes are what is short, not the batches
+    with wf.Engine("64MiB", threads=1, lanes=1) as engine:
+        handles = [
+            engine.submit(make_job(name, data=data, steps=ENDLESS, weight=weight))
+            for name, weight in (("light", 1.0), ("heavy", 3.0))
+        ]
+        wait_until(lambda: all(len(handle.losses) > 100 for handle in handles))
+        before = [len(handle.losses) for handle in handles]
+        wait_until(lambda: len(handles[1].losses) > before[1] + 1500)
+        light, heavy = (len(h.losses) - n for h, n in zip(handles, before, strict=True))
+        engine.stop_all()
+    assert heavy / light == pytest.approx(3.0, rel=0.4)
+
+
+def test_callbacks_of_one_job_see_each_of_its_steps_while_another_rides() -> None:
+    seen: list[tuple[int, float]] = []
+    jobs = [
+        make_job("asked", steps=60, on_step=lambda result: seen.append((result.step, result.loss))),
+        make_job("rides", steps=600),
+    ]
+    report = wf.run(jobs, memory="8MiB", threads=1)
+    assert [step for step, _ in seen] == list(range(1, 61))
+    assert [loss for _, loss in seen] == report["asked"].losses
+    assert_equal(jobs[1], report["rides"], make_job(steps=600))

@@ -1,0 +1,148 @@
+"""Trains: steps of one job that a lane runs one after another, as long as nobody needs it to stop.
+
+Where nothing of the user's comes between them, many steps are one call of the extension, which
+looks at Python's state before each and comes back at once when that has changed, or somebody calls
+(`RunContext.calls`). A scheduler or a callback makes it one call a step. For devices on which a
+step is done when its call returns: elsewhere one step is in flight at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from waterflow.allocator_ext import _C
+from waterflow.engine.captured_steps import Watched
+from waterflow.engine.context import RunContext
+from waterflow.engine.in_flight import ScheduledStep, StepsInFlight
+from waterflow.engine.job_run import MOST_AHEAD, JobRun
+from waterflow.executor.data.feeder import FeedItem
+from waterflow.executor.plan.flow_plan import FlowPlan
+from waterflow.steps.prepared import PreparedBatch
+
+#: After this time a lane looks who else waits for it.
+SLICE_SECONDS = 0.004
+
+#: Steps shorter than this are run without giving up the interpreter's lock in between, for a while
+#: as short as other threads of Python's wait for each other anyway: lanes that fight for it after
+#: every such step take longer than one after another.
+_KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
+
+Fed = FeedItem[PreparedBatch]
+
+
+class Trains:
+    """Runs the trains of one stretch."""
+
+    def __init__(self, context: RunContext, plan: FlowPlan, in_flight: StepsInFlight) -> None:
+        self._context = context
+        self._plan = plan
+        self._in_flight = in_flight
+
+    def run(
+        self, lane: int, job: JobRun, fed: Fed, seen: int
+    ) -> tuple[PreparedBatch | None, float]:
+        """Runs the captured step on a batch that was taken, and those on the batches behind it.
+
+        Args:
+            lane: the calling thread's.
+            job: nobody else's until this returns.
+            fed: the batch.
+            seen: the calls (`RunContext.calls`) that the lane has seen to.
+
+        Returns:
+            A batch that needs more than the lane, after all, or None; and the seconds that steps
+            have taken.
+        """
+        until = time.perf_counter() + SLICE_SECONDS
+        busy, goes_on = 0.0, True
+        while goes_on:
+            with self._context.python:
+                begun = self._context.run_isolated(job, lambda fed=fed: self._begin(job, fed))  # type: ignore[misc]
+            if begun is None:
+                break
+            if begun.value is None:
+                return fed.item, busy
+            result = self._run_some(lane, job, fed, begun.value, seen, until)
+            busy += result.seconds
+            goes_on = self._may_go_on(job, result, seen, until)
+            following = job.feeder.take_while(lambda other: _is_ready(job, other), int(goes_on))
+            goes_on = bool(following)
+            fed = following[0] if following else fed
+        return None, busy
+
+    def _begin(self, job: JobRun, fed: Fed) -> Watched | None:
+        """What the steps' train is to watch; None where the step needs more than a lane."""
+        assert fed.item is not None
+        job.loop.enter_epoch(fed.epoch)
+        step = job.captured.ready_step(fed.item)
+        if step is None or not self._plan.has(step.compiled):
+            return None
+        assert fed.item.specialization is not None
+        return job.captured.watch(step, fed.item.specialization, job.loop.acts_between_steps)
+
+    def _run_some(
+        self, lane: int, job: JobRun, fed: Fed, watched: Watched, seen: int, until: float
+    ) -> Any:
+        """Runs one train and settles it."""
+        most = 1 if watched.look is None else MOST_AHEAD
+        most = job.captured.before_check(watched.step, most)
+        items = [fed, *job.feeder.take_while(lambda other: _same_step(fed, other), most - 1)]
+        rates = job.loop.rates() if job.loop.shows_rates else ()
+        result = self._call(lane, job, items, watched, seen, until)
+        made = len(result.losses)
+        job.captured.count(watched, made, result.seconds)
+        if result.end == _C.TrainEnd.CHANGED:
+            job.captured.look_again(made)
+        job.feeder.put_back(items[made + (result.error is not None) :])
+        batch = items[min(made, len(items) - 1)].item
+        assert batch is not None
+        self._in_flight.settle_train(ScheduledStep(job, watched.step, batch, rates), result)
+        return result
+
+    def _may_go_on(self, job: JobRun, result: Any, seen: int, until: float) -> bool:
+        if job.ended or result.end not in (_C.TrainEnd.ARRIVED, _C.TrainEnd.LATE):
+            return False
+        return seen == self._context.calls.calls and time.perf_counter() < until
+
+    def _call(
+        self,
+        lane: int,
+        job: JobRun,
+        items: Sequence[Fed],
+        watched: Watched,
+        seen: int,
+        until: float,
+    ) -> Any:
+        batches = [item.item.flat.tensors for item in items]  # type: ignore[union-attr]
+        keeps_lock = (
+            self._plan.is_roomy
+            and not self._context.check
+            and job.captured.step_seconds < _KEEPS_LOCK_BELOW
+        )
+        left = until - time.perf_counter()
+        train = _C.Train(
+            batches,
+            watched.look,
+            self._plan.beside,
+            keeps_blocks=not self._context.check,
+            signal=self._context.calls,
+            seen=seen,
+            seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,
+            finite_only=job.job.stop_on_nan,
+            keeps_lock=keeps_lock,
+        )
+        form = self._plan.form_of(watched.step.compiled, lane)
+        return self._context.lanes.run_train(lane, form, self._plan.gate, train)
+
+
+def _same_step(fed: Fed, other: Fed) -> bool:
+    """Whether another batch is of the same epoch, and for the same step."""
+    one, two = fed.item, other.item
+    assert one is not None
+    return two is not None and (other.epoch, two.specialization) == (fed.epoch, one.specialization)
+
+
+def _is_ready(job: JobRun, fed: Fed) -> bool:
+    return fed.item is not None and job.captured.ready_step(fed.item) is not None
