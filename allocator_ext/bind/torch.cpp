@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "bind/device.h"
+#include "runtime/intra_op.h"
 #include "runtime/lane.h"
 #include "runtime/lane_pool.h"
 #include "runtime/random.h"
@@ -453,6 +454,8 @@ void bind_torch(py::module_& m) {
   prepare_random_scopes();
   bind_device(m);
   m.def("install_lane_allocator", &install_lane_allocator);
+  m.def("release_intra_op_threads", &release_intra_op_threads,
+        py::call_guard<py::gil_scoped_release>());
   m.def("register_arena", &register_arena);
   m.def("retire_arena", &retire_arena);
   m.def("set_job_name", &set_job_name);

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from waterflow.allocator_ext import _C
+
 Item = TypeVar("Item")
 
 
@@ -124,6 +126,7 @@ class Feeder(Generic[Item]):
         self._put(fed)
 
     def _put(self, fed: FeedItem[Item]) -> None:
+        _C.release_intra_op_threads()  # what it was captured with would hinder the lanes'
         with self._changed:
             self._queue.append(fed)
         self._on_ready()
