@@ -308,7 +308,8 @@ class ArgumentKind(enum.IntEnum):
     SLOTS = 2
     SCALAR = 3
     SCALARS = 4
-    GENERATOR = 6
+    SINGLE = 6
+    GENERATOR = 7
 
 class Arithmetic(enum.Enum):
     """What is computed with registers."""

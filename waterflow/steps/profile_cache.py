@@ -12,10 +12,13 @@ from waterflow.executor.device.base import Device
 from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import Profile
 
+#: Of tapes: another one where the same graph asks for other memory than before.
+_FORM = "2"
+
 
 def profile_path(graph: StepGraph, threads: int, device: Device) -> Path:
     """Profiles depend on the graph, on torch and its kernels, and on the number of threads."""
-    parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads))
+    parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads), _FORM)
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return cache_directory() / "profiles" / f"{digest}.npz"
 
