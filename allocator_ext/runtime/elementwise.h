@@ -36,7 +36,9 @@ struct ElementwiseOperator {
   ElementwiseKernel kernel;
   int tensors;  // arguments that are tensors; a number may follow them
   bool in_place;
-  bool operator==(const ElementwiseOperator&) const = default;
+  bool operator==(const ElementwiseOperator& other) const {
+    return kernel == other.kernel && tensors == other.tensors && in_place == other.in_place;
+  }
 };
 
 // An operator on operands of certain layouts. All such instructions of a tape share it.
