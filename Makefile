@@ -69,6 +69,7 @@ imports: as_installed
 bench: $(BUILT)
 	$(BIN)/python -m benchmarks.dispatch
 	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.tape
 	$(BIN)/python -m benchmarks.allocator
 
 clean:

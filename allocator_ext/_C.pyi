@@ -264,6 +264,7 @@ def check_happens_before(log: npt.NDArray[np.void], lanes: int) -> list[Violatio
 # Lanes, storages and tapes (bind/torch.cpp)
 
 def install_lane_allocator() -> None: ...
+def release_intra_op_threads() -> bool: ...
 def register_arena(arena: Arena) -> None: ...
 def retire_arena(arena: Arena) -> None: ...
 def set_job_name(arena: Arena, job: int, name: str) -> None: ...
@@ -310,7 +311,8 @@ class ArgumentKind(enum.IntEnum):
     SLOTS = 2
     SCALAR = 3
     SCALARS = 4
-    GENERATOR = 6
+    SINGLE = 6
+    GENERATOR = 7
 
 class Arithmetic(enum.Enum):
     """What is computed with registers."""

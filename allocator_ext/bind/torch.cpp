@@ -11,6 +11,7 @@
 #include "bind/device.h"
 #include "bind/errors.h"
 #include "bind/train.h"
+#include "runtime/intra_op.h"
 #include "runtime/lane.h"
 #include "runtime/lane_pool.h"
 #include "runtime/random.h"
@@ -75,6 +76,13 @@ at::Tensor wrapped_number(const at::Scalar& number) {
   return tensor;
 }
 
+// The same in float32, which PyTorch casts it to beside a tensor of that type.
+at::Tensor wrapped_single(double number) {
+  auto tensor = at::scalar_tensor(static_cast<float>(number), at::kFloat);
+  tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return tensor;
+}
+
 c10::IValue constant(const py::handle& value, const c10::TypePtr& type) {
   const bool number = PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr());
   if (number && is_tensor_type(type)) {
@@ -122,6 +130,12 @@ Argument make_argument(const py::handle& item, const c10::TypePtr& type) {
         argument.value = wrapped_number(0.0);
       }
       return argument;
+    case Argument::Kind::kSingle: {
+      auto [index, number] = py::cast<std::pair<int, double>>(payload);
+      argument.index = index;
+      argument.value = wrapped_single(number);
+      return argument;
+    }
     case Argument::Kind::kScalars:
       return scalar_list_argument(payload, type);
     case Argument::Kind::kGenerator:
@@ -215,6 +229,7 @@ void bind_tape(py::module_& m) {
       .value("SLOTS", Argument::Kind::kSlots)
       .value("SCALAR", Argument::Kind::kScalar)
       .value("SCALARS", Argument::Kind::kScalars)
+      .value("SINGLE", Argument::Kind::kSingle)
       .value("GENERATOR", Argument::Kind::kGenerator)
       .finalize();
   py::native_enum<Arithmetic>(m, "Arithmetic", "enum.Enum")
@@ -403,6 +418,8 @@ void bind_torch(py::module_& m) {
   prepare_random_scopes();
   bind_device(m);
   m.def("install_lane_allocator", &install_lane_allocator);
+  m.def("release_intra_op_threads", &release_intra_op_threads,
+        py::call_guard<py::gil_scoped_release>());
   m.def("register_arena", &register_arena);
   m.def("retire_arena", &retire_arena);
   m.def("set_job_name", &set_job_name);

@@ -6,27 +6,17 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <utility>
 
+#include "runtime/outside.h"
 #include "runtime/random.h"
 
 namespace waterflow {
 namespace {
-
-// What is not the job's own memory must not come from the arena.
-class OutsideLane {
- public:
-  OutsideLane() : lane_(exchange_lane(nullptr)) {}
-  ~OutsideLane() { exchange_lane(lane_); }
-  OutsideLane(const OutsideLane&) = delete;
-  OutsideLane& operator=(const OutsideLane&) = delete;
-
- private:
-  LaneContext* lane_;
-};
 
 bool is_dense(const at::Tensor& tensor) { return tensor.is_non_overlapping_and_dense(); }
 
@@ -95,9 +85,46 @@ c10::IValue scalar_list(const Argument& argument, const std::vector<double>& reg
   return list;
 }
 
+// The number in a tensor of one element.
+double number_in(const at::Tensor& tensor) {
+  const bool plain = tensor.is_cpu() && tensor.numel() == 1 && !tensor.is_neg();
+  if (plain && tensor.scalar_type() == at::kFloat) return *tensor.const_data_ptr<float>();
+  if (plain && tensor.scalar_type() == at::kDouble) return *tensor.const_data_ptr<double>();
+  return tensor.item().toDouble();
+}
+
+// The slot of the tensor that the operator makes views of, -1 where it does something else, or
+// depends on anything that may change from step to step.
+int source_of_views(const Instruction& instruction) {
+  const c10::FunctionSchema& schema = instruction.op->schema();
+  const auto is_view = [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  };
+  const auto& results = schema.returns();
+  const bool views = std::all_of(results.begin(), results.end(), is_view);
+  if (!(views && !results.empty()) && schema.name() != "aten::_unsafe_view") return -1;
+  int source = -1;
+  for (const Argument& argument : instruction.arguments) {
+    if (argument.kind == Argument::Kind::kConstant && !argument.value.isTensor()) continue;
+    if (argument.kind != Argument::Kind::kSlot || source >= 0) return -1;
+    source = argument.index;
+  }
+  return source;
+}
+
 }  // namespace
 
 Tape::Tape(int slots, int registers) : slots_(slots), registers_(registers) {}
+
+void Tape::add(Instruction instruction) {
+  if (instruction.kind == Instruction::Kind::kLoad) ++loads_;
+  if (instruction.kind == Instruction::Kind::kOperator) {
+    instruction.slot = source_of_views(instruction);
+    if (instruction.slot >= 0) instruction.views = std::make_unique<ViewMemo>();
+    instruction.elementwise = Elementwise::of(instruction.op->schema());
+  }
+  instructions_.push_back(std::move(instruction));
+}
 
 void Tape::run(int start, int stop) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -108,21 +135,21 @@ void Tape::run(int start, int stop) {
   for (int index = start; index < stop; ++index) {
     if (plan != nullptr) plan->begin_instruction(index);
     c10::AutoGradMode gradients(index < forward_length_);
-    const Instruction& instruction = instructions_[index];
+    Instruction& instruction = instructions_[index];
     execute(instruction);
     for (int slot : instruction.release) slots_[slot].reset();
     if (plan != nullptr) plan->end_instruction(*lane->arena, lane->lane);
   }
 }
 
-void Tape::execute(const Instruction& instruction) {
+void Tape::execute(Instruction& instruction) {
   switch (instruction.kind) {
     case Instruction::Kind::kOperator:
       return call(instruction);
     case Instruction::Kind::kLoad:
       return load(instruction);
     case Instruction::Kind::kReadScalar:
-      registers_[instruction.target] = slots_[instruction.slot].item().toDouble();
+      registers_[instruction.target] = number_in(slots_[instruction.slot]);
       return;
     case Instruction::Kind::kArithmetic:
       return compute(instruction);
@@ -131,12 +158,35 @@ void Tape::execute(const Instruction& instruction) {
   }
 }
 
-void Tape::call(const Instruction& instruction) {
+void Tape::call(Instruction& instruction) {
+  if (instruction.views && instruction.views->serves(slots_[instruction.slot])) {
+    return make_views(instruction);
+  }
   stack_.clear();
   for (const Argument& argument : instruction.arguments) push(argument);
-  instruction.op->callBoxed(stack_);
+  dispatch(instruction);
   store(instruction);
   stack_.clear();
+}
+
+// By the dispatcher, or by a way round it that is known to give the same bits.
+void Tape::dispatch(Instruction& instruction) {
+  if (instruction.elementwise) return instruction.elementwise->run(*instruction.op, stack_, plans_);
+  instruction.op->callBoxed(stack_);
+  if (instruction.views) instruction.views->remember(slots_[instruction.slot], stack_);
+}
+
+void Tape::make_views(const Instruction& instruction) {
+  const at::Tensor& source = slots_[instruction.slot];
+  const ViewMemo& views = *instruction.views;
+  const auto make = [&](std::size_t place, int slot) {
+    if (slot >= 0) slots_[slot] = views.make(source, place);
+  };
+  for (std::size_t i = 0; i < instruction.results.size(); ++i) {
+    const Result& result = instruction.results[i];
+    if (!result.is_list) make(i, result.slot);
+    for (std::size_t k = 0; k < result.elements.size(); ++k) make(k, result.elements[k]);
+  }
 }
 
 void Tape::push(const Argument& argument) {
@@ -158,6 +208,13 @@ void Tape::push(const Argument& argument) {
       return;
     case Argument::Kind::kWrapped:
       *argument.value.toTensor().mutable_data_ptr<double>() = registers_[argument.index];
+      stack_.emplace_back(argument.value);
+      return;
+    case Argument::Kind::kSingle:
+      if (argument.index >= 0) {
+        *argument.value.toTensor().mutable_data_ptr<float>() =
+            static_cast<float>(registers_[argument.index]);
+      }
       stack_.emplace_back(argument.value);
       return;
     case Argument::Kind::kGenerator:
@@ -186,7 +243,7 @@ void Tape::load(const Instruction& instruction) {
 
 void Tape::read_loss(const at::Tensor& loss) {
   if (loss.is_cpu()) {
-    loss_ = loss.item().toDouble();
+    loss_ = number_in(loss);
     return;
   }
   OutsideLane outside;

@@ -9,11 +9,14 @@
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "runtime/elementwise.h"
 #include "runtime/lane.h"
+#include "runtime/views.h"
 
 namespace waterflow {
 
@@ -26,6 +29,7 @@ struct Argument {
     kScalar,     // scalar register `index`, as the schema's number type
     kScalars,    // a list of registers `indices` (-1: the constant at the same place in `scalars`)
     kWrapped,    // scalar register `index`, as the 0-dim tensor that PyTorch makes of a number
+    kSingle,     // the same in float32; of the constant `value` where `index` is -1
     kGenerator,  // the job's random generator of the host or, with `index` 1, of the device
   };
   Kind kind = Kind::kConstant;
@@ -58,16 +62,16 @@ struct Instruction {
   int input = -1, slot = -1;  // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
   int target = -1, left = -1, right = -1;      // kArithmetic and kReadScalar: registers
   Arithmetic operation = Arithmetic::kNegate;  // kArithmetic
+  // Ways round the dispatcher, of operators that have one; views are of the tensor in `slot`.
+  std::unique_ptr<ViewMemo> views;
+  std::unique_ptr<Elementwise> elementwise;
 };
 
 class Tape {
  public:
   Tape(int slots, int registers);
 
-  void add(Instruction instruction) {
-    if (instruction.kind == Instruction::Kind::kLoad) ++loads_;
-    instructions_.push_back(std::move(instruction));
-  }
+  void add(Instruction instruction);
   int size() const { return static_cast<int>(instructions_.size()); }
   // Instructions before `count` run with gradient mode on, as the eager forward does; kernels ask.
   void set_forward_length(int count) { forward_length_ = count; }
@@ -96,8 +100,10 @@ class Tape {
   void abandon() { clear(transient_); }
 
  private:
-  void execute(const Instruction& instruction);
-  void call(const Instruction& instruction);
+  void execute(Instruction& instruction);
+  void call(Instruction& instruction);
+  void dispatch(Instruction& instruction);
+  void make_views(const Instruction& instruction);
   void load(const Instruction& instruction);
   void read_loss(const at::Tensor& loss);
   at::Generator& generator(bool device);
@@ -106,6 +112,7 @@ class Tape {
   void store(const Instruction& instruction);
 
   std::vector<Instruction> instructions_;
+  ElementwisePlans plans_;  // that its elementwise instructions share
   std::vector<at::Tensor> slots_;
   std::vector<double> registers_;
   std::vector<at::Tensor> batch_;

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from waterflow.allocator_ext import _C
 from waterflow.executor.data.batches import batches_of
 
 Item = TypeVar("Item")
@@ -232,6 +233,7 @@ class Feeder(Generic[Item]):
         return begun or next(self._batches, None)
 
     def _put(self, fed: FeedItem[Item]) -> None:
+        _C.release_intra_op_threads()  # what it was captured with would hinder the lanes'
         with self._changed:
             self._queue.append(fed)
             is_first = len(self._queue) == 1

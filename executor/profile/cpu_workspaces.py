@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from waterflow.executor.run.instructions import has_single
+
 #: ("take", bytes), ("give", which take, from 0) and ("result", which new result, from 0), in order.
 Item = tuple[str, int]
 Script = list[Item]
@@ -59,6 +61,8 @@ def _elementwise(node: fx.Node, results: int, name: str, overload: str) -> Scrip
     if len(node.args) < 2:
         return _all(results)
     left, right = (_operand(value) for value in node.args[:2])
+    if has_single(node):
+        return _all(results)
     if overload.startswith("Scalar"):
         takes = [("take", size) for size in _number(left, right)]
         order = range(len(takes)) if name in _COMPARISONS else reversed(range(len(takes)))

@@ -28,6 +28,15 @@ _ARITHMETIC: Mapping[Any, _C.Arithmetic] = {
     operator.neg: _C.Arithmetic.NEGATE,
 }
 
+#: A number beside a tensor is cast to the type of the result, by these at every call.
+_WITH_NUMBERS = {
+    getattr(torch.ops.aten, name + suffix).Tensor
+    for name in ("add", "sub", "mul", "div")
+    for suffix in ("", "_")
+}
+#: Whole numbers up to this size are doubles, too.
+_LARGEST_WHOLE = 2**53
+
 NOWHERE = -1
 """The slot of a result that nobody reads, the register of an operand that is not there."""
 
@@ -37,7 +46,8 @@ class Argument(NamedTuple):
 
     The payload is, by kind: CONSTANT the value; SLOT its number; SLOTS their numbers, `NOWHERE` for
     a missing tensor; SCALAR a register; SCALARS pairs of a register and a number, which counts
-    where the register is `NOWHERE`; GENERATOR whether it is the device's.
+    where the register is `NOWHERE`; SINGLE one such pair, the number cast to float32; GENERATOR
+    whether it is the device's.
     """
 
     kind: _C.ArgumentKind
@@ -205,6 +215,33 @@ def holders_of(node: fx.Node) -> list[fx.Node]:
     return [reader for user in node.users for reader in holders_of(user)]
 
 
+def has_single(node: fx.Node) -> bool:
+    """Whether an operator on the host is given its number as a float32, and need not cast it.
+
+    Only beside tensors of that type: of shorter ones the kernels look at the number itself.
+    """
+    if node.target not in _WITH_NUMBERS or len(node.args) < 2:
+        return False
+    tensor, number = node.args[:2]
+    value = tensor.meta.get("val") if isinstance(tensor, fx.Node) else None
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+        return False
+    return value.device.type == "cpu" and _is_real(number)
+
+
+def _is_real(value: Any) -> bool:
+    """Whether an argument is a number whose double says all of it."""
+    if isinstance(value, fx.Node):
+        return _is_register(value)
+    return type(value) is float or (type(value) is int and abs(value) <= _LARGEST_WHOLE)
+
+
+def _is_register(node: fx.Node) -> bool:
+    if node.op == "placeholder":
+        return bool(node.meta["input"].kind == "hyper")
+    return node.target is _READ_SCALAR or node.target in _ARITHMETIC
+
+
 class _Lowering:
     def __init__(self, step: StepGraph) -> None:
         self.step = step
@@ -280,7 +317,7 @@ class _Lowering:
             else:
                 self.slots[node] = len(self.slots)
         for node in self.step.nodes:
-            if node.target is _READ_SCALAR or node.target in _ARITHMETIC:
+            if _is_register(node):
                 self.registers[node] = len(self.registers)
                 for argument in node.args:
                     if isinstance(argument, (int, float)):
@@ -336,6 +373,8 @@ class _Lowering:
         for name, default in signature.parameters[len(arguments) :]:
             given = name in node.kwargs
             arguments.append(self._argument(node.kwargs[name]) if given else default)
+        if has_single(node):
+            arguments[1] = self._single(node.args[1])
         place = signature.generator
         if place is not None and arguments[place] == _NONE:
             arguments[place] = Argument(_C.ArgumentKind.GENERATOR, _on_device(node))
@@ -350,6 +389,11 @@ class _Lowering:
         if isinstance(value, (list, tuple)) and any(isinstance(v, fx.Node) for v in value):
             return self._list_argument(value)
         return Argument(_C.ArgumentKind.CONSTANT, value)
+
+    def _single(self, number: Any) -> Argument:
+        if isinstance(number, fx.Node):
+            return Argument(_C.ArgumentKind.SINGLE, (self.registers[number], 0.0))
+        return Argument(_C.ArgumentKind.SINGLE, (NOWHERE, float(number)))
 
     def _list_argument(self, values: Sequence[Any]) -> Argument:
         if any(v in self.registers for v in values if isinstance(v, fx.Node)):

@@ -166,11 +166,11 @@ class CapturedSteps:
             step.compiled.unbind()
         self._bound.clear()
 
-    def begin(self) -> None:
-        """A step of the job begins, of whatever kind."""
-        self.begun += 1
+    def begin(self, steps: int = 1) -> None:
+        """Steps of the job begin, of whatever kind."""
+        self.begun += steps
         if self._steps.tiers is not None:
-            self._steps.tiers.note_begun()
+            self._steps.tiers.note_begun(steps)
 
     def load(self, step: PreparedStep, batch: PreparedBatch) -> None:
         """Gives the tape its batch and the hyperparameters of this step."""
@@ -238,7 +238,7 @@ class CapturedSteps:
 
     def count(self, watched: Watched, steps: int, seconds: float) -> None:
         """So many steps were made by a train, in so much time of the lane."""
-        self.begun += steps
+        self.begin(steps)
         self.unchecked += steps
         watched.specialization.runs += steps
         if steps:

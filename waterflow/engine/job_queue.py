@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from waterflow.allocator_ext import _C
 from waterflow.common.errors import BudgetError
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
@@ -69,11 +70,13 @@ class JobQueue:
 
     def wait_for_end(self, job: JobRun, timeout: float | None) -> bool:
         """Waits until the job has ended and left; returns whether it has, within the timeout."""
+        _C.release_intra_op_threads()
         with self._context.state:
             return self._context.state.wait_for(lambda: job.is_gone or self._over.is_set(), timeout)
 
     def close(self) -> None:
         """Takes no more jobs; those that are held back may begin."""
+        _C.release_intra_op_threads()  # who closes waits next
         with self._context.state:
             self._closing = True
             self.holds_admission = False

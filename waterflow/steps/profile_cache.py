@@ -13,11 +13,13 @@ from waterflow.partitioner.profile import Profile
 
 #: Of the cache.
 _FOLDER = "profiles"
+#: Of tapes: another one where the same graph asks for other memory than before.
+_FORM = "2"
 
 
 def profile_name(graph: StepGraph, threads: int, device: Device) -> str:
     """Profiles depend on the graph, on torch and its kernels, and on the number of threads."""
-    parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads))
+    parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads), _FORM)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".npz"
 
 

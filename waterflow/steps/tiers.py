@@ -179,9 +179,9 @@ class Tiers:
             shape.seconds += seconds
         shape.tensors = tensors
 
-    def note_begun(self) -> None:
-        """A step of the job has begun, of whatever kind."""
-        self._steps += 1
+    def note_begun(self, steps: int = 1) -> None:
+        """Steps of the job have begun, of whatever kind."""
+        self._steps += steps
 
     def stays_eager(self, signature: Hashable) -> bool:
         """Whether the next step on such a batch is the user's own Python."""

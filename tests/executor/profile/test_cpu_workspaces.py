@@ -30,8 +30,12 @@ def test_a_kernel_without_a_rule_takes_its_results_only():
 
 
 def test_a_number_beside_a_tensor_is_cast_to_its_type():
-    script = script_of("mul", lambda x: ((x * 2.0).sum(),), X)
-    assert script == [("take", 4), ("result", 0), ("give", 0)]
+    script = script_of("mul", lambda x: ((x * 2.0).sum(),), X.to(torch.bfloat16))
+    assert script == [("take", 2), ("result", 0), ("give", 0)]
+
+
+def test_the_tape_itself_casts_numbers_to_float32():
+    assert script_of("mul", lambda x: ((x * 2.0).sum(),), X) == [("result", 0)]
 
 
 def test_a_number_that_an_operator_takes_as_such_becomes_a_tensor_first():

@@ -25,7 +25,9 @@ from waterflow.partitioner.graph.step_graph import Input, StepGraph
 pytestmark = pytest.mark.cpu
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
-SLOT, CONSTANT, SLOTS = _C.ArgumentKind.SLOT, _C.ArgumentKind.CONSTANT, _C.ArgumentKind.SLOTS
+SLOT, CONSTANT, SLOTS, SINGLE = (
+    getattr(_C.ArgumentKind, name) for name in ("SLOT", "CONSTANT", "SLOTS", "SINGLE")
+)
 
 
 def calls(lowered):
@@ -33,7 +35,7 @@ def calls(lowered):
 
 
 def test_a_chain_loads_calls_releases_and_reads_its_loss():
-    lowered = lower_step(step_of(lambda x: ((x * 2).sum(),), X))
+    lowered = lower_step(step_of(lambda x: ((x**2).sum(),), X))
     load, double, total, loss = lowered.instructions
     assert load[1:] == (0, 0, [])
     assert isinstance(load, Load)
@@ -43,7 +45,7 @@ def test_a_chain_loads_calls_releases_and_reads_its_loss():
     assert isinstance(loss, ReadLoss)
     assert (loss.slot, loss.release) == (2, [2])
     names = [made.name for made in lowered.instructions]
-    assert names == ["load", "aten.mul.Tensor", "aten.sum.default", "loss"]
+    assert names == ["load", "aten.pow.Tensor_Scalar", "aten.sum.default", "loss"]
     assert lowered.transient == [0, 1, 2]
 
 
@@ -152,6 +154,22 @@ def test_numbers_live_in_registers():
     assert scaling.arguments[1] == Argument(_C.ArgumentKind.SCALAR, found[2][1])
     registers = {rate_register, three, reading.register, *(made[1] for made in found)}
     assert registers == set(range(lowered.num_registers))
+
+
+def numbers_beside(x):
+    (scaled,) = calls(lower_step(step_of(lambda x: (x * 2, x), x)))
+    return scaled.arguments[1]
+
+
+def test_a_number_beside_a_float32_is_one():
+    assert numbers_beside(X) == Argument(SINGLE, (NOWHERE, 2.0))
+    assert numbers_beside(X.double()) == Argument(CONSTANT, 2)
+    assert numbers_beside(X.to(torch.bfloat16)) == Argument(CONSTANT, 2)
+    assert numbers_beside(X.long()) == Argument(CONSTANT, 2)
+    lowered = lower_step(step_of(lambda x: (x + 2**60, x.sum() - True), X))
+    assert [made.arguments[1] for made in calls(lowered) if made.signature.name == "aten::add"] == [
+        Argument(CONSTANT, 2**60)  # no double says all of it
+    ]
 
 
 def test_draws_take_the_jobs_generator():

@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 
+from waterflow.allocator_ext import _C
 from waterflow.executor.run.threads import available_cpus, pin_here, set_threads_here, split_cpus
 
 pytestmark = pytest.mark.cpu
@@ -61,3 +62,32 @@ def test_pinning_is_the_threads_own():
 
     assert on_a_thread(pinned) == ({cpus[0]}, {cpus[0]})
     assert available_cpus() == cpus
+
+
+def threads_of_process():
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system lists no threads")
+def test_a_thread_lets_go_of_its_intra_op_threads():
+    def kernel():
+        return torch.ones(1 << 20).exp_().sum()
+
+    def lane():
+        torch.set_num_threads(3)
+        before = threads_of_process()
+        first = kernel()
+        busy = threads_of_process()
+        released = _C.release_intra_op_threads()
+        return released, busy - before, threads_of_process() - before, first == kernel()
+
+    if "OpenMP" not in torch.__config__.parallel_info():
+        pytest.skip("this torch has no OpenMP")
+    default = torch.get_num_threads()
+    try:
+        released, with_team, without, equal = on_a_thread(lane)
+    finally:
+        on_a_thread(lambda: torch.set_num_threads(default))
+    assert with_team == 2
+    assert without == (0 if released else 2)
+    assert equal

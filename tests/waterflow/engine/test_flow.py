@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import threading
 import time
@@ -463,3 +464,39 @@ def test_a_step_that_fails_leaves_its_memory_to_the_others() -> None:
         assert (report[name].state, report[name].steps) == ("failed", 3)
         assert "out of bounds" in str(report[name].error)
     assert_equal_to_eager(job, report["good"], fresh)
+
+
+def foreign_threads() -> int:
+    """Threads of this process that Python did not start."""
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system lists no threads")
+def test_only_the_lanes_keep_intra_op_threads() -> None:
+    """Others' would make GNU's OpenMP put the lanes' to sleep after every kernel."""
+    if not _C.release_intra_op_threads():
+        pytest.skip("this torch's intra-op threads cannot be let go of")
+    beside: list[int] = []
+
+    def kernel() -> torch.Tensor:
+        return torch.ones(1 << 18).exp_().sum()
+
+    def data() -> Iterator[Any]:
+        for batch in batches(*[2048] * 6):
+            kernel()  # on the feeder's thread
+            yield batch
+
+    def look(result: wf.StepResult) -> None:
+        kernel()  # on the lane's: its team is there
+        beside.append(foreign_threads())
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)  # starts a pool of another kind, which stays
+    before = foreign_threads()
+    try:
+        kernel()
+        job = make_job("a", data=data(), on_step=look)
+        assert wf.run([job], "64MiB", lanes=1, threads=2).ok
+    finally:
+        torch.set_num_threads(threads)
+    assert beside[-1] == before + 1

@@ -1,0 +1,14 @@
+#pragma once
+
+namespace waterflow {
+
+// Ends the intra-op threads that wait for the calling thread's next parallel kernel, which starts
+// new ones. Returns whether the OpenMP that PyTorch runs with can do that.
+//
+// Each thread that has run such a kernel keeps a team of its own. As soon as there are more threads
+// in all teams than cores, GNU's OpenMP has every one of them go to sleep after each kernel,
+// instead of waiting for the next a moment longer: a step of small kernels then takes up to half as
+// long again. So whoever is going to wait for others first lets go of its team.
+bool release_intra_op_threads();
+
+}  // namespace waterflow
