@@ -25,7 +25,7 @@ class FlowPlan:
     Attributes:
         gate: admits their groups.
         lanes: how many of the lanes there is memory for.
-        is_roomy: whether there is room for any two steps in each range, so that nobody waits.
+        is_roomy: whether there is room for any steps beside each other, so that nobody waits.
         version: the arena's (`Arena.version`), for which the plan was made.
     """
 
@@ -41,7 +41,7 @@ class FlowPlan:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")
         size, self.lanes = divided(stop - start, tallest, lanes)
         size -= size % arena.alignment
-        self.is_roomy = 2 * tallest <= size  # whatever runs beside what, nobody waits for memory
+        self.is_roomy = self.lanes == 1 or 2 * tallest <= size  # nobody ever waits for memory
         count = (self.lanes + 1) // 2
         self._ranges = [(start + i * size, start + (i + 1) * size) for i in range(count)]
         self.gate = _C.Gate(size, self.lanes)
