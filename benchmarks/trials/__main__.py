@@ -109,18 +109,21 @@ def main(given: list[str] | None = None) -> None:
             remedy = "pip install 'waterflow[bench]'"
             print(f"{case.name}: skipped, {error.name} is missing: {remedy}", file=sys.stderr)
             continue
-        _warm_up(case)
+        _warm_up(case, options.skip)
         row = row_of(case, size, options.skip, options.repeats)
-        print(_line(row), file=sys.stderr, flush=True)
+        print(_line(row), file=sys.stderr if options.json else sys.stdout, flush=True)
         rows.append(row)
-    show({"rows": rows}, options.json)
+    if options.json:
+        show({"rows": rows}, as_json=True)
 
 
-def _warm_up(case: Case) -> None:
+def _warm_up(case: Case, skip: list[str]) -> None:
     """Two steps of one trial, so that what torch and waterflow import when used is there."""
     small = case.sized(Size(steps_fraction=2 / case.steps, most_trials=1))
     small.run(ways.loops(1))
     ways.with_waterflow(small)
+    if case.stackable and "vmap" not in skip:
+        ways.with_vmap(small)
 
 
 def _line(row: dict[str, Any]) -> str:

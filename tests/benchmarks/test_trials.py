@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks.trials import digits, models, stacked, text
+from benchmarks.trials import digits, models, stacked, text, ways
 from benchmarks.trials.__main__ import arguments, chosen, main
 from benchmarks.trials.case import JobsCase, Size
 from benchmarks.trials.cases import all_cases
@@ -94,6 +94,13 @@ def test_every_trial_falls_to_one_process():
 @pytest.mark.slow
 def test_processes_train_their_shares():
     assert with_processes("mlp-8", Size(steps_fraction=0.01, most_trials=2)) > 0
+
+
+@pytest.mark.slow
+def test_a_compilation_that_takes_long_is_given_up(monkeypatch, capsys):
+    monkeypatch.setattr(ways, "COMPILE_LIMIT", 0.01)
+    assert with_compile("mlp-8", Size()) is None
+    assert "not compiled: not done after 0.01 s" in capsys.readouterr().err
 
 
 @pytest.mark.slow
