@@ -6,8 +6,10 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from waterflow.cluster.policies.base import Policy
+from waterflow.cluster.policies.elastic_tiresias import ElasticTiresias
 from waterflow.cluster.policies.fifo import Fifo
 from waterflow.cluster.policies.fjf import FitJobFirst
+from waterflow.cluster.policies.gittins import Gittins
 from waterflow.cluster.policies.lpjf import LongestPendingFirst
 from waterflow.cluster.policies.nop import Nop
 from waterflow.cluster.policies.room import Yarn
@@ -27,6 +29,8 @@ _ALL: tuple[type[Policy], ...] = (
     ShortestRemainingService,
     Las,
     Tiresias,
+    Gittins,
+    ElasticTiresias,
 )
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 

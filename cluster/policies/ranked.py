@@ -34,12 +34,12 @@ class RankedPolicy(Policy):
         self._room = room
 
     @abstractmethod
-    def urgency(self, job: JobState, now: float) -> float:
+    def urgency(self, job: JobState, now: float) -> Rank:
         """The smallest runs first; does not change while a job waits."""
 
     def rank(self, job: JobState, now: float, turn: int) -> Rank:
         """See `Policy`."""
-        return (self.urgency(job, now), job.spec.index)
+        return (*self.urgency(job, now), job.spec.index)
 
     def level(self, job: JobState) -> int:
         """Opportunistic jobs have a queue of their own, after all others."""
@@ -70,7 +70,7 @@ class RankedPolicy(Policy):
                     walk.drop()
 
         running = sorted(
-            ((self.urgency(job, state.now), index), job)
+            ((*self.urgency(job, state.now), index), job)
             for index, job in state.running(level).items()
         )
         for rank, job in running:

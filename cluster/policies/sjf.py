@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.ranked import RankedPolicy
 from waterflow.cluster.state import JobState
 
@@ -13,6 +14,6 @@ class SmallestJobFirst(RankedPolicy):
     source = "simulator of Tiresias"
     summary = "the fewest GPUs first; preempts"
 
-    def urgency(self, job: JobState, now: float) -> float:
+    def urgency(self, job: JobState, now: float) -> Rank:
         """GPUs."""
-        return job.spec.gpus
+        return (job.spec.gpus,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.ranked import RankedPolicy
 from waterflow.cluster.state import JobState
 
@@ -13,6 +14,6 @@ class ShortestRemainingService(RankedPolicy):
     source = "Tiresias and Muri, baseline"
     summary = "the fewest GPU seconds to go first; preempts, and has to know durations"
 
-    def urgency(self, job: JobState, now: float) -> float:
+    def urgency(self, job: JobState, now: float) -> Rank:
         """GPU seconds to go."""
-        return job.remaining(now) * job.spec.gpus
+        return (job.remaining(now) * job.spec.gpus,)

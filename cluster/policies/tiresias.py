@@ -51,7 +51,7 @@ class Tiresias(Policy):
         """Move down, take in queue by queue, preempt what is left over."""
         down = self._moved_down(state)
         keep, stops, starts = _take_in(state, down)
-        ranks = _ranks(state, down, stops, starts)
+        ranks = new_ranks(state, down, stops, starts)
         watch, wake = {}, inf
         if self._wakes == "watch":
             watch = self._watch(state, [*starts, *keep], ranks)
@@ -160,7 +160,7 @@ def _take_in(
     return keep, stops, starts
 
 
-def _ranks(
+def new_ranks(
     state: ClusterState, down: Sequence[JobState], stops: Sequence[int], starts: Sequence[int]
 ) -> dict[int, tuple[int, Rank]]:
     """New places: starts behind those that run, preempted jobs before those that wait."""

@@ -77,15 +77,18 @@ class Simulation:
         self._sequence = len(self._heap)
         for at, node in self._failures.first(self._state.cluster):
             self._push(at, _DOWN, node, 0)
+        interrupted = False
         try:
             while self._heap and self._unfinished:
                 if self._advance():
                     self._decide()
         except KeyboardInterrupt:
-            pass  # what is done is given back; `Results.finished` says that it is not all
+            interrupted = True  # what is done is given back
         seconds = time.perf_counter() - begin
         done = self._unfinished == 0
-        return self._record.results(self._policy.name, self._events, seconds, done)
+        return self._record.results(
+            self._policy.name, self._events, seconds, finished=done, interrupted=interrupted
+        )
 
     def _push(self, at: float, kind: int, subject: int, version: int) -> None:
         self._sequence += 1

@@ -35,3 +35,4 @@ MEASURED = Costs(resume=1.0, move=3.5, grow=1.14)
 #: Elastic training by stopping and starting again (Amoeba, section 5: about 30 s).
 STOP_RESUME = Costs(resume=30.0, move=30.0, grow=30.0, shrink=30.0)
 FREE = Costs()
+COSTS = {"free": FREE, "measured": MEASURED, "stop-resume": STOP_RESUME}

@@ -72,7 +72,9 @@ class Record:
         self._service[index] = job.service(now)
         self._changes.setdefault(index, []).append((now, 0))
 
-    def results(self, policy: str, events: int, seconds: float, finished: bool) -> Results:
+    def results(
+        self, policy: str, events: int, seconds: float, *, finished: bool, interrupted: bool
+    ) -> Results:
         """All of it, as arrays."""
         jobs = self._jobs
         return Results(
@@ -95,4 +97,5 @@ class Record:
             events=events,
             seconds_simulating=seconds,
             finished=finished,
+            interrupted=interrupted,
         )

@@ -22,8 +22,7 @@ class Results:
     `opportunistic` (seconds that it ran as such). Series with one entry for each decision: `times`,
     `gpus_in_use`, `queue_length`. `gpus_over_time` has a job's (time, GPUs) whenever they changed.
 
-    `finished` is False where the run was interrupted, or where jobs are left that the policy never
-    starts.
+    `finished` is False where the run was `interrupted`, or where the policy never starts some.
     """
 
     policy: str
@@ -45,6 +44,7 @@ class Results:
     events: int = 0
     seconds_simulating: float = 0.0
     finished: bool = True
+    interrupted: bool = False
 
     @property
     def completion_times(self) -> Floats:
