@@ -7,12 +7,14 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from waterflow.cluster.local.coordinator import limits
 from waterflow.cluster.policies import make_policy
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.simulator.core import Check, Progress, Simulation
 from waterflow.cluster.simulator.costs import FREE, Costs
 from waterflow.cluster.simulator.failures import NO_FAILURES, Failures
 from waterflow.cluster.simulator.measured import Measured
+from waterflow.cluster.simulator.muri import muri_limits
 from waterflow.cluster.simulator.results import Results
 from waterflow.cluster.simulator.speeds import Plain
 from waterflow.cluster.spec import ClusterSpec, JobSpec
@@ -64,6 +66,7 @@ def simulate(
         cluster,
         chosen,
         speeds=speeds,
+        sharing=muri_limits if compat == "muri" else limits,
         costs=costs,
         failures=failures,
         check=check,

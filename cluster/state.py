@@ -6,7 +6,7 @@ function of the state alone, and the simulator and an engine on real machines ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
 from typing import Protocol
@@ -92,6 +92,7 @@ class Plan:
         ranks: jobs whose level and rank change.
         watch: GPU seconds of service at which the policy wants to be asked about a job.
         wake: when it wants to be asked again at the latest.
+        memory: what the next state gives back as its `memory`; None leaves that as it is.
     """
 
     stop: tuple[int, ...] = ()
@@ -101,6 +102,7 @@ class Plan:
     ranks: Mapping[int, tuple[int, Rank]] = field(default_factory=dict)
     watch: Mapping[int, float] = field(default_factory=dict)
     wake: float = inf
+    memory: Hashable | None = None
 
 
 NOTHING = Plan()
@@ -117,6 +119,7 @@ class ClusterState:
         jobs: all jobs that wait or run, by number.
         reached: jobs whose service has reached what a plan watches for.
         down: nodes that are not there at the moment.
+        memory: what the policy's last plan wanted to last.
     """
 
     def __init__(self, cluster: ClusterSpec, speeds: Speeds) -> None:
@@ -127,6 +130,7 @@ class ClusterState:
         self.jobs: dict[int, JobState] = {}
         self.reached: tuple[int, ...] = ()
         self.down: frozenset[int] = frozenset()
+        self.memory: Hashable | None = None
         self._free = FreeGpus(cluster)
         self._free_of_guaranteed = FreeGpus(cluster)
         self._pending: list[Level] = [Level()]

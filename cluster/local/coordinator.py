@@ -7,7 +7,7 @@ the first leaves, and is throttled to the share of time that costs the first no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from waterflow.cluster.spec import JobSpec
@@ -22,6 +22,9 @@ class OnGpu(NamedTuple):
 
     spec: JobSpec
     opportunistic: bool
+
+
+Limits = Callable[[Sequence[OnGpu], Speeds], list[float]]
 
 
 def limits(jobs: Sequence[OnGpu], speeds: Speeds) -> list[float]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 
+from waterflow.cluster.policies.antman import AntMan
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.policies.elastic_tiresias import ElasticTiresias
 from waterflow.cluster.policies.fifo import Fifo
 from waterflow.cluster.policies.fjf import FitJobFirst
 from waterflow.cluster.policies.gittins import Gittins
 from waterflow.cluster.policies.lpjf import LongestPendingFirst
+from waterflow.cluster.policies.muri_antman import MuriAntMan
 from waterflow.cluster.policies.nop import Nop
 from waterflow.cluster.policies.room import Yarn
 from waterflow.cluster.policies.sjf import SmallestJobFirst
@@ -31,6 +33,7 @@ _ALL: tuple[type[Policy], ...] = (
     Tiresias,
     Gittins,
     ElasticTiresias,
+    AntMan,
 )
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 
@@ -46,6 +49,7 @@ _COMPATIBLE: dict[str, dict[str, Callable[[], Policy]]] = {
         "srsf": lambda: ShortestRemainingService(Yarn),
         "las": lambda: Las(wakes="muri"),
         "tiresias": lambda: Tiresias(wakes="muri"),
+        "antman": MuriAntMan,
     },
 }
 

@@ -3,8 +3,8 @@
 A policy is asked after every event (jobs came, ended, reached what was watched for, nodes failed or
 came back) and answers with a `Plan`. Its `decide` is a function of the state alone: the policy has
 settings, fixed when it is made, and remembers nothing; what has to last goes into the plan's
-ranks. It reads no clock and no file, and imports no torch. `waterflow.cluster.testing` checks a
-plan against all that must hold whatever the policy.
+ranks or its memory, which the next state has. It reads no clock and no file, and imports no torch.
+`waterflow.cluster.testing` checks a plan against all that must hold whatever the policy.
 """
 
 from __future__ import annotations

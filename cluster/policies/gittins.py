@@ -56,14 +56,14 @@ class Gittins(RankedPolicy):
     ) -> None:
         super().__init__(room)
         self._services = tuple(services) or tiresias_services()
+        self._indices = indices(self._services, QUANTUM)
         self._limits = tuple(limits)
 
     def urgency(self, job: JobState, now: float) -> Rank:
         """Queue, then index, then submission."""
         service = job.service(now)
         at = bisect_right(self._services, service)
-        table = indices(self._services, QUANTUM)
-        index = table[at] if at < len(table) else 0.0
+        index = self._indices[at] if at < len(self._indices) else 0.0
         return (bisect_right(self._limits, service), -index, job.spec.submit)
 
     def decide(self, state: ClusterState) -> Plan:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf, isinf, isnan
 
-from waterflow.cluster.local.coordinator import OnGpu, limits
+from waterflow.cluster.local.coordinator import Limits, OnGpu, limits
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.simulator.costs import FREE, Costs
@@ -46,6 +46,7 @@ class Simulation:
         speeds: Speeds | None = None,
         costs: Costs = FREE,
         failures: Failures = NO_FAILURES,
+        sharing: Limits = limits,
         check: Check | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -55,6 +56,7 @@ class Simulation:
         self._speeds: Speeds = speeds or Plain()
         self._costs = costs
         self._failures = failures
+        self._sharing = sharing
         self._check = check
         self._progress = progress
         self._state = StateStore(cluster, self._speeds)
@@ -157,7 +159,8 @@ class Simulation:
         self._record.done(job, state.now)
         state.remove(index)
         self._unfinished -= 1
-        self._respeed(self._beside(job.gpus))
+        if self._costs.every_event is None:  # else all are counted up first, and then sped anew
+            self._respeed(self._beside(job.gpus))
 
     def _fail(self, node: int) -> None:
         """Stop a node's jobs, which begin again where the last checkpoint was, and close it."""
@@ -200,6 +203,7 @@ class Simulation:
             self._check(state, plan)
         self._events += 1
         state.turn += 1
+        state.memory = state.memory if plan.memory is None else plan.memory
         self._carry_out(plan)
         state.reached = ()
         self._record.moment(state)
@@ -234,7 +238,8 @@ class Simulation:
             if (job.level, job.rank) != (level, rank):
                 state.put(_with(job, level=level, rank=rank))
         if self._policy.shares:
-            self._respeed(touched)
+            every = self._costs.every_event is not None
+            self._respeed([job.spec.index for job in state.all_running()] if every else touched)
         for index in plan.watch:
             if index not in changes:
                 self._push_watch(state.jobs[index])
@@ -326,7 +331,7 @@ class Simulation:
                 continue
             seen.add(there)
             jobs = [OnGpu(state.jobs[i].spec, state.jobs[i].opportunistic) for i in there]
-            share = min(share, limits(jobs, self._speeds)[there.index(job.spec.index)])
+            share = min(share, self._sharing(jobs, self._speeds)[there.index(job.spec.index)])
         return share
 
     def _push_end(self, job: JobState) -> None:

@@ -24,6 +24,7 @@ MURI = {  # average JCT in s, makespan in s where it is known
     ("trace3", "srtf"): (193081.796, 8174135.3),
     ("trace3", "srsf"): (185021.880, None),
     ("trace3", "tiresias"): (347213.248, 8174226.3),
+    ("trace3", "antman"): (305453.941, None),
 }
 #: Without the start overhead that Muri's simulator takes at every event; trace 3.
 MURI_WITHOUT_OVERHEAD = {"srtf": 190377.377, "srsf": 183965.978, "tiresias": 340306.277}
