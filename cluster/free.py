@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from waterflow.cluster.spec import ClusterSpec
@@ -64,18 +65,24 @@ class Placer:
     def __init__(self, free: FreeGpus) -> None:
         self._free = free
         self._changed: dict[int, list[int]] = {}
+        # Changed nodes by how many are free; an entry that is no longer true is passed by.
+        self._heaps: list[list[int]] = [[] for _ in range(free.largest + 1)]
         self.total = free.total
 
     def give(self, gpus: Iterable[int], owner: Sequence[int]) -> None:
         """Count these as free, too: their jobs are being stopped."""
         for gpu in gpus:
-            insort(self._own(owner[gpu]), gpu)
+            ids = self._own(owner[gpu])
+            insort(ids, gpu)
+            heappush(self._heaps[len(ids)], owner[gpu])
             self.total += 1
 
     def take(self, gpus: Iterable[int], owner: Sequence[int]) -> None:
         """Leave these out."""
         for gpu in gpus:
-            self._own(owner[gpu]).remove(gpu)
+            ids = self._own(owner[gpu])
+            ids.remove(gpu)
+            heappush(self._heaps[len(ids)], owner[gpu])
             self.total -= 1
 
     def place(self, count: int, *, together: bool = False) -> tuple[int, ...] | None:
@@ -90,24 +97,17 @@ class Placer:
             return None
         return self._grab(nodes)
 
+    def take_from(self, node: int, count: int) -> tuple[int, ...]:
+        """Take GPUs of a node that has as many."""
+        return self._grab(((node, count),))
+
     def best_fit(self, count: int, without: Collection[int] = ()) -> int | None:
         """The node with the fewest free GPUs, but `count`; None if no node has as many."""
-        best = min(
-            (
-                (len(ids), node)
-                for node, ids in self._changed.items()
-                if len(ids) >= count and node not in without
-            ),
-            default=None,
-        )
         for size in range(count, self._free.largest + 1):
-            if best is not None and best[0] < size:
-                break
             node = self._first(size, without)
             if node is not None:
-                best = min(best or (size, node), (size, node))
-                break
-        return None if best is None else best[1]
+                return node
+        return None
 
     def _spread(self, count: int) -> list[tuple[int, int]]:
         """The emptiest nodes whole, and the best fit for what is left."""
@@ -123,24 +123,26 @@ class Placer:
 
     def _emptiest(self, without: Collection[int]) -> tuple[int, int]:
         """The node with the most free GPUs, and how many."""
-        best = max(
-            ((len(ids), -node) for node, ids in self._changed.items() if node not in without),
-            default=(0, 0),
-        )
-        for size in range(self._free.largest, best[0] - 1, -1):
+        for size in range(self._free.largest, 0, -1):
             node = self._first(size, without)
             if node is not None:
-                best = max(best, (size, -node))
-                break
-        return -best[1], best[0]
+                return node, size
+        raise AssertionError("no GPU is free")
 
     def _first(self, size: int, without: Collection[int]) -> int | None:
-        """The first untouched node with so many free GPUs."""
-        changed = self._changed
+        """The first node with exactly so many free GPUs."""
+        changed, heap = self._changed, self._heaps[size]
+        while heap and len(changed[heap[0]]) != size:
+            heappop(heap)
+        found = [heap[0]] if heap else []
+        if found and found[0] in without:
+            valid = (n for n in heap if len(changed[n]) == size and n not in without)
+            found = sorted(valid)[:1]
         for node in self._free.by_count[size]:
             if node not in changed and node not in without:
-                return node
-        return None
+                found.append(node)
+                break
+        return min(found, default=None)
 
     def _grab(self, parts: Iterable[tuple[int, int]]) -> tuple[int, ...]:
         found: list[int] = []
@@ -148,6 +150,7 @@ class Placer:
             ids = self._own(node)
             found += ids[:count]
             del ids[:count]
+            heappush(self._heaps[len(ids)], node)
         self.total -= len(found)
         return tuple(sorted(found))
 

@@ -1,8 +1,9 @@
-"""The local coordinator: how fast the jobs on one GPU are let run (AntMan, section 4.3).
+"""The local coordinator: how fast the jobs on one GPU are let run (AntMan, section 3.3).
 
 A guaranteed job must not notice the opportunistic one beside it. That one runs in the gaps that
 the first leaves, and is throttled to the share of time that costs the first no more than
-`TOLERANCE`. Jobs of the same class share as they come.
+`TOLERANCE`. Jobs of the same class run at once where they are faster so than in turns; a packing
+that does not pay is undone, and they take turns (Gandiva, section 4.2.2).
 """
 
 from __future__ import annotations
@@ -35,18 +36,35 @@ def limits(jobs: Sequence[OnGpu], speeds: Speeds) -> list[float]:
     return [_limit(job, jobs, firsts, speeds) for job in jobs]
 
 
+def packing_pays(packed: Sequence[float], alone: Sequence[float]) -> bool:
+    """Whether jobs do more at once than in turns; both are steps per second, for each of them."""
+    return sum(p / a for p, a in zip(packed, alone, strict=True)) > 1.0
+
+
 def _limit(job: OnGpu, jobs: Sequence[OnGpu], firsts: Sequence[OnGpu], speeds: Speeds) -> float:
-    speed = 1.0
-    others = [other for other in jobs if other is not job]
     if not job.opportunistic:
-        for other in others:
-            speed *= 1.0 - TOLERANCE if other.opportunistic else speeds.shared(job.spec, other.spec)
-        return max(speed, 1.0 - TOLERANCE) if len(firsts) == 1 else speed
-    for other in others:
-        if other.opportunistic:
+        guests = len(jobs) - len(firsts)
+        return _among_equals(job, firsts, speeds) * (1.0 - TOLERANCE if guests else 1.0)
+    speed = _among_equals(job, [other for other in jobs if other.opportunistic], speeds)
+    for first in firsts:
+        speed *= _beside_guaranteed(job.spec, first.spec, speeds)
+    return speed
+
+
+def _among_equals(job: OnGpu, equals: Sequence[OnGpu], speeds: Speeds) -> float:
+    if len(equals) == 1:
+        return 1.0
+    packed = [_packed(one, equals, speeds) for one in equals]
+    if packing_pays(packed, [1.0] * len(equals)):
+        return next(p for p, one in zip(packed, equals, strict=True) if one is job)
+    return 1.0 / len(equals)
+
+
+def _packed(job: OnGpu, equals: Sequence[OnGpu], speeds: Speeds) -> float:
+    speed = 1.0
+    for other in equals:
+        if other is not job:
             speed *= speeds.shared(job.spec, other.spec)
-        else:
-            speed *= _beside_guaranteed(job.spec, other.spec, speeds)
     return speed
 
 

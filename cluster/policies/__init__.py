@@ -10,6 +10,7 @@ from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.policies.elastic_tiresias import ElasticTiresias
 from waterflow.cluster.policies.fifo import Fifo
 from waterflow.cluster.policies.fjf import FitJobFirst
+from waterflow.cluster.policies.gandiva import Gandiva
 from waterflow.cluster.policies.gittins import Gittins
 from waterflow.cluster.policies.lpjf import LongestPendingFirst
 from waterflow.cluster.policies.muri_antman import MuriAntMan
@@ -19,6 +20,7 @@ from waterflow.cluster.policies.sjf import SmallestJobFirst
 from waterflow.cluster.policies.srsf import ShortestRemainingService
 from waterflow.cluster.policies.srtf import ShortestRemainingTime
 from waterflow.cluster.policies.tiresias import Las, Tiresias
+from waterflow.cluster.policies.waterflow import Waterflow
 from waterflow.common.errors import JobError
 
 _ALL: tuple[type[Policy], ...] = (
@@ -34,6 +36,8 @@ _ALL: tuple[type[Policy], ...] = (
     Gittins,
     ElasticTiresias,
     AntMan,
+    Gandiva,
+    Waterflow,
 )
 POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 

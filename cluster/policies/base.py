@@ -35,6 +35,10 @@ class Policy(ABC):
         """The queue that a new job goes to."""
         return 0
 
+    def level_after_stop(self, job: JobState) -> int:
+        """The queue that a job waits in whose node has failed, or that a plan says no rank for."""
+        return job.level
+
     def rank(self, job: JobState, now: float, turn: int) -> Rank:
         """A job's place in its queue, asked when it comes and when it stops: first come, first."""
         return (job.spec.index,)

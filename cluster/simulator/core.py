@@ -289,7 +289,8 @@ class Simulation:
         if gpus:
             return job.level, job.rank
         waits = _with(_counted(job, self._state.now, ()), opportunistic=opportunistic)
-        return job.level, self._policy.rank(waits, self._state.now, self._state.turn)
+        rank = self._policy.rank(waits, self._state.now, self._state.turn)
+        return self._policy.level_after_stop(waits), rank
 
     def _cost(self, job: JobState, before: tuple[int, ...], gpus: tuple[int, ...]) -> float:
         costs = self._costs
