@@ -4,7 +4,8 @@ Tenants have queues and quotas. Guaranteed jobs start in the order of their tena
 its quota, on GPUs without another guaranteed job, together as well as can be; one that does not
 fit reserves what is there. Opportunistic jobs go to the GPUs that are busy least, below 80 % in
 the last ten seconds (Algorithm 1); reserved GPUs are open to them. A guaranteed job that would wait
-runs as opportunistic, and is upgraded where it runs when its tenant's quota and its GPUs allow it.
+runs as opportunistic, keeps its place in the queue, and is upgraded when its turn comes: where it
+runs, or, if others have a claim there, elsewhere.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
 BUSY = 0.8  # of the time; a GPU above is left alone
+_MANY = 256  # that have waited too long are looked at
 WINDOW = 10.0  # seconds over which that is measured; who came within them counts as busy
 PATIENCE = 60.0  # seconds that a guaranteed job waits before it runs as opportunistic
 
@@ -27,7 +29,10 @@ class _Draft:
     placer: Placer
     used: Counter[str]
     start: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    move: dict[int, tuple[int, ...]] = field(default_factory=dict)
     opportunistic: dict[int, bool] = field(default_factory=dict)
+    stop: set[int] = field(default_factory=set)  # opportunistic jobs in the way of guaranteed ones
+    leaves: set[int] = field(default_factory=set)  # those that move
     claimed: set[int] = field(default_factory=set)
     load: dict[int, float] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
@@ -52,54 +57,74 @@ class AntMan(Policy):
         return int(not job.spec.guaranteed)
 
     def decide(self, state: ClusterState) -> Plan:
-        """Upgrades, then guaranteed jobs, then opportunistic ones."""
+        """Guaranteed jobs and upgrades, then opportunistic jobs."""
         draft = _Draft(state.placer(over_opportunistic=True), _used(state))
-        self._upgrade(state, draft)
         self._start_guaranteed(state, draft)
         self._start_opportunistic(state, draft)
-        return Plan(start=draft.start, opportunistic=draft.opportunistic, wake=draft.wake)
+        return Plan(
+            stop=tuple(sorted(draft.stop)),
+            start=draft.start,
+            move=draft.move,
+            opportunistic=draft.opportunistic,
+            wake=draft.wake,
+        )
 
-    def _upgrade(self, state: ClusterState, draft: _Draft) -> None:
-        """Job upgrade: where a job runs as opportunistic that has come into its claim."""
-        for index, job in sorted(state.running(0).items()):
-            if not job.opportunistic or not _within_quota(state, draft, job):
+    def _start_guaranteed(self, state: ClusterState, draft: _Draft) -> None:
+        """In order of the queue, also those that run as opportunistic meanwhile."""
+        walk = state.pending(0).walk()
+        meanwhile = sorted(
+            (job for job in state.running(0).values() if job.opportunistic),
+            key=lambda job: job.rank,
+            reverse=True,
+        )
+        blocked: set[str] = set()
+        tenants = max(len(state.cluster.quotas), 1)
+        while draft.placer.total or (len(blocked) < tenants and len(draft.impatient) < _MANY):
+            head = walk.first()
+            if meanwhile and (head is None or meanwhile[-1].rank < head.rank):
+                job = meanwhile.pop()
+                if job.spec.index in draft.stop:
+                    continue
+            elif head is not None:
+                job = state.jobs[head.job]
+                walk.next()
+            else:
+                break
+            if job.spec.tenant in blocked or not _within_quota(state, draft, job):
+                # First come, first served: nobody of a tenant passes one who waits for quota.
+                blocked.add(job.spec.tenant)
+            elif self._start_or_upgrade(state, draft, job):
                 continue
-            if any(state.claimed(gpu) or gpu in draft.claimed for gpu in job.gpus):
-                continue
+            else:
+                _reserve(draft, job)
+            if not job.running:
+                self._wait(state, draft, job)
+
+    def _start_or_upgrade(self, state: ClusterState, draft: _Draft, job: JobState) -> bool:
+        """Job upgrade: where it runs, if nobody has a claim there; else it moves."""
+        if job.running and not any(state.claimed(g) or g in draft.claimed for g in job.gpus):
             draft.placer.take(job.gpus, state.cluster.owner)
             draft.claimed.update(job.gpus)
             draft.used[job.spec.tenant] += len(job.gpus)
-            draft.opportunistic[index] = False
-
-    def _start_guaranteed(self, state: ClusterState, draft: _Draft) -> None:
-        walk = state.pending(0).walk()
-        blocked: set[str] = set()
-        tenants = max(len(state.cluster.quotas), 1)
-        while (head := walk.first()) and (draft.placer.total or len(blocked) < tenants):
-            walk.next()
-            job = state.jobs[head.job]
-            if job.spec.tenant not in blocked and _within_quota(state, draft, job):
-                gpus = self._place(state, draft, job)
-                if gpus is not None:
-                    self._take(state, draft, job, gpus, opportunistic=False)
-                    continue
-                _reserve(draft, state, job)
-            else:
-                # First come, first served: nobody of a tenant passes one who waits for quota.
-                blocked.add(job.spec.tenant)
-            self._wait(state, draft, job)
-            if len(draft.impatient) > 256:
-                break
+            draft.opportunistic[job.spec.index] = False
+            return True
+        gpus = self._place(state, draft, job)
+        if gpus is None:
+            return False
+        self._take(state, draft, job, gpus, opportunistic=False)
+        return True
 
     def _place(self, state: ClusterState, draft: _Draft, job: JobState) -> tuple[int, ...] | None:
-        """GPUs without a guaranteed job, all on as few nodes as can be, and with enough memory."""
+        """GPUs without a guaranteed job, on few nodes; opportunistic jobs there may have to go."""
         gpus = draft.placer.place(job.spec.gpus, together=True)
         if gpus is None:
             return None
-        if all(_fits(state, draft, gpu, job) for gpu in gpus):
-            return gpus
-        draft.placer.give(gpus, state.cluster.owner)
-        return None
+        if job.running:
+            draft.leaves.add(job.spec.index)
+        for gpu in gpus:
+            if not _fits(state, draft, gpu, job):
+                draft.stop.update(_there(state, draft, gpu))
+        return gpus
 
     def _wait(self, state: ClusterState, draft: _Draft, job: JobState) -> None:
         expires = job.waits_since + self._patience
@@ -140,8 +165,8 @@ class AntMan(Policy):
                 recent = min(recent, came)
             for gpu in job.gpus:
                 draft.load[gpu] = draft.load.get(gpu, 0.0) + busy
-        for index in draft.start:
-            for gpu in draft.start[index]:
+        for gpus in (*draft.start.values(), *draft.move.values()):
+            for gpu in gpus:
                 draft.load[gpu] = 1.0
             recent = min(recent, state.now + WINDOW)
         return recent
@@ -152,7 +177,7 @@ class AntMan(Policy):
         """Put a job on the freest GPUs; they are busy from then on."""
         found = []
         for gpu in gpus:
-            if _fits(state, draft, gpu, job):
+            if _leaves_a_place(state, draft, gpu) and _fits(state, draft, gpu, job):
                 found.append(gpu)
                 if len(found) == job.spec.gpus:
                     break
@@ -172,10 +197,10 @@ class AntMan(Policy):
         *,
         opportunistic: bool,
     ) -> None:
-        draft.start[job.spec.index] = gpus
+        (draft.move if job.running else draft.start)[job.spec.index] = gpus
         draft.opportunistic[job.spec.index] = opportunistic
         for gpu in gpus:
-            draft.memory[gpu] = _memory(state, draft, gpu) + job.spec.floor
+            draft.memory[gpu] = draft.memory.get(gpu, 0) + job.spec.floor
             draft.count[gpu] += 1
         if not opportunistic:
             draft.claimed.update(gpus)
@@ -201,26 +226,32 @@ def _within_quota(state: ClusterState, draft: _Draft, job: JobState) -> bool:
     return used + job.spec.gpus <= quotas.get(tenant, 0) or (not used and not draft.start)
 
 
-def _reserve(draft: _Draft, state: ClusterState, job: JobState) -> None:
+def _reserve(draft: _Draft, job: JobState) -> None:
     """Keep other guaranteed jobs away from what one has found so far (line 8)."""
     held = draft.placer.place(min(job.spec.gpus, draft.placer.total))
     if held:
         draft.claimed.update(held)
 
 
-def _memory(state: ClusterState, draft: _Draft, gpu: int) -> int:
-    found = draft.memory.get(gpu)
-    if found is None:
-        found = sum(state.jobs[index].spec.floor for index in state.occupants(gpu))
-    return found
+def _there(state: ClusterState, draft: _Draft, gpu: int) -> list[int]:
+    """The jobs that are on a GPU and stay."""
+    there = state.occupants(gpu)
+    return [i for i in there if i not in draft.stop and i not in draft.leaves]
 
 
 def _fits(state: ClusterState, draft: _Draft, gpu: int, job: JobState) -> bool:
-    cluster = state.cluster
-    if len(state.occupants(gpu)) + draft.count[gpu] >= cluster.sharing:
+    cluster, there = state.cluster, _there(state, draft, gpu)
+    if len(there) + draft.count[gpu] >= cluster.sharing:
         return False
-    room = cluster.nodes[cluster.owner[gpu]].memory
-    return _memory(state, draft, gpu) + job.spec.floor <= room
+    used = sum(state.jobs[index].spec.floor for index in there) + draft.memory.get(gpu, 0)
+    return used + job.spec.floor <= cluster.nodes[cluster.owner[gpu]].memory
+
+
+def _leaves_a_place(state: ClusterState, draft: _Draft, gpu: int) -> bool:
+    """An opportunistic job must not keep a guaranteed one from coming to a GPU, too."""
+    if state.claimed(gpu) or gpu in draft.claimed:
+        return True
+    return len(_there(state, draft, gpu)) + draft.count[gpu] + 1 < state.cluster.sharing
 
 
 def _by_load(state: ClusterState, draft: _Draft) -> list[int]:

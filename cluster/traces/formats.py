@@ -105,6 +105,7 @@ def muri(row: Row) -> JobSpec:
     step = row.number("iteration_time")
     if step == 0:
         raise row.error("iteration_time", "is 0", "write the milliseconds of a step")
+    stages = tuple(row.number(f"resource_time_{n}") / 1000 for n in range(3))
     return JobSpec(
         index=0,
         name=row.text("job_id"),
@@ -115,7 +116,8 @@ def muri(row: Row) -> JobSpec:
         model=row.text("model_name"),
         guaranteed=priority == "0",
         batch=int(row.number("batch_size")),
-        stages=tuple(row.number(f"resource_time_{n}") / 1000 for n in range(3)),
+        stages=stages,
+        utilization=min(stages[1] * 1000 / step, 1.0),
     )
 
 
