@@ -70,7 +70,10 @@ class JobState:
 
 
 class Speeds(Protocol):
-    """What is known of how fast jobs are: measured, or from tables."""
+    """What is known of how fast jobs are: measured, or from tables.
+
+    Jobs of the same model, batch and number of GPUs scale alike.
+    """
 
     def step_time(self, spec: JobSpec, gpus: int, nodes: int) -> float:
         """Seconds per step alone, on so many GPUs of so many nodes."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from waterflow.cluster.free import Placer
 from waterflow.cluster.policies.base import Policy
@@ -55,7 +56,10 @@ class Gandiva(Policy):
             _defragment(state, draft)
         if not draft.start and not draft.move:
             return NOTHING
-        return Plan(start=draft.start, move=draft.move)
+        # Whoever still waits may share with those that start now: asked again at once.
+        left = state.waiting - len(draft.start)
+        wake = state.now if draft.start and left else inf
+        return Plan(start=draft.start, move=draft.move, wake=wake)
 
     def _start(self, state: ClusterState, draft: _Draft) -> None:
         affinity = _affinities(state)
@@ -112,23 +116,24 @@ def _beside(
     kind = (job.spec.gpus, job.opportunistic)
     if kind not in draft.candidates:
         draft.candidates[kind] = _candidates(state, affinity, *kind)
-    found = []
-    for gpu in draft.candidates[kind]:
-        if gpu not in draft.taken and _has_memory(state, gpu, job):
-            found.append(gpu)
-            if len(found) == job.spec.gpus:
-                break
+    pool = draft.candidates[kind]  # the least loaded last
+    found: list[int] = []
+    passed: list[int] = []
+    while pool and len(found) < job.spec.gpus:
+        gpu = pool.pop()
+        if gpu not in draft.taken:
+            (found if _has_memory(state, gpu, job) else passed).append(gpu)
+    pool.extend(reversed(passed))
     if len(found) < job.spec.gpus:
+        pool.extend(reversed(found))
         return None
-    taken = set(found)
-    draft.candidates[kind] = [g for g in draft.candidates[kind] if g not in taken]
     return tuple(sorted(found))
 
 
 def _candidates(
     state: ClusterState, affinity: dict[int, int], size: int, opportunistic: bool
 ) -> list[int]:
-    """GPUs of an affinity that one more job of a class can share, the least loaded first."""
+    """GPUs of an affinity that one more job of a class can share, the least loaded last."""
     cluster, found = state.cluster, []
     for node, kind in sorted(affinity.items()):
         if kind != size or node in state.down:
@@ -139,7 +144,7 @@ def _candidates(
                 continue
             if all(state.jobs[index].opportunistic == opportunistic for index in there):
                 found.append((len(there), gpu))
-    return [gpu for _, gpu in sorted(found)]
+    return [gpu for _, gpu in sorted(found, reverse=True)]
 
 
 def _has_memory(state: ClusterState, gpu: int, job: JobState) -> bool:

@@ -7,7 +7,8 @@ from heapq import heapify, heapreplace
 
 from waterflow.cluster.free import Placer
 from waterflow.cluster.pending import Rank, Walk
-from waterflow.cluster.state import ClusterState, JobState
+from waterflow.cluster.spec import JobSpec
+from waterflow.cluster.state import ClusterState, JobState, Speeds
 
 Places = dict[int, tuple[int, ...]]
 
@@ -51,13 +52,22 @@ def keep_or_stop(draft: Draft, job: JobState, *, half: bool) -> None:
 
 def grow(state: ClusterState, draft: Draft) -> None:
     """Give what is idle, one by one, to the job that gains most by one more GPU."""
-    heap = [(-_gain(state, index, size), index) for index, size in draft.sizes.items()]
+    gains: dict[tuple[str, int, int, int], float] = {}
+
+    def gain(index: int) -> float:
+        spec, size = state.jobs[index].spec, draft.sizes[index]
+        kind = (spec.model, spec.batch, spec.gpus, size)
+        if kind not in gains:
+            gains[kind] = _gain(state.speeds, spec, size)
+        return gains[kind]
+
+    heap = [(-gain(index), index) for index in draft.sizes]
     heapify(heap)
     while draft.room and heap and heap[0][0] < 0:
         index = heap[0][1]
         draft.sizes[index] += 1
         draft.room -= 1
-        heapreplace(heap, (-_gain(state, index, draft.sizes[index]), index))
+        heapreplace(heap, (-gain(index), index))
 
 
 def place(state: ClusterState, draft: Draft) -> tuple[Places, Places]:
@@ -83,9 +93,8 @@ def _size(gpus: int, half: bool) -> int:
     return max(1, gpus // 2) if half else gpus
 
 
-def _gain(state: ClusterState, index: int, size: int) -> float:
-    spec = state.jobs[index].spec
-    return state.speeds.step_time(spec, size, 1) / state.speeds.step_time(spec, size + 1, 1) - 1
+def _gain(speeds: Speeds, spec: JobSpec, size: int) -> float:
+    return speeds.step_time(spec, size, 1) / speeds.step_time(spec, size + 1, 1) - 1
 
 
 def _found(placer: Placer, count: int) -> tuple[int, ...]:

@@ -135,10 +135,10 @@ def test_decisions_for_5000_gpus_and_2000_jobs_take_at_most_50_ms(name):
         else:
             waiting.append(spec)
     state = state_of(cluster, policy, waiting, running, now=50.0)
-    # The best of three: somebody else may have the core for a while.
+    # CPU time, the best of five: somebody else may have the core or its caches for a while.
     times = []
-    for _ in range(3):
-        begin = time.perf_counter()
+    for _ in range(5):
+        begin = time.thread_time()
         policy.decide(state)
-        times.append(time.perf_counter() - begin)
+        times.append(time.thread_time() - begin)
     assert min(times) <= 0.05
