@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heapreplace
 
 from waterflow.cluster.free import Placer
 from waterflow.cluster.pending import Rank, Walk
-from waterflow.cluster.spec import JobSpec
-from waterflow.cluster.state import ClusterState, JobState, Speeds
+from waterflow.cluster.state import ClusterState, JobState
 
 Places = dict[int, tuple[int, ...]]
 
@@ -51,23 +50,54 @@ def keep_or_stop(draft: Draft, job: JobState, *, half: bool) -> None:
 
 
 def grow(state: ClusterState, draft: Draft) -> None:
-    """Give what is idle, one by one, to the job that gains most by one more GPU."""
-    gains: dict[tuple[str, int, int, int], float] = {}
+    """Give what is idle, one by one, to the job that gains most by one more GPU.
 
-    def gain(index: int) -> float:
-        spec, size = state.jobs[index].spec, draft.sizes[index]
-        kind = (spec.model, spec.batch, spec.gpus, size)
-        if kind not in gains:
-            gains[kind] = _gain(state.speeds, spec, size)
-        return gains[kind]
-
-    heap = [(-gain(index), index) for index in draft.sizes]
-    heapify(heap)
-    while draft.room and heap and heap[0][0] < 0:
-        index = heap[0][1]
+    Starts from the sizes that jobs have: those that have grown give back only what others need,
+    and of them those that lose least, so that few jobs change at one event.
+    """
+    gain = _Gains(state)
+    given = []
+    for index in draft.sizes:
+        had = len(state.jobs[index].gpus)
+        if had > draft.sizes[index]:
+            given.append(index)
+            draft.room -= had - draft.sizes[index]
+    base = {index: draft.sizes[index] for index in given}
+    draft.sizes.update({index: len(state.jobs[index].gpus) for index in given})
+    least = [(gain(index, draft.sizes[index] - 1), index) for index in given]
+    heapify(least)
+    while draft.room < 0:
+        index = least[0][1]
+        draft.sizes[index] -= 1
+        draft.room += 1
+        if draft.sizes[index] == base[index]:
+            heappop(least)
+        else:
+            heapreplace(least, (gain(index, draft.sizes[index] - 1), index))
+    most = [(-gain(index, size), index) for index, size in draft.sizes.items() if draft.room]
+    heapify(most)
+    while draft.room and most and most[0][0] < 0:
+        index = most[0][1]
         draft.sizes[index] += 1
         draft.room -= 1
-        heapreplace(heap, (-gain(index), index))
+        heapreplace(most, (-gain(index, draft.sizes[index]), index))
+
+
+class _Gains:
+    """What one more GPU brings, (t(p+1) - t(p)) / t(p); jobs of a kind gain alike."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._jobs, self._speeds = state.jobs, state.speeds
+        self._found: dict[tuple[str, int, int, int], float] = {}
+
+    def __call__(self, index: int, size: int) -> float:
+        spec = self._jobs[index].spec
+        kind = (spec.model, spec.batch, spec.gpus, size)
+        found = self._found.get(kind)
+        if found is None:
+            time = self._speeds.step_time
+            found = self._found[kind] = time(spec, size, 1) / time(spec, size + 1, 1) - 1
+        return found
 
 
 def place(state: ClusterState, draft: Draft) -> tuple[Places, Places]:
@@ -91,10 +121,6 @@ def place(state: ClusterState, draft: Draft) -> tuple[Places, Places]:
 
 def _size(gpus: int, half: bool) -> int:
     return max(1, gpus // 2) if half else gpus
-
-
-def _gain(speeds: Speeds, spec: JobSpec, size: int) -> float:
-    return speeds.step_time(spec, size, 1) / speeds.step_time(spec, size + 1, 1) - 1
 
 
 def _found(placer: Placer, count: int) -> tuple[int, ...]:

@@ -19,11 +19,15 @@ def side_by_side(trace: str, gpus: int, results: Mapping[str, Results]) -> Table
         row = found.summary()
         table.add_row(
             name,
-            f"{row['average_jct']:,.1f}",
-            f"{row['p99_jct']:,.1f}",
-            f"{row['makespan']:,.1f}",
+            _seconds(row["average_jct"]),
+            _seconds(row["p99_jct"]),
+            _seconds(row["makespan"]),
             f"{row['preemptions']:,}",
             f"{row['migrations']:,}",
             f"{row['jobs']:,}" + ("" if found.finished else f" of {len(found.jobs):,}"),
         )
     return table
+
+
+def _seconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1e4 else f"{value:,.1f}"
