@@ -13,6 +13,10 @@ class StateStore(ClusterState):
 
     def put(self, job: JobState) -> None:
         """A job is new, or is no longer as it was."""
+        old = self.jobs.get(job.spec.index)
+        if old is not None and old.gpus and job.gpus and _same_queue(old, job):
+            self._resize(old, job)
+            return
         self.remove(job.spec.index)
         self._add_levels(job.level)
         index = job.spec.index
@@ -22,15 +26,7 @@ class StateStore(ClusterState):
             return
         self._running[job.level][index] = job
         self._used[job.level] += len(job.gpus)
-        alone = []
-        for gpu in job.gpus:
-            there = self._occupants[gpu]
-            self._occupants[gpu] = (*there, index)
-            if not there:
-                alone.append(gpu)
-        self._free.take(alone)
-        if not job.opportunistic:
-            self._claim(job.gpus)
+        self._occupy(index, job.gpus, job.opportunistic)
 
     def put_same_place(self, job: JobState) -> None:
         """Like `put`, for a running job of which neither GPUs, level nor class have changed."""
@@ -46,14 +42,38 @@ class StateStore(ClusterState):
             return
         del self._running[job.level][index]
         self._used[job.level] -= len(job.gpus)
+        self._vacate(index, job.gpus, job.opportunistic)
+
+    def _resize(self, old: JobState, job: JobState) -> None:
+        """A running job goes on on other GPUs: only what differs is touched."""
+        index, before, after = job.spec.index, set(old.gpus), set(job.gpus)
+        self.put_same_place(job)
+        self._used[job.level] += len(job.gpus) - len(old.gpus)
+        gone = tuple(gpu for gpu in old.gpus if gpu not in after)
+        self._vacate(index, gone, job.opportunistic)
+        new = tuple(gpu for gpu in job.gpus if gpu not in before)
+        self._occupy(index, new, job.opportunistic)
+
+    def _occupy(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
         alone = []
-        for gpu in job.gpus:
+        for gpu in gpus:
+            there = self._occupants[gpu]
+            self._occupants[gpu] = (*there, index)
+            if not there:
+                alone.append(gpu)
+        self._free.take(alone)
+        if not opportunistic:
+            self._claim(gpus)
+
+    def _vacate(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
+        alone = []
+        for gpu in gpus:
             there = self._occupants[gpu] = tuple(j for j in self._occupants[gpu] if j != index)
             if not there:
                 alone.append(gpu)
         self._free.give(alone)
-        if not job.opportunistic:
-            self._unclaim(job.gpus)
+        if not opportunistic:
+            self._unclaim(gpus)
 
     def _claim(self, gpus: tuple[int, ...]) -> None:
         """One more job has a claim to these."""
@@ -86,3 +106,7 @@ class StateStore(ClusterState):
             self._pending.append(Level())
             self._running.append({})
             self._used.append(0)
+
+
+def _same_queue(old: JobState, job: JobState) -> bool:
+    return old.level == job.level and old.opportunistic == job.opportunistic

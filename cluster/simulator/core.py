@@ -227,7 +227,7 @@ class Simulation:
         for index in plan.move:
             job = state.jobs[index]
             touched |= self._beside(job.gpus)
-            self._leave(job)
+            self._leave(job, plan.move[index])
         for index in changes:
             job = state.jobs[index]
             gpus = plan.start.get(index) or plan.move.get(index) or job.gpus
@@ -244,11 +244,11 @@ class Simulation:
             if index not in changes:
                 self._push_watch(state.jobs[index])
 
-    def _leave(self, job: JobState) -> None:
-        """Count up a job that is moving, and take it off its GPUs for the moment."""
-        state = self._state
+    def _leave(self, job: JobState, gpus: tuple[int, ...]) -> None:
+        """Count up a job that is moving, and take it off the GPUs that it gives up."""
+        state, stays = self._state, set(gpus)
         self._record.left_place(job, state.now)
-        state.put(_counted(job, state.now, ()))
+        state.put(_counted(job, state.now, tuple(gpu for gpu in job.gpus if gpu in stays)))
 
     def _change(
         self, job: JobState, gpus: tuple[int, ...], opportunistic: bool, plan: Plan | None = None
@@ -257,7 +257,8 @@ class Simulation:
         state, index = self._state, job.spec.index
         now = state.now
         previous = self._record.places[index]
-        ready = now if gpus == job.gpus else now + self._cost(job, previous, gpus)
+        same = gpus == previous
+        ready = job.ready if same else now + self._cost(job, previous, gpus)
         level, rank = self._place_in_queue(job, gpus, opportunistic, plan)
         step_time = inf
         if gpus:
@@ -269,10 +270,10 @@ class Simulation:
                 level=level,
                 rank=rank,
                 step_time=step_time,
-                ready=max(ready, job.ready if gpus == job.gpus else now),
+                ready=max(ready, now),
                 opportunistic=opportunistic,
                 first_start=now if gpus and isnan(job.first_start) else job.first_start,
-                waits_since=job.waits_since if job.running and gpus else now,
+                waits_since=job.waits_since if previous and gpus else now,
             )
         )
         self._record.changed(job, gpus, opportunistic, now)
