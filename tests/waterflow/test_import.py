@@ -75,7 +75,10 @@ def test_planning_alone_needs_no_torch():
     assert not packages(found) & (HEAVY - {"numpy"})
 
 
-@pytest.mark.parametrize("command", ["", "demo", "run", "compare", "plan", "report", "doctor", "cluster simulate"])
+COMMANDS = ["", "demo", "run", "compare", "plan", "report", "doctor", "cluster simulate"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_needs_neither_torch_nor_numpy(command):
     result = python("-c", COMMAND, *command.split(), "--help")
     assert "Usage:" in result.stdout
