@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent
 FOLDERS = {
     "waterflow": "waterflow",
     "waterflow.allocator_ext": "allocator_ext",
+    "waterflow.cluster": "cluster",
     "waterflow.executor": "executor",
     "waterflow.models": "models",
     "waterflow.partitioner": "partitioner",

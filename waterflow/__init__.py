@@ -105,6 +105,8 @@ if not TYPE_CHECKING:  # type checkers would believe that every name is there
         All of them: what a job's Python uses while it trains must not be imported by it, or the
         import would count as part of the step.
         """
+        if name == "cluster":  # a package, not a name of one: `wf.cluster.simulate`
+            return importlib.import_module(f"{__name__}.cluster")
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(_MODULES[name]), name)

@@ -63,13 +63,22 @@ def test_running_jobs_loads_nothing_to_draw_or_print_with():
     assert not found & {"matplotlib", "networkx", "rich", "scipy", "sklearn", "typer"}
 
 
+def test_clusters_are_simulated_without_torch():
+    statement = "import waterflow as wf; wf.cluster.simulate; wf.cluster.POLICIES"
+    found = packages(loaded_by(statement))
+    assert not found & {"matplotlib", "ray", "rich", "torch", "typer"}
+
+
 def test_planning_alone_needs_no_torch():
     found = loaded_by("from waterflow.partitioner import get_policy, verify")
     assert "numpy" in packages(found)
     assert not packages(found) & (HEAVY - {"numpy"})
 
 
-@pytest.mark.parametrize("command", ["", "demo", "run", "compare", "plan", "report", "doctor"])
+COMMANDS = ["", "demo", "run", "compare", "plan", "report", "doctor", "cluster simulate"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_needs_neither_torch_nor_numpy(command):
     result = python("-c", COMMAND, *command.split(), "--help")
     assert "Usage:" in result.stdout

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from waterflow.cli import studies, training
+from waterflow.cli import cluster, studies, training
 from waterflow.cli.shared import (
     FAILED,
     AsJson,
@@ -45,6 +45,7 @@ app.command("compare")(training.compare)
 app.command("plan")(studies.plan)
 app.command("max-batch")(studies.max_batch)
 app.command("pair")(studies.pair)
+app.add_typer(cluster.app, name="cluster")
 
 
 @app.command()

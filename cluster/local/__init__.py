@@ -1,0 +1,1 @@
+"""One node: who gets how much of its GPUs, as a pure function that simulator and engine share."""

@@ -1,0 +1,75 @@
+"""The local coordinator: how fast the jobs on one GPU are let run (AntMan, section 3.3).
+
+A guaranteed job must not notice the opportunistic one beside it. That one runs in the gaps that
+the first leaves, and is throttled to the share of time that costs the first no more than
+`TOLERANCE`. Jobs of the same class run at once where they are faster so than in turns; a packing
+that does not pay is undone, and they take turns (Gandiva, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from waterflow.cluster.spec import JobSpec
+from waterflow.cluster.state import Speeds
+
+#: What a guaranteed job may lose to opportunistic ones.
+TOLERANCE = 0.01
+
+
+class OnGpu(NamedTuple):
+    """A job on a GPU."""
+
+    spec: JobSpec
+    opportunistic: bool
+
+
+Limits = Callable[[Sequence[OnGpu], Speeds], list[float]]
+
+
+def limits(jobs: Sequence[OnGpu], speeds: Speeds) -> list[float]:
+    """The speed of each of the jobs on one GPU, of its speed alone, 0 to 1."""
+    if len(jobs) == 1:
+        return [1.0]
+    firsts = [job for job in jobs if not job.opportunistic]
+    return [_limit(job, jobs, firsts, speeds) for job in jobs]
+
+
+def packing_pays(packed: Sequence[float], alone: Sequence[float]) -> bool:
+    """Whether jobs do more at once than in turns; both are steps per second, for each of them."""
+    return sum(p / a for p, a in zip(packed, alone, strict=True)) > 1.0
+
+
+def _limit(job: OnGpu, jobs: Sequence[OnGpu], firsts: Sequence[OnGpu], speeds: Speeds) -> float:
+    if not job.opportunistic:
+        guests = len(jobs) - len(firsts)
+        return _among_equals(job, firsts, speeds) * (1.0 - TOLERANCE if guests else 1.0)
+    speed = _among_equals(job, [other for other in jobs if other.opportunistic], speeds)
+    for first in firsts:
+        speed *= _beside_guaranteed(job.spec, first.spec, speeds)
+    return speed
+
+
+def _among_equals(job: OnGpu, equals: Sequence[OnGpu], speeds: Speeds) -> float:
+    if len(equals) == 1:
+        return 1.0
+    packed = [_packed(one, equals, speeds) for one in equals]
+    if packing_pays(packed, [1.0] * len(equals)):
+        return next(p for p, one in zip(packed, equals, strict=True) if one is job)
+    return 1.0 / len(equals)
+
+
+def _packed(job: OnGpu, equals: Sequence[OnGpu], speeds: Speeds) -> float:
+    speed = 1.0
+    for other in equals:
+        if other is not job:
+            speed *= speeds.shared(job.spec, other.spec)
+    return speed
+
+
+def _beside_guaranteed(spec: JobSpec, first: JobSpec, speeds: Speeds) -> float:
+    """In the gaps of `first`, or as much of the time as costs `first` the tolerance."""
+    loss = 1.0 - speeds.shared(first, spec)
+    duty = 1.0 if loss <= TOLERANCE else TOLERANCE / loss
+    return max(1.0 - first.utilization, duty * speeds.shared(spec, first), 1e-6)

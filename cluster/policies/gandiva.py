@@ -1,0 +1,223 @@
+"""Gandiva: affinity, over-subscription in turns, and moves (Xiao et al., OSDI 2018, section 4.2).
+
+Nodes take jobs of one size while that can be (Algorithm 1). Where no GPU is free, jobs are put on
+GPUs of their affinity beside others, and take turns or are packed, whichever is measured to be
+faster: the local coordinator undoes a packing that does not pay. When GPUs are vacated, jobs that
+share move there, then jobs that are spread over more nodes than they need, and nodes that are
+almost empty are emptied. Jobs of a lower class never take turns with those of a higher one.
+
+Jobs do not grow: Gandiva grows only those that ask for it, which no public trace says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from waterflow.cluster.free import Placer
+from waterflow.cluster.policies.base import Policy
+from waterflow.cluster.state import NOTHING, ClusterState, JobState, Plan
+
+MOVES = 8  # at one decision
+_EMPTY = 0.75  # a node with so much of its GPUs free is emptied (3 of 4 in the paper)
+
+
+@dataclass
+class _Draft:
+    placer: Placer
+    start: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    move: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    taken: set[int] = field(default_factory=set)  # GPUs given to somebody by this plan
+    others: dict[int, set[int]] = field(default_factory=dict)  # nodes not of a size's affinity
+    candidates: dict[tuple[int, bool], list[int]] = field(default_factory=dict)
+
+
+class Gandiva(Policy):
+    """Everybody runs at once, in turns if need be; placement is bettered all the time."""
+
+    name = "gandiva"
+    source = "Gandiva, section 4.2 (Algorithm 1)"
+    summary = "early feedback: jobs share GPUs in turns or packed, and move to better places"
+    shares = True
+
+    def level(self, job: JobState) -> int:
+        """Opportunistic jobs have a queue of their own, after all others."""
+        return int(job.opportunistic)
+
+    def decide(self, state: ClusterState) -> Plan:
+        """Place those that wait; if nobody does, better the places of those that run."""
+        draft = _Draft(state.placer())
+        if state.waiting:
+            self._start(state, draft)
+        if state.free and not draft.start:
+            _unshare(state, draft)
+            _bring_together(state, draft)
+            _defragment(state, draft)
+        if not draft.start and not draft.move:
+            return NOTHING
+        # Whoever still waits may share with those that start now: asked again at once.
+        left = state.waiting - len(draft.start)
+        wake = state.now if draft.start and left else inf
+        return Plan(start=draft.start, move=draft.move, wake=wake)
+
+    def _start(self, state: ClusterState, draft: _Draft) -> None:
+        affinity = _affinities(state)
+        for level in range(state.levels):
+            walk = state.pending(level).walk()
+            while head := walk.first():
+                job = state.jobs[head.job]
+                gpus = _free_place(state, draft, affinity, job) or _beside(
+                    state, draft, affinity, job
+                )
+                if gpus is None:
+                    walk.drop()
+                    continue
+                walk.next()
+                draft.start[head.job] = gpus
+                draft.taken.update(gpus)
+                for node in {state.cluster.owner[gpu] for gpu in gpus}:
+                    if node not in affinity:
+                        affinity[node] = job.spec.gpus
+                        for size, nodes in draft.others.items():
+                            if size != job.spec.gpus:
+                                nodes.add(node)
+
+
+def _affinities(state: ClusterState) -> dict[int, int]:
+    """The size of the jobs on each node that is in use: that of the smallest."""
+    found: dict[int, int] = {}
+    owner = state.cluster.owner
+    for job in state.all_running():
+        for node in {owner[gpu] for gpu in job.gpus}:
+            found[node] = min(found.get(node, job.spec.gpus), job.spec.gpus)
+    return found
+
+
+def _free_place(
+    state: ClusterState, draft: _Draft, affinity: dict[int, int], job: JobState
+) -> tuple[int, ...] | None:
+    """Lines 5 to 10: the same affinity, empty nodes, then anywhere."""
+    need = job.spec.gpus
+    if need > draft.placer.total:
+        return None
+    if need not in draft.others:
+        draft.others[need] = {node for node, size in affinity.items() if size != need}
+    node = draft.placer.best_fit(need, draft.others[need])
+    if node is not None:
+        return draft.placer.take_from(node, need)
+    return draft.placer.place(need)
+
+
+def _beside(
+    state: ClusterState, draft: _Draft, affinity: dict[int, int], job: JobState
+) -> tuple[int, ...] | None:
+    """Lines 11 to 14: over-subscription, on the least loaded GPUs of the same affinity."""
+    kind = (job.spec.gpus, job.opportunistic)
+    if kind not in draft.candidates:
+        draft.candidates[kind] = _candidates(state, affinity, *kind)
+    pool = draft.candidates[kind]  # the least loaded last
+    found: list[int] = []
+    passed: list[int] = []
+    while pool and len(found) < job.spec.gpus:
+        gpu = pool.pop()
+        if gpu not in draft.taken:
+            (found if _has_memory(state, gpu, job) else passed).append(gpu)
+    pool.extend(reversed(passed))
+    if len(found) < job.spec.gpus:
+        pool.extend(reversed(found))
+        return None
+    return tuple(sorted(found))
+
+
+def _candidates(
+    state: ClusterState, affinity: dict[int, int], size: int, opportunistic: bool
+) -> list[int]:
+    """GPUs of an affinity that one more job of a class can share, the least loaded last."""
+    cluster, found = state.cluster, []
+    for node, kind in sorted(affinity.items()):
+        if kind != size or node in state.down:
+            continue
+        for gpu in _gpus(cluster.firsts, node):
+            there = state.occupants(gpu)
+            if not 0 < len(there) < cluster.sharing:
+                continue
+            if all(state.jobs[index].opportunistic == opportunistic for index in there):
+                found.append((len(there), gpu))
+    return [gpu for _, gpu in sorted(found, reverse=True)]
+
+
+def _has_memory(state: ClusterState, gpu: int, job: JobState) -> bool:
+    cluster = state.cluster
+    used = sum(state.jobs[index].spec.floor for index in state.occupants(gpu))
+    return used + job.spec.floor <= cluster.nodes[cluster.owner[gpu]].memory
+
+
+def _unshare(state: ClusterState, draft: _Draft) -> None:
+    """Move jobs that share to GPUs of their own."""
+    sharing = (
+        job
+        for job in state.all_running()
+        if job.spec.gpus <= draft.placer.total
+        and any(len(state.occupants(gpu)) > 1 for gpu in job.gpus)
+    )
+    alone: set[int] = set()
+    for job in sharing:
+        if len(draft.move) >= MOVES:
+            return
+        if job.spec.index in alone:
+            continue
+        gpus = draft.placer.place(job.spec.gpus)
+        if gpus is None:
+            return
+        draft.move[job.spec.index] = gpus
+        draft.taken.update(gpus)
+        # Those that it leaves behind need not move, too.
+        alone.update(i for gpu in job.gpus for i in state.occupants(gpu))
+
+
+def _bring_together(state: ClusterState, draft: _Draft) -> None:
+    """Migration for locality: jobs on more nodes than they need, if there is a better place."""
+    largest = max(node.gpus for node in state.cluster.nodes)
+    for job in state.all_running():
+        if len(draft.move) >= MOVES or not draft.placer.total:
+            return
+        if len(job.gpus) < 2 or job.spec.index in draft.move:
+            continue
+        if state.nodes_of(job.gpus) <= -(-len(job.gpus) // largest):
+            continue
+        gpus = draft.placer.place(len(job.gpus), together=True)
+        if gpus is not None:
+            draft.move[job.spec.index] = gpus
+
+
+def _defragment(state: ClusterState, draft: _Draft) -> None:
+    """Empty the emptiest node that is in use, onto nodes that are fuller, if it is almost empty."""
+    if draft.move or state.waiting:
+        return
+    cluster = state.cluster
+    best: tuple[float, int] | None = None
+    for node, spec in enumerate(cluster.nodes):
+        used = [g for g in _gpus(cluster.firsts, node) if state.occupants(g)]
+        share = 1 - len(used) / spec.gpus
+        if used and share >= _EMPTY and node not in state.down:
+            best = max(best or (share, -node), (share, -node))
+    if best is None:
+        return
+    node = -best[1]
+    empty = {n for n in range(len(cluster.nodes)) if not _in_use(state, n)}
+    for index in sorted({i for g in _gpus(cluster.firsts, node) for i in state.occupants(g)}):
+        job = state.jobs[index]
+        target = draft.placer.best_fit(len(job.gpus), {node, *empty})
+        if target is None or state.nodes_of(job.gpus) > 1:
+            continue
+        draft.move[index] = draft.placer.take_from(target, len(job.gpus))
+        return
+
+
+def _gpus(firsts: Sequence[int], node: int) -> range:
+    return range(firsts[node], firsts[node + 1])
+
+
+def _in_use(state: ClusterState, node: int) -> bool:
+    return any(state.occupants(gpu) for gpu in _gpus(state.cluster.firsts, node))

@@ -1,0 +1,80 @@
+"""What all policies share that rank jobs, run the first that fit, and preempt the others."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+from waterflow.cluster.pending import Rank
+from waterflow.cluster.policies.base import Policy
+from waterflow.cluster.policies.room import Count, MakeRoom, Room
+from waterflow.cluster.state import NOTHING, ClusterState, JobState, Plan
+
+
+def place_all(
+    state: ClusterState, starts: Iterable[int], stops: Iterable[int]
+) -> dict[int, tuple[int, ...]]:
+    """Places for jobs that are known to fit by count, after others have stopped."""
+    placer = state.placer()
+    for index in stops:
+        placer.give(state.jobs[index].gpus, state.cluster.owner)
+    found = {}
+    for index in starts:
+        gpus = placer.place(state.jobs[index].spec.gpus)
+        if gpus is None:
+            raise AssertionError(f"job {index} fits by count and has found no place")
+        found[index] = gpus
+    return found
+
+
+class RankedPolicy(Policy):
+    """Ranks running and waiting jobs together, runs the first that fit, preempts the others."""
+
+    def __init__(self, room: MakeRoom = Count) -> None:
+        self._room = room
+
+    @abstractmethod
+    def urgency(self, job: JobState, now: float) -> Rank:
+        """The smallest runs first; does not change while a job waits."""
+
+    def rank(self, job: JobState, now: float, turn: int) -> Rank:
+        """See `Policy`."""
+        return (*self.urgency(job, now), job.spec.index)
+
+    def level(self, job: JobState) -> int:
+        """Opportunistic jobs have a queue of their own, after all others."""
+        return int(job.opportunistic)
+
+    def decide(self, state: ClusterState) -> Plan:
+        """Take in the best until nothing fits."""
+        if not state.waiting:
+            return NOTHING
+        room = self._room(state)
+        starts: list[int] = []
+        stops: list[int] = []
+        for level in range(state.levels):
+            self._take_in(state, level, room, starts, stops)
+        return Plan(stop=tuple(stops), start=place_all(state, starts, stops))
+
+    def _take_in(
+        self, state: ClusterState, level: int, room: Room, starts: list[int], stops: list[int]
+    ) -> None:
+        walk = state.pending(level).walk()
+
+        def take_waiting(before: Rank | None) -> None:
+            while (head := walk.best(room.left)) and (before is None or head.rank < before):
+                if room.take(head.gpus):
+                    starts.append(head.job)
+                    walk.next()
+                else:
+                    walk.drop()
+
+        running = sorted(
+            ((*self.urgency(job, state.now), index), job)
+            for index, job in state.running(level).items()
+        )
+        for rank, job in running:
+            take_waiting(rank)
+            if not room.take(len(job.gpus)):
+                stops.append(job.spec.index)
+        take_waiting(None)

@@ -1,0 +1,149 @@
+"""What is asked for: jobs as users submit them, clusters as they are bought."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from waterflow.common.errors import JobError
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as it is submitted; what a policy may know of it before it has run.
+
+    Attributes:
+        index: its number in the trace, from 0; what plans and states call it by.
+        name: what the trace calls it.
+        submit: seconds since the trace's begin.
+        gpus: GPUs it asks for; it starts with all of them or not at all.
+        steps: training steps until it is done.
+        step_seconds: seconds per step on `gpus` GPUs, alone.
+        model: a name in the tables of speeds; "" where the trace has none.
+        tenant: whose quota it counts against.
+        guaranteed: it has a claim to its tenant's quota; an opportunistic job runs on what is left.
+        memory: bytes on each GPU at its most; 0 where the trace does not say.
+        least_memory: bytes it can be squeezed to, as the planner's memory curve says; 0: `memory`.
+        utilization: share of the time in which it keeps its GPUs busy, 0 to 1.
+        batch: samples per step over all GPUs; 0 where the trace does not say.
+        stages: seconds of a step on the host, on the GPU and on the network, where a trace says.
+    """
+
+    index: int
+    name: str
+    submit: float
+    gpus: int
+    steps: float
+    step_seconds: float = 1.0
+    model: str = ""
+    tenant: str = ""
+    guaranteed: bool = True
+    memory: int = 0
+    least_memory: int = 0
+    utilization: float = 1.0
+    batch: int = 0
+    stages: tuple[float, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes on its GPUs, alone."""
+        return self.steps * self.step_seconds
+
+    @property
+    def floor(self) -> int:
+        """Bytes on each GPU below which it cannot run."""
+        return self.least_memory or self.memory
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A machine: its GPUs and the bytes of memory of each."""
+
+    gpus: int
+    memory: int = 32 * GIB
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """Machines, and how many GPUs each tenant has a claim to (none named: to all)."""
+
+    nodes: tuple[NodeSpec, ...]
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    sharing: int = 2  # jobs on one GPU at the most
+
+    def __post_init__(self) -> None:
+        for number, node in enumerate(self.nodes):
+            if node.gpus < 1 or node.memory < 0:
+                raise JobError(
+                    f"node {number} has {node.gpus} GPUs of {node.memory} bytes: a node needs at "
+                    "least one GPU; leave nodes without GPUs out"
+                )
+        if not self.nodes:
+            raise JobError("the cluster has no GPUs: give it at least one node (--nodes 1)")
+        if self.sharing < 1:
+            raise JobError(f"sharing is {self.sharing}: jobs on one GPU are at least 1")
+        for tenant, gpus in self.quotas.items():
+            if gpus < 0:
+                raise JobError(f"tenant {tenant!r} has a quota of {gpus} GPUs: give 0 or more")
+        firsts = (0, *accumulate(node.gpus for node in self.nodes))
+        owner = tuple(n for n, node in enumerate(self.nodes) for _ in range(node.gpus))
+        object.__setattr__(self, "_firsts", firsts)
+        object.__setattr__(self, "_owner", owner)
+
+    @classmethod
+    def of(
+        cls,
+        nodes: int,
+        gpus_per_node: int = 8,
+        *,
+        memory: int = 32 * GIB,
+        quotas: Mapping[str, int] | None = None,
+        sharing: int = 2,
+    ) -> ClusterSpec:
+        """`nodes` equal machines."""
+        if nodes < 1:
+            raise JobError(f"the cluster has {nodes} nodes and so no GPUs: give 1 or more")
+        return cls((NodeSpec(gpus_per_node, memory),) * nodes, dict(quotas or {}), sharing)
+
+    @classmethod
+    def load(cls, path: Path) -> ClusterSpec:
+        """Read a TOML file: `[[node]]` with count, gpus, memory_gib; `[quotas]`; sharing."""
+        try:
+            text = tomllib.loads(path.read_text())
+            nodes = tuple(
+                NodeSpec(int(row["gpus"]), int(float(row.get("memory_gib", 32)) * GIB))
+                for row in text["node"]
+                for _ in range(int(row.get("count", 1)))
+            )
+            quotas = {str(k): int(v) for k, v in text.get("quotas", {}).items()}
+            sharing = int(text.get("sharing", 2))
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise JobError(
+                f"{path} does not describe a cluster ({type(error).__name__}: {error}); write "
+                "tables like [[node]] with count = 20, gpus = 8, memory_gib = 32"
+            ) from error
+        return cls(nodes, quotas, sharing)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes."""
+        return int(self._firsts[-1])
+
+    @property
+    def firsts(self) -> Sequence[int]:
+        """The number of each node's first GPU, and at last the number of all GPUs."""
+        return self._firsts
+
+    @property
+    def owner(self) -> Sequence[int]:
+        """The node of each GPU."""
+        return self._owner
+
+    _firsts: Any = field(init=False, repr=False, compare=False, default=())
+    _owner: Any = field(init=False, repr=False, compare=False, default=())

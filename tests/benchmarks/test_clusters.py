@@ -1,0 +1,30 @@
+import json
+
+import pytest
+
+from benchmarks import cluster_policies, cluster_scale
+
+pytestmark = pytest.mark.virtual
+
+
+def test_scale_has_a_row_for_each_run(monkeypatch):
+    monkeypatch.delenv("WATERFLOW_TRACES", raising=False)
+    row = cluster_scale.measure(300, "tiresias")
+    assert set(row) == {"jobs", "policy", "seconds", "events", "peak_bytes"}
+    assert row["jobs"] == 300
+    assert row["events"] >= 600
+    assert row["peak_bytes"] > 0
+    json.dumps(row)
+
+
+def test_jobs_that_are_drawn_are_the_same_again():
+    assert cluster_scale.drawn(50) == cluster_scale.drawn(50)
+
+
+def test_published_numbers_stand_beside_ours():
+    rows = [row for row in cluster_policies.rows(["fifo"]) if row["published_jct"]]
+    assert len(rows) >= 12
+    for row in rows:
+        assert row["average_jct"] == pytest.approx(row["published_jct"], abs=1e-3)
+        if row["published_makespan"]:
+            assert row["makespan"] == pytest.approx(row["published_makespan"], abs=0.05)

@@ -1,0 +1,111 @@
+import json
+
+import pytest
+
+from tests.support.clusters import DATA
+from tests.support.command_line import call, refused
+from waterflow.cluster import POLICIES
+
+pytestmark = pytest.mark.virtual
+
+TRACE = DATA / "tiresias_60_jobs.csv"
+
+
+def test_policies_side_by_side_as_json():
+    result = call(
+        "cluster", "simulate", TRACE, "--policy", "fifo,srtf", "--nodes", 2, "--gpus-per-node", 4,
+        "--compat", "tiresias", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert document["gpus"] == 8
+    assert document["trace"] == str(TRACE)
+    rows = document["policies"]
+    assert list(rows) == ["fifo", "srtf"]
+    assert rows["srtf"]["average_jct"] == pytest.approx(519.867, abs=1e-3)
+    assert set(rows["fifo"]) == {
+        "average_jct", "p99_jct", "makespan", "preemptions", "migrations", "jobs",
+        "seconds_simulating",
+    }  # fmt: skip
+
+
+def test_a_report_is_a_folder_with_a_page(tmp_path):
+    out = tmp_path / "report"
+    result = call("cluster", "simulate", TRACE, "--policy", "fifo,sjf", "--nodes", 2, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "fifo" in result.stdout
+    page = (out / "index.html").read_text()
+    assert "<td>sjf</td>" in page
+    for name in ("completion_times.png", "gpus_in_use.png", "queue_length.png"):
+        assert name in page
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    assert len((out / "fifo.csv").read_text().splitlines()) == 61
+
+
+def test_a_cluster_from_a_file(tmp_path):
+    spec = tmp_path / "spec.toml"
+    spec.write_text("[[node]]\ncount = 2\ngpus = 4\nmemory_gib = 16\n[quotas]\na = 4\n")
+    result = call("cluster", "simulate", TRACE, "--cluster", spec, "--json")
+    assert json.loads(result.stdout)["gpus"] == 8
+
+
+def test_jobs_too_large_can_be_left_out():
+    few = ("cluster", "simulate", TRACE, "--nodes", 1, "--gpus-per-node", 4, "--json")
+    assert "asks for 8 GPUs and the cluster has 4" in refused(call(*few))
+    result = call(*few, "--skip-too-large")
+    assert json.loads(result.stdout)["policies"]["fifo"]["jobs"] < 60
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--policy", "fif"), "no policy 'fif'; near: fifo"),
+        (("--compat", "mury"), "no simulator 'mury' to be like; near: muri"),
+        (("--costs", "much"), "no costs 'much': say one of free"),
+        (("--format", "philli"), "no trace format 'philli'; near: philly"),
+        (("--failures", "-1"), "--failures -1.0 is negative"),
+    ],
+)
+def test_wrong_names_are_refused_with_near_ones(arguments, message):
+    assert message in refused(call("cluster", "simulate", TRACE, "--nodes", 2, *arguments))
+
+
+def test_a_cluster_is_needed_and_has_gpus(tmp_path):
+    assert "--nodes 20, or --cluster" in refused(call("cluster", "simulate", TRACE))
+    assert "no GPUs" in refused(call("cluster", "simulate", TRACE, "--nodes", 0))
+    spec = tmp_path / "spec.toml"
+    spec.write_text("[[node]]\ngpus = 0\n")
+    assert "leave nodes without GPUs out" in refused(
+        call("cluster", "simulate", TRACE, "--cluster", spec)
+    )
+    spec.write_text("gpus = 3\n")
+    assert "does not describe a cluster" in refused(
+        call("cluster", "simulate", TRACE, "--cluster", spec)
+    )
+
+
+def test_an_interrupted_run_keeps_what_is_done(monkeypatch):
+    from waterflow.cluster.policies.fifo import Fifo
+
+    decide, asked = Fifo.decide, []
+
+    def interrupted(self, state):
+        asked.append(state.now)
+        if len(asked) > 60:
+            raise KeyboardInterrupt
+        return decide(self, state)
+
+    monkeypatch.setattr(Fifo, "decide", interrupted)
+    result = call("cluster", "simulate", TRACE, "--nodes", 2, "--policy", "fifo,srtf", "--json")
+    assert result.exit_code == 130
+    rows = json.loads(result.stdout)["policies"]
+    assert list(rows) == ["fifo"]
+    assert 0 < rows["fifo"]["jobs"] < 60
+
+
+def test_the_policies_are_listed_with_their_papers():
+    text = call("cluster", "policies").stdout
+    rows = json.loads(call("cluster", "policies", "--json").stdout)
+    assert set(rows) == set(POLICIES)
+    assert all(row["source"] and row["summary"] for row in rows.values())
+    assert "tiresias" in text
