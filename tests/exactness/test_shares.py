@@ -34,7 +34,7 @@ def built(subject, captures):
     steps = steps_of(subject.job, captures=captures)
     try:
         made = steps.builder.build(flatten(first_batch(subject.job)))
-    except (CaptureError, TrialNeeded, RuntimeError, TypeError):
+    except (CaptureError, TrialNeeded, RuntimeError, TypeError, AttributeError):
         return None, None
     found = [[*words(step.graph.graph)] for step in made.steps]
     return (found, made.forward.reassigned), steps.builder.shared_with
