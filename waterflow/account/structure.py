@@ -203,7 +203,10 @@ class _Writer:
                 value.__closure__ is None or _is_everybodys(value)
             )
         if kind is types.BuiltinFunctionType:
-            return is_a(value.__self__, (types.ModuleType, type, type(None)))
+            owner = type(value.__self__)
+            return issubclass(owner, (types.ModuleType, type, type(None))) or (
+                owner.__name__ == "PyCapsule" or owner.__module__ == "pybind11_builtins"
+            )
         return issubclass(kind, _PINNED)
 
     # Objects, described once: what of them cannot change. What can is in their places.

@@ -99,6 +99,18 @@ class SharedStep:
             tuple(places),
         )
 
+    def numbered(self, known: JobStructure) -> SharedStep | None:
+        """The same in another structure of its own job; None where that lacks a constant."""
+        places = tuple(
+            None if place is None else known.structure.number_of(constant)
+            for place, constant in zip(self.places, self.graph.constants, strict=True)
+        )
+        if any(
+            now is None and then is not None for now, then in zip(places, self.places, strict=True)
+        ):
+            return None
+        return dataclasses.replace(self, places=places)
+
     def prepared(self, job: Job, tensors: Mapping[int, torch.Tensor]) -> PreparedStep:
         """The step for a job whose structure has these tensors."""
         constants = [
@@ -155,6 +167,15 @@ class SharedCapture:
             state = step.optimizer.state_after
         return None
 
+    def under(self, key: Key, known: JobStructure) -> SharedCapture | None:
+        """The same for jobs of another structure of its own job's, which numbers other objects."""
+        constants = _numbered(self.forward, known)
+        steps = {state: step.numbered(known) for state, step in self.steps.items()}
+        found = {state: step for state, step in steps.items() if step is not None}
+        if constants is None or len(found) < len(steps):
+            return None
+        return dataclasses.replace(self, key=key, constants=constants, steps=found)
+
     def forward_of(self, tensors: Mapping[int, torch.Tensor]) -> ForwardTrace:
         """The forward and backward pass for a job whose structure has these tensors."""
         own = {known: tensors[number] for known, number in self.constants.items()}
@@ -175,7 +196,7 @@ class Offer:
     assumptions: Assumptions
     seen: Seen | None = None
 
-    def note(self, assumptions: Assumptions, is_last: bool) -> None:
+    def note(self, assumptions: Assumptions, is_last: bool) -> SharedCapture | None:
         """A check has passed: after the last one, only what the steps read has to be equal.
 
         Where nothing has changed since the capture was made, that is: what the steps read is then
@@ -184,11 +205,10 @@ class Offer:
         if assumptions.seen is not None:
             self.seen = assumptions.seen if self.seen is None else self.seen | assumptions.seen
         if not is_last or self.seen is None or not self.assumptions.hold():
-            return
+            return None
         narrow = self.assumptions.narrowed(self.seen)
         known = narrow.structure()
-        if known is not None:
-            self.capture.key = Key.of(narrow, known)
+        return None if known is None else self.capture.under(Key.of(narrow, known), known)
 
 
 @dataclass
@@ -235,6 +255,12 @@ class SharedCaptures:
         alike = self._of(capture.sight)
         with self._lock:
             alike.captures = [*alike.captures, capture][-_MOST_ALIKE:]
+
+    def replace(self, capture: SharedCapture, by: SharedCapture) -> None:
+        """From now on another form of a capture is given to others."""
+        alike = self._of(capture.sight)
+        with self._lock:
+            alike.captures = [by if known is capture else known for known in alike.captures]
 
     def withdraw(self, capture: SharedCapture) -> None:
         """Nobody else gets a capture that has turned out wrong for its own job."""

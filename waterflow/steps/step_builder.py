@@ -128,8 +128,11 @@ class StepBuilder:
         """A check has shown what a step really reads: others need not agree in more."""
         if specialization.offer is not None:
             is_last = specialization.checked.issuperset(specialization.steps)
-            specialization.offer.note(specialization.assumptions, is_last)
-            specialization.offer = None if is_last else specialization.offer
+            offer = specialization.offer
+            narrow = offer.note(specialization.assumptions, is_last)
+            if narrow is not None:
+                self.captures.replace(offer.capture, narrow)
+            specialization.offer = None if is_last else offer
 
     def note_wrong(self, specialization: Specialization) -> None:
         """A check has shown that the step is not the eager one, or changes what it reads."""

@@ -152,8 +152,13 @@ def constant(name, value, shared=None):
 
 
 def test_each_trial_has_its_own_constants():
+    """Those that come together, and one that comes when it is known what the step reads."""
     jobs = [constant(f"{value}", value) for value in (0.5, 2.0, -1.0)]
-    report = wf.run(jobs, memory="64MB", threads=1)
+    with wf.Engine(memory="64MB", threads=1) as engine:
+        for handle in [engine.submit(job) for job in jobs[:2]]:
+            handle.result()
+        engine.submit(jobs[2])
+    report = engine.report()
     owners = [report.jobs[job.name].capture_shared_with for job in jobs]
     assert owners.count(None) == 1
     for job in jobs:

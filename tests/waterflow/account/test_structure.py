@@ -1,0 +1,92 @@
+"""Structures: equal exactly where no code tells two objects' state apart."""
+
+import threading
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from waterflow.account.account import Account
+from waterflow.account.structure import NoStructureError, Structure
+
+pytestmark = pytest.mark.cpu
+
+
+def structure_of(value):
+    return Structure(Account.take({"value": value}, everything=True), [value])
+
+
+def holder(**attributes):
+    return types.SimpleNamespace(**attributes)
+
+
+def pair(same):
+    first = [1]
+    return holder(one=first, other=first if same else [1])
+
+
+def reader(number):
+    return lambda: number
+
+
+SAME = {
+    "numbers": lambda: holder(a=1.5, b=300, c="text", d=(None, True, -0.0)),
+    "containers": lambda: holder(a={"x": [1, {2}]}, b=frozenset({3})),
+    "one object twice": lambda: pair(True),
+    "two objects": lambda: pair(False),
+    "closure": lambda: reader(3),
+    "modules": lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5)),
+    "tensor": lambda: holder(a=torch.rand(2, 3)),
+    "lock": lambda: holder(a=threading.Lock()),
+    "sentinel": lambda: holder(a=object()),
+    "method": lambda: holder(a=nn.Linear(2, 3).forward),
+    "class": lambda: type("Made", (), {"rate": 0.5})(),
+}
+
+
+def test_equal_state_has_one_structure_and_other_state_another():
+    digests = [{structure_of(make()).digest for _ in range(2)} for make in SAME.values()]
+    assert all(len(each) == 1 for each in digests)
+    assert len(set.union(*digests)) == len(SAME)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (holder(a=1), holder(a=1.0)),
+        (holder(a=0.0), holder(a=-0.0)),
+        (holder(a=1), holder(a=True)),
+        (holder(a={"x": 1, "y": 2}), holder(a={"y": 2, "x": 1})),
+        (holder(a=(1, 2)), holder(a=[1, 2])),
+        (holder(a=torch.zeros(2, 3)), holder(a=torch.zeros(3, 2).t())),
+        (holder(a=torch.zeros(2)), holder(a=torch.zeros(2, requires_grad=True))),
+        (holder(a=torch.zeros(2)), holder(a=torch.zeros(3)[:2])),
+        (reader(3), reader(4)),
+        (pair(True), pair(False)),
+    ],
+)
+def test_other_state_is_told_apart(one, other):
+    assert structure_of(one).digest != structure_of(other).digest
+
+
+def looking():
+    return id(looking)
+
+
+@pytest.mark.parametrize("value", [iter([1]), holder(a=iter([1])), looking, (x for x in ())])
+def test_what_cannot_be_compared_has_none(value):
+    with pytest.raises(NoStructureError):
+        structure_of(value)
+
+
+def test_tensors_have_the_same_numbers_in_equal_structures():
+    ones, others = (
+        holder(a=torch.ones(2), b=torch.ones(3)),
+        holder(a=torch.zeros(2), b=torch.ones(3)),
+    )
+    first, second = structure_of(ones), structure_of(others)
+    assert second.tensors[first.number_of(ones.a)] is others.a
+    assert second.tensors[first.number_of(ones.b)] is others.b
+    assert first.number_of(others.a) is None
+    assert not first.without_tensors().tensors
