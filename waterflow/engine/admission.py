@@ -12,7 +12,7 @@ from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
 from waterflow.engine.job_run import JobRun
 from waterflow.executor.device.storages import storage_key
-from waterflow.executor.plan.need import fit_in_turn
+from waterflow.executor.plan.need import MemoryNeed, fit_in_turn
 from waterflow.executor.run.residency import Residency
 
 
@@ -53,9 +53,10 @@ class Admission:
         """Whether the job can run by itself."""
         return fit_in_turn([job.needs.memory], self._capacity)
 
-    def fits_beside(self, job: JobRun, admitted: Sequence[JobRun]) -> bool:
-        """Whether all fit at least one step after another, everybody's persistent tensors held."""
-        return fit_in_turn([m.needs.memory for m in (*admitted, job)], self._capacity)
+    def fits_beside(self, job: JobRun, admitted: Sequence[MemoryNeed]) -> bool:
+        """Whether a job fits beside those with these needs, at least one step after another,
+        everybody's persistent tensors held."""
+        return fit_in_turn([*admitted, job.needs.memory], self._capacity)
 
     def _does_not_fit(self, job: JobRun) -> str:
         need = job.needs.memory.alone_bytes
@@ -67,12 +68,14 @@ class Admission:
 
     def _check_sharing(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
+        shared = [(t, self._residency.users(t) - {job.number}) for t in job.steps.persistent.all()]
+        shared = [(tensor, others) for tensor, others in shared if others]
+        if not shared:
+            return
         numbers = {m.number: m for m in admitted}
-        trained = {storage_key(t) for m in admitted for t in m.steps.cache.written()}
-        own = {storage_key(t) for t in job.steps.cache.written()}
-        for tensor in job.steps.persistent.all():
-            others = self._residency.users(tensor) - {job.number}
-            if others and storage_key(tensor) in trained | own:
+        changed = {storage_key(t) for m in (*admitted, job) for t in m.steps.cache.written()}
+        for tensor, others in shared:
+            if storage_key(tensor) in changed:
                 raise JobError(
                     f"jobs {numbers[min(others)].name!r} and {job.name!r} share a tensor of "
                     f"shape {tuple(tensor.shape)} that one of them changes: give each its own copy "

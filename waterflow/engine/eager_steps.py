@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -74,7 +74,7 @@ class EagerSteps:
     def room_bytes(self) -> int | None:
         """Bytes that they have needed so far; None where they cannot run beside others, or not
         yet."""
-        extent = self._needs.measured_extent
+        extent = self._needs.measured_extent or self._guess
         if self._device.queues:
             return None
         if not extent or not self._steps.persistent.state_holds():
@@ -82,6 +82,26 @@ class EagerSteps:
         if self._steps.persistent.were_replaced or not self._drops_gradients:
             return None  # what outlives a step needs a place of its own each time
         return extent
+
+    @property
+    def _guess(self) -> int:
+        """What the first of them may need, where a plan for captured ones is not in its way."""
+        tiers = self._steps.tiers
+        return (tiers.guess or 0) if tiers is not None and self.room_on_demand else 0
+
+    def note_extent(self) -> bool:
+        """Notes what steps in the room have taken; returns whether that is more than was known."""
+        assert self.room is not None
+        before, self._needs.measured_extent = (
+            self._needs.measured_extent,
+            max(self._needs.measured_extent, self.room.peak),
+        )
+        return self._needs.measured_extent > before
+
+    def leave_room(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Tensors that are to outlive the room's block get ordinary memory."""
+        assert self.room is not None
+        self.room.move_out(tensors)
 
     @property
     def is_as_found(self) -> bool:

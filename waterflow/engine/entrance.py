@@ -50,6 +50,8 @@ class Entrance:
         """Admits waiting jobs in the order of their submission, as long as they fit."""
         if self._queue.holds_admission:
             return
+        residents = self.residents
+        needs = [job.needs.memory for job in residents]
         for job in self._queue.jobs:
             fed = job.next_batch()
             if job.resident or job.ended or job.stop_requested or fed is None:
@@ -57,18 +59,19 @@ class Entrance:
             if fed.item is None:
                 self.end_of_data(job, fed)
                 continue
-            residents = self.residents
             try:
                 self._admission.check(job, residents)
             except (BudgetError, JobError) as error:
                 job.fail(error)
                 continue
-            if not self._admission.fits_beside(job, residents):
+            if not self._admission.fits_beside(job, needs):
                 self._admission.wait(job)
                 if job.state is JobState.PREPARING:
                     job.become(JobState.QUEUED)
                 return
+            needs.append(job.needs.memory)
             self._let_in(job)
+            residents.append(job)
 
     def _let_in(self, job: JobRun) -> None:
         context = self._context
@@ -87,9 +90,13 @@ class Entrance:
         """Has the jobs that have ended give up their places."""
         for job in self.residents:
             if job.ended:
-                job.move_out(self._context.residency)
-                self._admission.somebody_left()
-                self._context.wake()
+                self.dismiss(job)
+
+    def dismiss(self, job: JobRun) -> None:
+        """Has a job that has ended give up its places."""
+        job.move_out(self._context.residency)
+        self._admission.somebody_left()
+        self._context.wake()
 
     def end_of_data(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """The job's feeder has come to the end of the data, or has failed."""

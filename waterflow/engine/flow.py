@@ -37,11 +37,13 @@ class FlowExecutor:
         planner: FlowPlanner,
         in_flight: StepsInFlight,
         next_job: NextJob,
+        dismiss: Callable[[JobRun], None],
     ) -> None:
         self._context = context
         self._planner = planner
         self._in_flight = in_flight
         self._next_job = next_job
+        self._dismiss = dismiss
         self._shares: dict[str, Share] = {}
         self._flowing = False
         self.idle = IdleTimes()
@@ -102,7 +104,8 @@ class FlowExecutor:
             for job in jobs
         }
         stretch = _Stretch(
-            self._context, plan, self._in_flight, jobs, interrupted, self._choose, self.idle
+            *(self._context, plan, self._in_flight, jobs, interrupted, self._choose),
+            *(self.idle, self._dismiss),
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._flowing = True
@@ -130,8 +133,10 @@ class _Stretch:
         interrupted: Callable[[], bool],
         choose: Callable[[Sequence[JobRun]], JobRun],
         idle: IdleTimes,
+        dismiss: Callable[[JobRun], None],
     ) -> None:
         self._context = context
+        self._dismiss = dismiss
         self._plan = plan
         self._in_flight = in_flight
         trains = plan is not None and not context.lanes.device.queues
@@ -169,35 +174,50 @@ class _Stretch:
         with self._context.state:
             while not self._ending:
                 seen = int(self._context.calls.calls)
-                waiting = [job for job in self._jobs if self._may_run(job, lane)]
+                waiting = self._with_batches()
                 if self._is_over():
                     waiting = [job for job in waiting if self._may_have_last_step(job)]
-                if not waiting and self._over:
+                job = self._choose_for(lane, waiting)
+                if job is not None and job.can_flow:
+                    return job, self._take(job), seen
+                if job is not None:
+                    self._set_over(True)
+                elif self._over:
                     self._end()
-                elif not waiting:
+                else:
                     since, reason = time.perf_counter(), why_idle(self._jobs)
                     self._context.state.wait()
                     self._idle.note(reason, since)
-                else:
-                    job = self._choose(waiting)
-                    if job.can_flow:
-                        return job, self._take(job), seen
-                    self._set_over(True)
         return None
 
-    def _may_run(self, job: JobRun, lane: int) -> bool:
-        fed = job.next_batch()
-        if fed is None or job in self._busy:
-            return False
-        if self._is_captured(job, fed):
-            return self._plan is None or lane < self._plan.lanes
-        return not any(job.eager.is_fine or other.eager.is_fine for other in self._eager)
+    def _with_batches(self) -> list[JobRun]:
+        """The jobs that have a batch, and are not known to wait for other lanes' Python."""
+        free = [job for job in self._jobs if job not in self._busy and not job.ended]
+        found = [job for job in free if job.next_batch() is not None]
+        if not self._eager:
+            return found
+        fine = any(job.eager.is_fine for job in self._eager)
+        return [job for job in found if not (job.next_is_eager and (fine or job.eager.is_fine))]
+
+    def _choose_for(self, lane: int, waiting: list[JobRun]) -> JobRun | None:
+        """Of these the job that runs next, where one can on this lane. There may be hundreds, so
+        only those whose turn it is are looked at closely."""
+        while waiting:
+            job = self._choose(waiting)
+            fed = job.next_batch()
+            assert fed is not None
+            plan = self._plan
+            if plan is None or lane < plan.lanes or not self._is_captured(job, fed):
+                return job
+            waiting.remove(job)
+        return None
 
     def _is_captured(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
         return fed.item is not None and not job.eager.needs_lane_only(fed.item)
 
     def _is_over(self) -> bool:
-        ended = any(job.ended for job in self._jobs)
+        gone = [job for job in self._jobs if job.ended and job not in self._busy]
+        ended = len(gone) == len(self._jobs) or any(job.resident for job in gone)
         deviated = self._plan is not None and self._plan.deviated
         self._set_over(deviated or ended or self._interrupted())
         return self._over
@@ -295,14 +315,25 @@ class _Stretch:
             run(lane, job, fed)
             if needs_room and on_demand:
                 job.eager.close_room()
+                self._settle(job)
+            with self._context.state:
+                self._set_over(not (job.ended or job.eager.is_as_found))
         self._give_back(job, captured=False)
+
+    def _settle(self, job: JobRun) -> None:
+        """After eager steps, while no plan counts on the memory as it is: what they have made and
+        kept is accounted for, and a job that has ended leaves."""
+        residency = self._context.residency
+        with self._context.python:
+            if not job.ended:
+                self._context.run_isolated(job, lambda: job.account_for_room(residency))
+            if job.ended:
+                self._dismiss(job)
 
     def _run_train(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert job.eager.room is not None
         memory = job.eager.room.scope(lambda size: self._make_room(job, size))
         run_train(self._context, job, lane, fed, memory, lambda: not self._over)
-        with self._context.state:
-            self._set_over(not job.eager.is_as_found)
 
     def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """One that is to be checked, or to show whether others may be traced."""
@@ -316,8 +347,6 @@ class _Stretch:
 
         run_eager_step(self._context, job, lane, step)
         job.feeder.step_done()  # callbacks come before the next batch is fetched
-        with self._context.state:
-            self._set_over(not job.steps.persistent.state_holds())
 
     def _make_room(self, job: JobRun, size: int) -> bool:
         """Enlarges the room of an eager step that needs more than any before it.

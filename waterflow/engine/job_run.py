@@ -245,6 +245,12 @@ class JobRun:
         return batch
 
     @property
+    def next_is_eager(self) -> bool:
+        """Whether its next batch was prepared for a step in the user's Python."""
+        fed = self.next_batch()
+        return fed is not None and fed.item is not None and fed.item.specialization is None
+
+    @property
     def can_flow(self) -> bool:
         """Whether its next step needs nothing but its lane, as far as is known by now."""
         if self.state is not JobState.RUNNING:
@@ -279,6 +285,19 @@ class JobRun:
             self.captured.unbind()
         made = [tensor for tensor in self._made_by_step() if residency.counts(tensor)]
         residency.keep_only(self.number, [*self.steps.persistent.all(), *made])
+
+    def account_for_room(self, residency: Residency) -> None:
+        """The same after eager steps in a room, where they have made or replaced something.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for it.
+        """
+        if self.eager.note_extent():
+            self.tell_of_needs()
+        if not self.eager.is_as_found:
+            self.steps.cache.collect_persistent()
+            self.eager.leave_room(self.steps.persistent.all())
+            self.account(residency)
 
     def move_out(self, residency: Residency) -> None:
         """Gives up the job's places in the arena; its tensors are in ordinary memory again."""

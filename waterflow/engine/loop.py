@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.admission import Admission
@@ -44,7 +44,9 @@ class EngineLoop:
         self._in_flight = StepsInFlight(context)
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
-        self._flow = FlowExecutor(context, self.flow_planner, self._in_flight, policy.next_job)
+        self._flow = FlowExecutor(
+            context, self.flow_planner, self._in_flight, policy.next_job, self._entrance.dismiss
+        )
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
 
     @property
@@ -118,7 +120,7 @@ class EngineLoop:
 
     def _run_stretch(self, jobs: Sequence[JobRun]) -> None:
         self._in_flight.complete_all()
-        left = self._flow.run(jobs, lambda: self._is_interrupted(jobs))
+        left = self._flow.run(jobs, self._interruption(jobs))
         self._entrance.dismiss_ended()
         if left is None:
             self._flow.close_rooms(self._queue.jobs)
@@ -127,12 +129,24 @@ class EngineLoop:
             self._flow.close_rooms(self._queue.jobs)
             self._rounds.run(left)
 
-    def _is_interrupted(self, flowing: Sequence[JobRun]) -> bool:
-        """Whether somebody wants something that cannot be done while jobs flow."""
-        return any(
-            job.stop_requested if job in flowing else self._queue.needs_attention(job)
-            for job in self._queue.jobs
-        )
+    def _interruption(self, jobs: Sequence[JobRun]) -> Callable[[], bool]:
+        """Tells whether somebody wants something that cannot be done while these jobs flow: looks
+        when somebody has called, since it has to look at all."""
+        flowing, calls, found = frozenset(jobs), -1, False
+
+        def is_interrupted() -> bool:
+            nonlocal calls, found
+            if calls != self._context.calls.calls:
+                calls = int(self._context.calls.calls)
+                found = any(
+                    job.stop_requested and not job.ended
+                    if job in flowing
+                    else self._queue.needs_attention(job)
+                    for job in self._queue.jobs
+                )
+            return found
+
+        return is_interrupted
 
     def _run_round(self, jobs: Sequence[JobRun]) -> None:
         batches = self._next_batches(jobs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -64,23 +65,21 @@ class CaptureCosts:
         self._lock = threading.Lock()
         self._expected, self._taken = 0.0, 0.0
         self._eager, self._captured = 0.0, 0.0
-        self._jobs: list[Tiers] = []
+        self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
 
-    def join(self, tiers: Tiers) -> None:
-        """A job has come."""
+    def join(self, kind: Hashable) -> None:
+        """A job has come whose captures may be shared with others of this kind."""
         with self._lock:
-            self._jobs.append(tiers)
+            self._alike[kind] += 1
 
-    def leave(self, tiers: Tiers) -> None:
+    def leave(self, kind: Hashable) -> None:
         """It has ended."""
         with self._lock:
-            if tiers in self._jobs:
-                self._jobs.remove(tiers)
+            self._alike[kind] -= 1
 
-    def jobs(self) -> list[Tiers]:
-        """Those that have not ended."""
-        with self._lock:
-            return list(self._jobs)
+    def alike(self, kind: Hashable) -> int:
+        """How many of a kind have not ended."""
+        return self._alike[kind]
 
     def capture_seconds(self, tensors: int) -> float:
         """What a capture will take, of a step that makes so many tensors."""
@@ -100,7 +99,7 @@ class CaptureCosts:
         else:
             saved = min(_SAVED_PER_TENSOR * tensors, _MOST_SAVED * shape_seconds)
             captured = shape_seconds - saved
-        together = max(1, min(self._lanes, len(self._jobs)))
+        together = max(1, min(self._lanes, self._alike.total()))
         return shape_seconds / (together if beside else 1) - captured / together
 
     def note(self, tensors: int, seconds: float, eager: float, captured: float) -> None:
@@ -142,10 +141,11 @@ class Tiers:
     _shapes: dict[Hashable, _Shape] = field(default_factory=dict)
     _captured: dict[Hashable, str] = field(default_factory=dict)  # and why
     _reasons: dict[Hashable, str] = field(default_factory=dict)  # why not
-    _own_kind: Hashable = None
+    _kind: Hashable = None
 
     def __post_init__(self) -> None:
-        self.costs.join(self)
+        self._kind = _kind(self.job)
+        self.costs.join(self._kind)
 
     def meet(self, parameters: int, batch: int) -> None:
         """The first batch is there.
@@ -163,7 +163,7 @@ class Tiers:
 
     def close(self) -> None:
         """The job has ended."""
-        self.costs.leave(self)
+        self.costs.leave(self._kind)
 
     @property
     def remaining(self) -> int:
@@ -195,7 +195,7 @@ class Tiers:
         if shape is None or shape.steps < shape.next_look:
             return True
         shape.next_look = shape.steps + max(1, shape.steps // 2)
-        saved, cost = self._gain(signature, shape), self.costs.capture_seconds(shape.tensors)
+        saved, cost = self._gain(shape), self.costs.capture_seconds(shape.tensors)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
         if saved < _MARGIN * cost:
             self._reasons[signature] = f"{text}, so it does not pay"
@@ -220,30 +220,20 @@ class Tiers:
             lines.append(f"{kind}{shape.steps} eager steps; {why}")
         return lines or sorted(set(self._captured.values()))
 
-    def _gain(self, signature: Hashable, shape: _Shape) -> float:
+    def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on, of all jobs whose
-        steps are alike: they share captures."""
+        steps are alike: they share captures, and are taken to have as much before them."""
         saved = self.costs.saved_seconds(shape.mean, shape.tensors, self.runs_beside)
-        alike = [other for other in self.costs.jobs() if other._kind == self._kind]
-        return saved * sum(other._expected(signature) for other in alike)
-
-    def _expected(self, signature: Hashable) -> float:
-        """Steps to come on batches of this signature."""
-        shape = self._shapes.get(signature)
-        if shape is None or not self._steps:
-            return 0.0 if self._steps else float(self.remaining)
         eager = sum(other.steps for other in self._shapes.values())
-        return self.remaining * shape.steps / eager
+        expected = self.remaining * shape.steps / eager
+        return saved * expected * max(1, self.costs.alike(self._kind))
 
-    @property
-    def _kind(self) -> Hashable:
-        """Equal for jobs whose captures may be shared; those who share them look closer."""
-        if self._own_kind is None:
-            job = self.job
-            shapes = tuple((name, tuple(p.shape)) for name, p in job.model.named_parameters())
-            loss = getattr(job.loss, "__code__", type(job.loss))
-            self._own_kind = type(job.model), shapes, loss, type(job.optimizer)
-        return self._own_kind
+
+def _kind(job: Job) -> Hashable:
+    """Equal for jobs whose captures may be shared; those who share them look closer."""
+    shapes = tuple((name, tuple(p.shape)) for name, p in job.model.named_parameters())
+    loss = getattr(job.loss, "__code__", type(job.loss))
+    return type(job.model), shapes, loss, type(job.optimizer)
 
 
 def are_on() -> bool:
