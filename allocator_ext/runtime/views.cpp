@@ -9,7 +9,8 @@ namespace waterflow {
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+         !tensor.is_nested() && !tensor._is_zerotensor() &&
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
          !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 

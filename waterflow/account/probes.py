@@ -10,7 +10,6 @@ import collections
 import contextvars
 import itertools
 import random
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable
@@ -158,14 +157,8 @@ def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
     np.copyto(array, np.frombuffer(state[2], dtype=np.dtype(state[0])).reshape(state[1]))
 
 
-def _is_empty(local: Any) -> bool:
-    """Whether this thread has put nothing there; what others have cannot be seen."""
-    return not threading.local.__getattribute__(local, "__dict__")
-
-
 OBJECT_ARRAY = Probe(_objects, None, _elements)
 STRIDED_ARRAY = Probe(_bytes, _set_elements)
-THREAD_LOCAL = Probe(_is_empty)
 
 ITERATORS: dict[type, Probe] = {}
 

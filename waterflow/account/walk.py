@@ -258,12 +258,6 @@ class Walk(CodeWalk):
         for inner in parts:
             self.reach(inner, trail)
 
-    def _thread_local(self, value: Any, trail: Trail) -> None:
-        if probes.THREAD_LOCAL.read(value):
-            self._probe(value, probes.THREAD_LOCAL, trail)
-        else:
-            self._refuse(value, trail)
-
     def _reference(self, value: weakref.ref[Any], trail: Trail) -> None:
         self._probe(value, probes.PROBES[weakref.ref], trail)
 
@@ -293,7 +287,7 @@ _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
     types.ModuleType: Walk._module,
     np.ndarray: Walk._array,
     **dict.fromkeys(MEMORIES, Walk._memory),
-    threading.local: Walk._thread_local,
+    threading.local: Walk._refuse,  # looks come from other threads than steps
 }
 
 _BASE_METHODS: dict[Any, Callable[[Walk, Any, Trail], None]] = {

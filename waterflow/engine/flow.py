@@ -185,7 +185,8 @@ class _Stretch:
                 elif self._over:
                     self._end()
                 else:
-                    since, reason = time.perf_counter(), why_idle(self._jobs)
+                    free = [job for job in self._jobs if job not in self._busy]
+                    since, reason = time.perf_counter(), why_idle(free)
                     self._context.state.wait()
                     self._idle.note(reason, since)
         return None

@@ -204,7 +204,7 @@ class BatchPreparer:
     def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> PreparedBatch:
         """The batch for an eager step, where the job allows that; with more shapes than are kept
         it has no choice."""
-        if self._job.capture is True and for_good:
+        if self._job.capture is True and not isinstance(error, ManyShapesError):
             if isinstance(error, CaptureError):
                 raise CaptureError(str(error), error.reason)
             raise error

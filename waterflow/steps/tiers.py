@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+import torch
+
 from waterflow.common.units import format_bytes
 from waterflow.job.job import Job
 
@@ -231,7 +233,11 @@ class Tiers:
 
 def _kind(job: Job) -> Hashable:
     """Equal for jobs whose captures may be shared; those who share them look closer."""
-    shapes = tuple((name, tuple(p.shape)) for name, p in job.model.named_parameters())
+    lazy = torch.nn.parameter.UninitializedParameter
+    shapes = tuple(
+        (name, None if isinstance(parameter, lazy) else tuple(parameter.shape))
+        for name, parameter in job.model.named_parameters()
+    )
     loss = getattr(job.loss, "__code__", type(job.loss))
     return type(job.model), shapes, loss, type(job.optimizer)
 

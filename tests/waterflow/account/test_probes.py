@@ -4,7 +4,6 @@ import collections
 import contextvars
 import itertools
 import random
-import threading
 import weakref
 
 import numpy as np
@@ -16,7 +15,6 @@ from waterflow.account.probes import (
     OBJECT_ARRAY,
     PROBES,
     STRIDED_ARRAY,
-    THREAD_LOCAL,
     moves,
 )
 
@@ -141,10 +139,3 @@ def test_arrays():
     assert any(part is held for part in OBJECT_ARRAY.parts(objects))
     objects[0] = [1]
     assert OBJECT_ARRAY.read(objects) != before
-
-
-def test_only_this_thread_can_say_what_it_has():
-    local = threading.local()
-    assert THREAD_LOCAL.read(local)
-    local.value = 1
-    assert not THREAD_LOCAL.read(local)

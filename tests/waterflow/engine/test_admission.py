@@ -43,8 +43,8 @@ def test_beside_others_the_largest_step_counts_once(engine: Parts) -> None:
     small, large = prepared(engine, make_job("a")), prepared(engine, make_job("b", 64))
     needs = [run.needs.memory for run in (small, large)]
     together = sum(need.persistent_bytes for need in needs) + needs[1].step_bytes
-    assert admission(engine, together).fits_beside(large, [small])
-    assert not admission(engine, together - 1).fits_beside(large, [small])
+    assert admission(engine, together).fits_beside(large, [small.needs.memory])
+    assert not admission(engine, together - 1).fits_beside(large, [small.needs.memory])
 
 
 def test_a_job_that_waits_is_not_asked_again_before_somebody_leaves(engine: Parts) -> None:
