@@ -34,6 +34,10 @@ from waterflow.steps.prepared import PreparedBatch, PreparedStep
 _FINE_SECONDS = 1.2e-5
 
 
+#: A train of fewer steps says nothing of that.
+_LEAST_STEPS = 4
+
+
 class EagerSteps:
     """Runs the eager steps of one job.
 
@@ -87,7 +91,8 @@ class EagerSteps:
     def _guess(self) -> int:
         """What the first of them may need, where a plan for captured ones is not in its way."""
         tiers = self._steps.tiers
-        return (tiers.guess or 0) if tiers is not None and self.room_on_demand else 0
+        known = tiers is not None and self.room_on_demand and tiers.guess is not None
+        return tiers.guess.alone_bytes if known else 0  # what it makes and keeps included
 
     def note_extent(self) -> bool:
         """Notes what steps in the room have taken; returns whether that is more than was known."""
@@ -118,14 +123,16 @@ class EagerSteps:
     def timed(self) -> Iterator[None]:
         """Around a train of steps in the room, on its thread."""
         assert self.room is not None
-        started, made = time.thread_time(), self.room.allocations
+        started, made, begun = time.thread_time(), self.room.allocations, self._captured.begun
         try:
             yield
         finally:
             made = self.room.allocations - made
             seconds = time.thread_time() - started
-            # Waiting for the lock takes processor time, too: the least is the truest.
-            self._grain = min(self._grain, seconds / made if made else math.inf)
+            # Waiting for the lock takes processor time, too: the least is the truest. First steps
+            # on a thread tell little.
+            if made and self._captured.begun - begun >= _LEAST_STEPS:
+                self._grain = min(self._grain, seconds / made)
 
     def needs_lane_only(self, batch: PreparedBatch) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
@@ -236,6 +243,8 @@ class EagerSteps:
         """What callbacks may keep views of gets ordinary memory."""
         if self._job.on_step is None or self.room is None:
             return
+        if not self._steps.persistent.state_holds():
+            self._steps.cache.collect_persistent()
         parameters = trained_parameters(self._job.optimizer)
         grads = [p.grad for p in parameters if p.grad is not None]
         self.room.move_out([*self._steps.persistent.tensors.values(), *grads])

@@ -30,6 +30,7 @@ def run_train(
     fed: FeedItem[PreparedBatch],
     memory: AbstractContextManager[Any],
     may_go_on: Callable[[], bool],
+    settle: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs the job's step on this batch, and those that follow as long as they may.
 
@@ -40,8 +41,9 @@ def run_train(
         fed: the batch of the first step.
         memory: inside, the thread's tensors come from the job's room.
         may_go_on: asked before each further step, on the job's thread.
+        settle: called there where a step has made what the job keeps; it may account for that.
     """
-    train = _Train(context, job, lane, memory, may_go_on)
+    train = _Train(context, job, lane, memory, may_go_on, settle)
 
     def on_own_thread() -> None:
         with context.lanes.in_place_of(lane), job.eager.timed():
@@ -62,7 +64,9 @@ class _Train:
         lane: int,
         memory: AbstractContextManager[Any],
         may_go_on: Callable[[], bool],
+        settle: Callable[[], None],
     ) -> None:
+        self._settle = settle
         self._context = context
         self._job = job
         self._lane = lane
@@ -76,6 +80,8 @@ class _Train:
         while following is not None:
             with PYTHON_TURNS.shared():
                 self._step(following)
+            if not (job.ended or job.eager.is_as_found):
+                self._settle()
             job.feeder.step_done()
             following = job.feeder.following() if self._goes_on else None
 

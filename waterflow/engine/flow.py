@@ -334,7 +334,10 @@ class _Stretch:
     def _run_train(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert job.eager.room is not None
         memory = job.eager.room.scope(lambda size: self._make_room(job, size))
-        run_train(self._context, job, lane, fed, memory, lambda: not self._over)
+        settle = self._settle if job.eager.room_on_demand else lambda job: None
+        run_train(
+            *(self._context, job, lane, fed, memory, lambda: not self._over, lambda: settle(job))
+        )
 
     def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """One that is to be checked, or to show whether others may be traced."""

@@ -24,14 +24,14 @@ class JobNeeds:
     def memory(self) -> MemoryNeed:
         """What it needs to take any step that it may still take, as far as is known."""
         if self._guess is not None:
-            return MemoryNeed(self._guess, 0)
+            return self._guess
         created = self.persistent_bytes - self._steps.persistent.bytes
         steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
         return MemoryNeed.of(self.persistent_bytes, steps, self.measured_extent)
 
     @property
-    def _guess(self) -> int | None:
-        """What it may need alone, where it has taken no step and none is captured."""
+    def _guess(self) -> MemoryNeed | None:
+        """What it may need, where it has taken no step and none is captured."""
         tiers = self._steps.tiers
         if tiers is None or self.measured_extent or self._steps.opacity.step is not None:
             return None

@@ -58,11 +58,12 @@ class BatchPreparer:
         self._tiers = tiers
         self._latest: Specialization | None = None  # of the batch prepared last
         self.batch_bytes = 0  # of that batch, as far as it could be taken apart
-        self._refusal = why_opaque(job, caller)
+        self._caller = caller
+        self._knows_refusal = False
         if job.capture is False:
             opacity.step = "the job has capture=False"
-        elif self._refusal is not None and job.capture == "auto":
-            opacity.give_up_step(self._refusal)
+        elif tiers is None and job.capture == "auto":
+            self._refuse_what_is_opaque()
 
     def prepare(
         self, batch: Any, before_capture: Callable[[], None] = lambda: None
@@ -88,7 +89,7 @@ class BatchPreparer:
         """Makes a batch ready whose step is eager without further ado; None for any other."""
         if self._opacity.step is not None:
             return PreparedBatch(batch)
-        if self._tiers is None or self._refusal is not None or not self._cache.is_empty:
+        if self._tiers is None or not self._cache.is_empty:
             return None
         try:
             flat = flatten(batch, reads_of(self._job.loss))
@@ -115,6 +116,19 @@ class BatchPreparer:
         latest = self._latest
         return latest is not None and latest.steady in latest.checked
 
+    def _refuse_what_is_opaque(self) -> None:
+        """Gives up steps that are known to be opaque before anything is traced. To know takes a
+        walk along all that callbacks reach, so it waits until a capture is wanted.
+
+        Raises:
+            CaptureError: the job insists on capture.
+        """
+        if not self._knows_refusal:
+            self._knows_refusal = True
+            refusal = why_opaque(self._job, self._caller)
+            if refusal is not None:
+                self._opacity.give_up_step(refusal)
+
     def _known(self, signature: Hashable) -> Specialization | None:
         return self._cache.known(signature, self._latest)
 
@@ -124,12 +138,13 @@ class BatchPreparer:
         """The batch with what `find` has for its signature, captured where that is nothing."""
         if self._opacity.step is not None or (self._cache.is_empty and is_lazy(self._job.model)):
             return PreparedBatch(batch)
-        if self._refusal is not None:
-            self._opacity.give_up_step(self._refusal)
         try:
             flat = flatten(batch, reads_of(self._job.loss))
             self.batch_bytes = sum(tensor.nbytes for tensor in flat.tensors)
             if self._stays_eager(flat, find):
+                return PreparedBatch(batch, flat)
+            self._refuse_what_is_opaque()
+            if self._opacity.step is not None:
                 return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)
         except UnknownLeafError as error:
@@ -152,8 +167,7 @@ class BatchPreparer:
         if self._tiers is None or find(flat.signature) is not None:
             return False
         if self._tiers.guess is None:
-            batch = sum(tensor.untyped_storage().nbytes() for tensor in flat.tensors)
-            self._tiers.meet(self._persistent.bytes, batch)
+            self._tiers.meet(self._persistent.bytes, self.batch_bytes)
         return self._tiers.stays_eager(flat.signature)
 
     def _specialized(

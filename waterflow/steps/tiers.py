@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from waterflow.common.units import format_bytes
+from waterflow.executor.plan.need import MemoryNeed
 from waterflow.job.job import Job
 
 #: What a capture takes until one was made: so much, and so much for each tensor that a step makes.
@@ -33,14 +34,14 @@ _LEAST_STEPS = 2
 _PARAMETERS, _BATCHES, _LEAST_GUESS = 4, 64, 1 << 16
 
 
-def guess_bytes(parameters: int, batch: int) -> int:
-    """What a job may need alone, before it has taken a step.
+def guess_need(parameters: int, batch: int) -> MemoryNeed:
+    """What a job may need, before it has taken a step.
 
     Args:
         parameters: bytes of parameters and buffers.
         batch: bytes of a batch.
     """
-    return _PARAMETERS * parameters + _BATCHES * batch + _LEAST_GUESS
+    return MemoryNeed(_PARAMETERS * parameters, _BATCHES * batch + _LEAST_GUESS)
 
 
 @dataclass
@@ -129,15 +130,15 @@ class Tiers:
         costs: what captures take and bring, learnt by all jobs of the engine.
         budget: of the engine, in bytes.
         runs_beside: whether its eager steps run beside those of other jobs.
-        guess: bytes that the job may need alone, until a step has shown it; None before its first
-            batch is there.
+        guess: what the job may need, until a step has shown it; None before its first batch is
+            there.
     """
 
     job: Job
     costs: CaptureCosts
     budget: int
     runs_beside: bool = False
-    guess: int | None = None
+    guess: MemoryNeed | None = None
     _starts_eagerly: bool = True
     _steps: int = 0
     _shapes: dict[Hashable, _Shape] = field(default_factory=dict)
@@ -160,8 +161,8 @@ class Tiers:
             batch: bytes of the batch.
         """
         if self.guess is None:
-            self.guess = guess_bytes(parameters, batch)
-            self._starts_eagerly = 2 * self.guess <= self.budget
+            self.guess = guess_need(parameters, batch)
+            self._starts_eagerly = 2 * self.guess.alone_bytes <= self.budget
 
     def close(self) -> None:
         """The job has ended."""

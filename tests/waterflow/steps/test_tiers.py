@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.engine_parts import make_job
-from waterflow.steps.tiers import CaptureCosts, Tiers, guess_bytes
+from waterflow.steps.tiers import CaptureCosts, Tiers, guess_need
 
 pytestmark = pytest.mark.cpu
 
@@ -106,7 +106,7 @@ def test_a_capture_that_saves_nothing_is_never_made():
 
 
 def test_a_job_that_may_fill_the_budget_is_captured_first():
-    need = guess_bytes(parameters=1 << 10, batch=1 << 10)
+    need = guess_need(parameters=1 << 10, batch=1 << 10).alone_bytes
     assert tiers_of(budget=2 * need).stays_eager(SHAPE)
     tight = tiers_of(budget=2 * need - 1)
     assert not tight.stays_eager(SHAPE)
