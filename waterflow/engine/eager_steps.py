@@ -91,8 +91,9 @@ class EagerSteps:
     def _guess(self) -> int:
         """What the first of them may need, where a plan for captured ones is not in its way."""
         tiers = self._steps.tiers
-        known = tiers is not None and self.room_on_demand and tiers.guess is not None
-        return tiers.guess.alone_bytes if known else 0  # what it makes and keeps included
+        if tiers is None or tiers.guess is None or not self.room_on_demand:
+            return 0
+        return tiers.guess.alone_bytes  # what it makes and keeps included
 
     def note_extent(self) -> bool:
         """Notes what steps in the room have taken; returns whether that is more than was known."""

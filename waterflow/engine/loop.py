@@ -130,21 +130,18 @@ class EngineLoop:
             self._rounds.run(left)
 
     def _interruption(self, jobs: Sequence[JobRun]) -> Callable[[], bool]:
-        """Tells whether somebody wants something that cannot be done while these jobs flow: looks
-        when somebody has called, since it has to look at all."""
-        flowing, calls, found = frozenset(jobs), -1, False
+        """Tells whether somebody wants something that cannot be done while these jobs flow. There
+        may be hundreds, so it looks at them only when somebody has called."""
+        flowing, calls = frozenset(jobs), -1
+        stopped, others = False, list[JobRun]()
 
         def is_interrupted() -> bool:
-            nonlocal calls, found
+            nonlocal calls, stopped, others
             if calls != self._context.calls.calls:
                 calls = int(self._context.calls.calls)
-                found = any(
-                    job.stop_requested and not job.ended
-                    if job in flowing
-                    else self._queue.needs_attention(job)
-                    for job in self._queue.jobs
-                )
-            return found
+                stopped = any(job.stop_requested and not job.ended for job in flowing)
+                others = [j for j in self._queue.jobs if not (j in flowing or j.is_gone)]
+            return stopped or any(map(self._queue.needs_attention, others))
 
         return is_interrupted
 
