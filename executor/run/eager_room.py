@@ -21,6 +21,11 @@ from waterflow.executor.run.lanes import Lanes
 _SPARE, _LEAST_SPARE = 1 / 8, 64 << 10
 
 
+#: Addresses of a room, as a multiple of the budget: what it holds is limited by bytes, and gaps
+#: between tensors of steps that nobody has planned are not to end a job.
+_ADDRESSES = 4
+
+
 def _ample(need: int) -> int:
     return need + max(int(need * _SPARE), _LEAST_SPARE)
 
@@ -33,7 +38,7 @@ class EagerRoom:
         self._job = job
         self._block: int | None = None
         self._size = 0
-        self._arena: Any = _C.Arena.host(lanes.budget, 1)
+        self._arena: Any = _C.Arena.host(_ADDRESSES * lanes.budget, 1)
         _C.register_arena(self._arena)
         _C.set_job_name(self._arena, job, name)
 

@@ -139,6 +139,8 @@ def _choose_budget(size: Size, threads: int) -> int | None:
     jobs = [task.job for task in make_tasks(size)]
     for job in jobs:
         job.steps = 1
+    for job in jobs:
+        job.capture = True  # what the captured step needs is less than the eager one
     report = run(jobs, _AMPLE_BYTES, lanes=_LANES, threads=threads)
     if report.interrupted:
         return None

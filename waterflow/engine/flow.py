@@ -149,6 +149,7 @@ class _Stretch:
         self._ending = False  # no step begins any more
         self._busy: set[JobRun] = set()
         self._eager: set[JobRun] = set()  # those of them whose steps are eager Python
+        self._growing: set[JobRun] = set()  # those of them that wait for a larger room
         self._captured = 0  # captured steps under way
         self._stepped: set[JobRun] = set()
         self.left: Batches = []
@@ -328,6 +329,7 @@ class _Stretch:
         with self._context.python:
             if not job.ended:
                 self._context.run_isolated(job, lambda: job.account_for_room(residency))
+            job.note_room()
             if job.ended:
                 self._dismiss(job)
 
@@ -361,5 +363,12 @@ class _Stretch:
         assert job.eager.room is not None
         with PYTHON_TURNS.paused(), self._context.state:
             self._end()
-            self._context.state.wait_for(lambda: self._captured == 0)
+            self._growing.add(job)
+            self._context.state.notify_all()
+            self._context.state.wait_for(self._is_quiet)
+            self._growing.discard(job)
             return job.eager.room.grow(size)
+
+    def _is_quiet(self) -> bool:
+        """Whether nobody is in a step but those who wait for memory."""
+        return self._captured == 0 and self._eager <= self._growing

@@ -292,12 +292,18 @@ class JobRun:
         Raises:
             torch.OutOfMemoryError: there is no room for it.
         """
-        if self.eager.note_extent():
-            self.tell_of_needs()
         if not self.eager.is_as_found:
             self.steps.cache.collect_persistent()
             self.eager.leave_room(self.steps.persistent.all())
             self.account(residency)
+
+    def note_room(self) -> None:
+        """Tells what eager steps in a room have needed, where that is more than before."""
+        if not self.eager.note_extent():
+            return
+        if self.steps.tiers is not None:
+            self.steps.tiers.note_need(self.needs.memory.alone_bytes)
+        self.tell_of_needs()
 
     def move_out(self, residency: Residency) -> None:
         """Gives up the job's places in the arena; its tensors are in ordinary memory again."""

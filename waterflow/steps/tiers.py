@@ -32,6 +32,9 @@ _LEAST_STEPS = 2
 #: A job may need so many times its parameters (gradients, the optimizer's state), and so many times
 #: its batch (activations), to take a step, as far as anybody can tell before one was taken.
 _PARAMETERS, _BATCHES, _LEAST_GUESS = 4, 64, 1 << 16
+#: Eager steps want so many times what one needs of the budget: where memory is short, captured ones
+#: need less of it, and what they need is known.
+_ROOMY = 3
 
 
 def guess_need(parameters: int, batch: int) -> MemoryNeed:
@@ -162,7 +165,11 @@ class Tiers:
         """
         if self.guess is None:
             self.guess = guess_need(parameters, batch)
-            self._starts_eagerly = 2 * self.guess.alone_bytes <= self.budget
+            self._starts_eagerly = _ROOMY * self.guess.alone_bytes <= self.budget
+
+    def note_need(self, need: int) -> None:
+        """Steps have shown that the job needs so many bytes alone."""
+        self._starts_eagerly = self._starts_eagerly and _ROOMY * need <= self.budget
 
     def close(self) -> None:
         """The job has ended."""
@@ -191,8 +198,8 @@ class Tiers:
         if signature in self._captured:
             return False
         if not self._starts_eagerly:
-            why = f"the budget of {format_bytes(self.budget)} may be short"
-            self._captured[signature] = f"captured before the first step: {why}"
+            why = f"the budget of {format_bytes(self.budget)} may be short for eager steps"
+            self._captured[signature] = f"captured at once: {why}"
             return False
         shape = self._shapes.get(signature)
         if shape is None or shape.steps < shape.next_look:

@@ -107,7 +107,16 @@ def test_a_capture_that_saves_nothing_is_never_made():
 
 def test_a_job_that_may_fill_the_budget_is_captured_first():
     need = guess_need(parameters=1 << 10, batch=1 << 10).alone_bytes
-    assert tiers_of(budget=2 * need).stays_eager(SHAPE)
-    tight = tiers_of(budget=2 * need - 1)
+    assert tiers_of(budget=3 * need).stays_eager(SHAPE)
+    tight = tiers_of(budget=3 * need - 1)
     assert not tight.stays_eager(SHAPE)
     assert "the budget of" in tight.reasons()[0]
+
+
+def test_a_job_whose_steps_need_much_of_the_budget_is_captured_from_then_on():
+    tiers = tiers_of(budget=1 << 20)
+    take(tiers, 1, seconds=0.001)
+    tiers.note_need(1 << 17)
+    assert tiers.stays_eager(SHAPE)
+    tiers.note_need(1 << 19)
+    assert not tiers.stays_eager(SHAPE)
