@@ -28,13 +28,9 @@ from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.steps.audit import check_step
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep
+from waterflow.steps.tiers import FINE_SECONDS
 
-#: Two lanes of eager Python side by side were slower than one after another where an operator that
-#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.1 to 1.4 at 9.5 and 16).
-_FINE_SECONDS = 1.2e-5
-
-
-#: A train of fewer steps says nothing of that.
+#: A train of fewer steps does not show how long its operators are.
 _LEAST_STEPS = 4
 
 
@@ -118,7 +114,7 @@ class EagerSteps:
     def is_fine(self) -> bool:
         """Whether its operators are so short, or may be, that two such jobs side by side would wait
         for the interpreter's lock more than they would gain."""
-        return not _FINE_SECONDS < self._grain < math.inf
+        return not FINE_SECONDS < self._grain < math.inf
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -263,7 +259,11 @@ class EagerSteps:
                     self._job, moved(batch.batch, self._device.tensors, reads_of(self._job.loss))
                 )
 
+        started = time.perf_counter()
         loss: float = self._python(step)
+        if self._steps.tiers is not None and batch.flat is not None:
+            seconds = time.perf_counter() - started
+            self._steps.tiers.note_step(batch.flat.signature, seconds, None)
         if batch.trial:
             self._steps.trials.end(batch, before, seen)
         return loss

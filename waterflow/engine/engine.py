@@ -125,10 +125,16 @@ class Engine:
         return JobHandle(self._queue, run)
 
     def _tiers_of(self, job: Job) -> Tiers | None:
-        """When the job's steps are captured; None: before they run first, where they can be."""
+        """When the job's steps are captured; None: before they run first, where they can be.
+
+        On devices that queue, eager steps run alone and their memory is not known before: there all
+        are captured first.
+        """
         if job.capture != "auto" or not tiers_are_on() or "all" in (job.audit, self._audit):
             return None
-        return Tiers(job, self._costs, self.budget, not self._lanes.device.queues)
+        if self._lanes.device.queues:
+            return None
+        return Tiers(job, self._costs, self.budget)
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Calls `subscriber` with every event from now on: see `waterflow.engine.events`.

@@ -22,8 +22,13 @@ from waterflow.job.job import Job
 
 #: What a capture takes until one was made: so much, and so much for each tensor that a step makes.
 _CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.1, 2.5e-3
+#: Tensors that a step makes, where nobody has counted them.
+_TENSORS = 100
 #: What a captured step saves of the time for each tensor that the eager one makes, at first.
 _SAVED_PER_TENSOR, _MOST_SAVED = 2.5e-6, 0.6
+#: Two lanes of eager Python side by side were slower than one after another where an operator that
+#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.1 to 1.4 at 9.5 and 16).
+FINE_SECONDS = 1.2e-5
 #: A capture has to save so many times what it takes: forecasts err, and steps may end early.
 _MARGIN = 1.2
 #: Steps of a shape that come before a decision: the first is not like the others.
@@ -53,7 +58,7 @@ class _Shape:
 
     steps: int = 0
     seconds: float = 0.0  # of all but the first
-    tensors: int = 0  # that one of them makes
+    tensors: int = _TENSORS  # that one of them makes
     next_look: int = _LEAST_STEPS  # when to decide again
 
     @property
@@ -132,7 +137,6 @@ class Tiers:
         job: whose steps.
         costs: what captures take and bring, learnt by all jobs of the engine.
         budget: of the engine, in bytes.
-        runs_beside: whether its eager steps run beside those of other jobs.
         guess: what the job may need, until a step has shown it; None before its first batch is
             there.
     """
@@ -140,7 +144,6 @@ class Tiers:
     job: Job
     costs: CaptureCosts
     budget: int
-    runs_beside: bool = False
     guess: MemoryNeed | None = None
     _starts_eagerly: bool = True
     _steps: int = 0
@@ -181,13 +184,15 @@ class Tiers:
         total = self.job.total_steps
         return max(0, total - self._steps) if total is not None else self._steps
 
-    def note_step(self, signature: Hashable, seconds: float, tensors: int) -> None:
-        """An eager step was made on a batch of this signature; it made so many tensors."""
+    def note_step(self, signature: Hashable, seconds: float, tensors: int | None) -> None:
+        """An eager step was made on a batch of this signature; it made so many tensors, if that was
+        counted."""
         shape = self._shapes.setdefault(signature, _Shape())
         shape.steps += 1
         if shape.steps > 1:
             shape.seconds += seconds
-        shape.tensors = tensors
+        if tensors is not None:
+            shape.tensors = tensors
 
     def note_begun(self, steps: int = 1) -> None:
         """Steps of the job have begun, of whatever kind."""
@@ -233,7 +238,8 @@ class Tiers:
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on, of all jobs whose
         steps are alike: they share captures, and are taken to have as much before them."""
-        saved = self.costs.saved_seconds(shape.mean, shape.tensors, self.runs_beside)
+        beside = shape.mean > FINE_SECONDS * shape.tensors
+        saved = self.costs.saved_seconds(shape.mean, shape.tensors, beside)
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager
         return saved * expected * max(1, self.costs.alike(self._kind))

@@ -65,13 +65,13 @@ def test_shapes_that_come_once_stay_eager_and_hot_ones_are_captured():
 def test_jobs_whose_captures_may_be_shared_decide_together():
     alone, costs = tiers_of(steps=60), CaptureCosts(lanes=2)
     together = [tiers_of(costs, steps=60) for _ in range(64)]
-    take(alone, 8, seconds=0.002)
-    take(together[0], 8, seconds=0.002)
+    take(alone, 8, seconds=0.002, tensors=400)
+    take(together[0], 8, seconds=0.002, tensors=400)
     assert alone.stays_eager(SHAPE)
     assert not together[0].stays_eager(SHAPE)
     for tiers in together[1:]:
         tiers.close()
-    take(together[1], 8, seconds=0.002)
+    take(together[1], 8, seconds=0.002, tensors=400)
     assert together[1].stays_eager(SHAPE), "the others have ended"
 
 
