@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from waterflow.allocator_ext import _C
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan
@@ -48,6 +49,8 @@ def run_train(
     def on_own_thread() -> None:
         with context.lanes.in_place_of(lane), job.eager.timed():
             job.in_python(lambda: train.run(fed))
+        if context.lanes.threads > 1:
+            _C.release_intra_op_threads()  # which would hinder those of others
 
     job.feeder.lend(on_own_thread)
     with context.python:
