@@ -24,6 +24,8 @@ from waterflow.job.job import Job
 _CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.1, 2.5e-3
 #: Tensors that a step makes, where nobody has counted them.
 _TENSORS = 100
+#: What each job takes to join a capture, its own or another's: an account, a tape, a check.
+_JOIN_SECONDS = 0.02
 #: What a captured step saves of the time for each tensor that the eager one makes, at first.
 _SAVED_PER_TENSOR, _MOST_SAVED = 2.5e-6, 0.6
 #: Two lanes of eager Python side by side were slower than one after another where an operator that
@@ -210,7 +212,9 @@ class Tiers:
         if shape is None or shape.steps < shape.next_look:
             return True
         shape.next_look = shape.steps + max(1, shape.steps // 2)
-        saved, cost = self._gain(shape), self.costs.capture_seconds(shape.tensors)
+        alike = max(1, self.costs.alike(self._kind))
+        saved = self._gain(shape) * alike
+        cost = self.costs.capture_seconds(shape.tensors) + _JOIN_SECONDS * alike
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
         if saved < _MARGIN * cost:
             self._reasons[signature] = f"{text}, so it does not pay"
@@ -236,13 +240,13 @@ class Tiers:
         return lines or sorted(set(self._captured.values()))
 
     def _gain(self, shape: _Shape) -> float:
-        """Seconds that captured steps on such batches would save from now on, of all jobs whose
-        steps are alike: they share captures, and are taken to have as much before them."""
+        """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
+        alike share captures, and are taken to have as much before them."""
         beside = shape.mean > FINE_SECONDS * shape.tensors
         saved = self.costs.saved_seconds(shape.mean, shape.tensors, beside)
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager
-        return saved * expected * max(1, self.costs.alike(self._kind))
+        return saved * expected
 
 
 def _kind(job: Job) -> Hashable:
