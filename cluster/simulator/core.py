@@ -409,5 +409,4 @@ def _counted(job: JobState, now: float, gpus: tuple[int, ...]) -> JobState:
         since=now,
         executed=job.executed + passed,
         attained=job.attained + passed * len(job.gpus),
-        step_time=job.step_time,
     )

@@ -49,31 +49,25 @@ def itp(row: Row) -> JobSpec:
 
 def itp_models(row: Row) -> JobSpec:
     """The same with random models, of ElasticFlow: also num_iteration, model_name, batch_size."""
-    iterations = row.number("num_iteration")
-    seconds = row.number("duration")
-    return JobSpec(
-        index=0,
-        name=row.text("job_id"),
-        submit=row.number("submission_time"),
-        gpus=row.gpus("num_gpu"),
-        steps=iterations or seconds,
-        step_seconds=seconds / iterations if iterations else 1.0,
-        model=row.text("model_name"),
-        batch=int(row.number("batch_size")),
-    )
+    return _with_model(row, submit="submission_time", iterations="num_iteration")
 
 
 def elasticflow(row: Row) -> JobSpec:
     """Philly's cluster 103959 with random models, of ElasticFlow."""
-    iterations = row.number("iteration")
+    return _with_model(row, submit="submit_time", iterations="iteration")
+
+
+def _with_model(row: Row, *, submit: str, iterations: str) -> JobSpec:
+    """A job with one of ElasticFlow's models; the columns of its submission and its iterations."""
+    steps = row.number(iterations)
     seconds = row.number("duration")
     return JobSpec(
         index=0,
         name=row.text("job_id"),
-        submit=row.number("submit_time"),
+        submit=row.number(submit),
         gpus=row.gpus("num_gpu"),
-        steps=iterations or seconds,
-        step_seconds=seconds / iterations if iterations else 1.0,
+        steps=steps or seconds,
+        step_seconds=seconds / steps if steps else 1.0,
         model=row.text("model_name"),
         batch=int(row.number("batch_size")),
     )
