@@ -135,15 +135,11 @@ class EagerSteps:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
         if batch.specialization is not None:
             return not self._device.queues and self._captured.is_ready_to_check(batch)
-        return self._has_room and self._captured.is_as_known(batch)
+        return self.has_room and self._captured.is_as_known(batch)
 
     @property
-    def can_flow(self) -> bool:
-        """Whether they need only a lane, as far as is known without a batch."""
-        return self._has_room
-
-    @property
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
+        """Whether there is room for them beside others, or would be for a step that begins."""
         if self.room is not None and self.room.is_open:
             return True
         return self.room_on_demand and self.room_bytes is not None
@@ -224,15 +220,8 @@ class EagerSteps:
         Raises:
             Whatever the step raises.
         """
-        self._captured.begin()
-        self._events.publish(EagerStepBegun(self._job.name))
-        assert self.room is not None
-        started, made = time.perf_counter(), self.room.allocations
-        with memory, torch.autograd.set_multithreading_enabled(False):
-            loss = eager_step(self._job, moved(batch.batch, self._device.tensors))
-        if self._steps.tiers is not None and batch.flat is not None:
-            seconds, made = time.perf_counter() - started, self.room.allocations - made
-            self._steps.tiers.note_step(batch.flat.signature, seconds, made)
+        self._begin()
+        loss = self._make(batch, memory)
         self._move_out_of_room()
         return loss
 
@@ -246,26 +235,39 @@ class EagerSteps:
         grads = [p.grad for p in parameters if p.grad is not None]
         self.room.move_out([*self._steps.persistent.tensors.values(), *grads])
 
-    def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
+    def _begin(self) -> None:
         self._captured.begin()
         self._events.publish(EagerStepBegun(self._job.name))
-        before = self._steps.trials.begin() if batch.trial else None
-        seen = observer()
-        observed = undisturbed(seen) if batch.trial else contextlib.nullcontext()
 
-        def step() -> float:
-            with memory, torch.autograd.set_multithreading_enabled(False), observed:
-                return eager_step(
-                    self._job, moved(batch.batch, self._device.tensors, reads_of(self._job.loss))
-                )
+    def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
+        self._begin()
+        if not batch.trial:
+            return self._python(lambda: self._make(batch, memory))  # type: ignore[no-any-return]
+        before, seen = self._steps.trials.begin(), observer()
+        loss: float = self._python(lambda: self._make(batch, memory, undisturbed(seen)))
+        self._steps.trials.end(batch, before, seen)
+        return loss
 
-        started = time.perf_counter()
-        loss: float = self._python(step)
-        if self._steps.tiers is not None and batch.flat is not None:
+    def _make(
+        self,
+        batch: PreparedBatch,
+        memory: AbstractContextManager[Any],
+        observed: AbstractContextManager[Any] | None = None,
+    ) -> float:
+        """The step itself, on the job's thread and in its context."""
+        room, tiers = self.room, self._steps.tiers
+        started, made = time.perf_counter(), 0 if room is None else room.allocations
+        with (
+            memory,
+            torch.autograd.set_multithreading_enabled(False),
+            observed or contextlib.nullcontext(),
+        ):
+            reads = reads_of(self._job.loss)
+            loss = eager_step(self._job, moved(batch.batch, self._device.tensors, reads))
+        if tiers is not None and batch.flat is not None:
             seconds = time.perf_counter() - started
-            self._steps.tiers.note_step(batch.flat.signature, seconds, None)
-        if batch.trial:
-            self._steps.trials.end(batch, before, seen)
+            tensors = None if room is None else room.allocations - made
+            tiers.note_step(batch.flat.signature, seconds, tensors or None)
         return loss
 
     def _check(self, batch: PreparedBatch) -> float:

@@ -31,7 +31,8 @@ def run_train(
     fed: FeedItem[PreparedBatch],
     memory: AbstractContextManager[Any],
     may_go_on: Callable[[], bool],
-    settle: Callable[[], None] = lambda: None,
+    *,
+    accounts: bool,
 ) -> None:
     """Runs the job's step on this batch, and those that follow as long as they may.
 
@@ -42,9 +43,10 @@ def run_train(
         fed: the batch of the first step.
         memory: inside, the thread's tensors come from the job's room.
         may_go_on: asked before each further step, on the job's thread.
-        settle: called there where a step has made what the job keeps; it may account for that.
+        accounts: whether what a step has made and kept can be accounted for before the next one,
+            since no plan counts on the memory as it is.
     """
-    train = _Train(context, job, lane, memory, may_go_on, settle)
+    train = _Train(context, job, lane, memory, may_go_on, accounts)
 
     def on_own_thread() -> None:
         with context.lanes.in_place_of(lane), job.eager.timed():
@@ -57,6 +59,15 @@ def run_train(
         job.eager.drop_gradients(context.residency)
 
 
+def account_for_room(context: RunContext, job: JobRun) -> None:
+    """After eager steps in a room: what they have made and kept is accounted for, and what they
+    have needed is told. A job for which there is no room ends."""
+    with context.python:
+        if not job.ended:
+            context.run_isolated(job, lambda: job.account_for_room(context.residency))
+        job.note_room()
+
+
 class _Train:
     """One train; everything happens on the job's thread."""
 
@@ -67,9 +78,9 @@ class _Train:
         lane: int,
         memory: AbstractContextManager[Any],
         may_go_on: Callable[[], bool],
-        settle: Callable[[], None],
+        accounts: bool,
     ) -> None:
-        self._settle = settle
+        self._accounts = accounts
         self._context = context
         self._job = job
         self._lane = lane
@@ -83,17 +94,27 @@ class _Train:
         while following is not None:
             with PYTHON_TURNS.shared():
                 self._step(following)
-            if not (job.ended or job.eager.is_as_found):
-                self._settle()
+            if self._accounts and not (job.ended or job.eager.is_as_found):
+                self._account()
             job.feeder.step_done()
             following = job.feeder.following() if self._goes_on else None
+
+    def _account(self) -> None:
+        """Between two steps, with the room's block given back: it held what now gets a place."""
+        job = self._job
+        job.eager.close_room()
+        account_for_room(self._context, job)
+        if not job.ended:
+            job.eager.open_room(self._context.lanes, 0)
 
     @property
     def _goes_on(self) -> bool:
         job = self._job
         if job.ended or job.stop_requested or time.perf_counter() > self._until:
             return False
-        return job.eager.is_as_found and self._may_go_on()
+        room = job.eager.room
+        has_room = room is not None and room.is_open
+        return has_room and job.eager.is_as_found and self._may_go_on()
 
     def _step(self, fed: FeedItem[PreparedBatch]) -> None:
         job, batch = self._job, fed.item

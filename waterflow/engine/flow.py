@@ -13,7 +13,7 @@ from typing import Any
 
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
-from waterflow.engine.eager_train import run_train
+from waterflow.engine.eager_train import account_for_room, run_train
 from waterflow.engine.events import GroupsRan, TrainRan
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.idle import IdleTimes, why_idle
@@ -323,23 +323,18 @@ class _Stretch:
         self._give_back(job, captured=False)
 
     def _settle(self, job: JobRun) -> None:
-        """After eager steps, while no plan counts on the memory as it is: what they have made and
-        kept is accounted for, and a job that has ended leaves."""
-        residency = self._context.residency
-        with self._context.python:
-            if not job.ended:
-                self._context.run_isolated(job, lambda: job.account_for_room(residency))
-            job.note_room()
-            if job.ended:
+        """After eager steps, while no plan counts on the memory as it is: what they have kept is
+        accounted for, and a job that has ended leaves, while the stretch goes on."""
+        account_for_room(self._context, job)
+        if job.ended:
+            with self._context.python:
                 self._dismiss(job)
 
     def _run_train(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert job.eager.room is not None
         memory = job.eager.room.scope(lambda size: self._make_room(job, size))
-        settle = self._settle if job.eager.room_on_demand else lambda job: None
-        run_train(
-            *(self._context, job, lane, fed, memory, lambda: not self._over, lambda: settle(job))
-        )
+        accounts = job.eager.room_on_demand
+        run_train(self._context, job, lane, fed, memory, lambda: not self._over, accounts=accounts)
 
     def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """One that is to be checked, or to show whether others may be traced."""

@@ -258,7 +258,7 @@ class JobRun:
         fed = self.next_batch()
         if fed is None:  # one that waits for its data flows with the others when it comes
             captured = not self.captured.exclusive and bool(self.captured.steady)
-            return captured or self.eager.can_flow
+            return captured or self.eager.has_room
         if fed.item is None:
             return False
         ready = self.captured.ready_step(fed.item) is not None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from waterflow.common.errors import BudgetError
 from waterflow.engine.context import Outcome, RunContext
-from waterflow.engine.eager_train import run_train
+from waterflow.engine.eager_train import account_for_room, run_train
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
@@ -155,5 +155,7 @@ class RoundExecutor:
         room = job.eager.room
         assert room is not None
         fed = FeedItem(batch, job.loop.epoch)
-        run_train(self._context, job, 0, fed, room.scope(room.grow), lambda: alone)
+        memory = room.scope(room.grow)
+        run_train(self._context, job, 0, fed, memory, lambda: alone, accounts=True)
         job.eager.close_room()
+        account_for_room(self._context, job)

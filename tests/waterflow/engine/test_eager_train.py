@@ -246,3 +246,38 @@ def test_more_memory_than_the_steps_before_is_had_within_the_budget():
     report = run(jobs, memory="16MiB")
     assert report.peak_bytes <= report.budget_bytes
     assert_equal_to_loop(jobs[0], report, make(lengths=lengths, steps=22))
+
+
+class Hoarder(torch.optim.SGD):
+    """Keeps 12 MiB from its first step on."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"][:1]:
+            if "hoard" not in self.state[parameter]:
+                self.state[parameter]["hoard"] = torch.zeros(3 << 20)
+        return super().step(closure)
+
+
+def hoarding(name):
+    job = make(name)
+    job.optimizer = Hoarder(job.model.parameters(), 0.01)
+    return job
+
+
+@pytest.mark.parametrize("policy", ["flow", "temporal"])
+def test_what_a_step_keeps_has_its_place_though_the_step_filled_the_memory(policy):
+    job, twin = hoarding("a"), hoarding("a")
+    report = run([job], memory="20MiB", policy=policy)
+    assert report.peak_bytes <= report.budget_bytes
+    assert_equal_to_loop(job, report, twin)
+
+
+@pytest.mark.parametrize("policy", ["flow", "temporal"])
+def test_a_job_that_finds_no_place_for_what_it_keeps_ends_alone(policy):
+    jobs = [hoarding("a"), hoarding("b"), make("c", steps=40)]
+    report = wf.run(jobs, memory="20MiB", policy=policy, threads=1)
+    states = {job.name: job.state for job in report}
+    assert sorted([states["a"], states["b"]]) == ["finished", "out_of_memory"]
+    assert states["c"] == "finished"
+    assert report.peak_bytes <= report.budget_bytes
+    assert_equal_to_loop(jobs[2], report, make("c", steps=40))
