@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
 from waterflow.capture.forward import ForwardTrace
@@ -274,9 +275,20 @@ class SharedCaptures:
 
 def first_sight(job: Job, flat: FlatBatch) -> Hashable:
     """What is told at once of a job and its batch: others need not be looked at any closer."""
-    layouts = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in job.model.parameters())
+    return flat.signature, kind_of(job)
+
+
+def kind_of(job: Job) -> Hashable:
+    """The same of a job without a batch: equal for all jobs whose captures may be shared."""
+    layouts = tuple(map(_layout, job.model.parameters()))
     kinds = type(job.model).__qualname__, type(job.optimizer).__qualname__
-    return flat.signature, kinds, layouts, job.clip_grad_norm, str(job.device)
+    loss = getattr(job.loss, "__code__", type(job.loss))
+    return kinds, layouts, loss, job.clip_grad_norm, str(job.device)
+
+
+def _layout(parameter: torch.Tensor) -> Hashable:
+    shape = None if isinstance(parameter, UninitializedParameter) else tuple(parameter.shape)
+    return shape, parameter.dtype, parameter.requires_grad
 
 
 def shared_capture(

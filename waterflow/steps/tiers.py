@@ -14,11 +14,10 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-import torch
-
 from waterflow.common.units import format_bytes
 from waterflow.executor.plan.need import MemoryNeed
 from waterflow.job.job import Job
+from waterflow.steps.shared_captures import kind_of
 
 #: What a capture takes until one was made: so much, and so much for each tensor that a step makes.
 _CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.1, 2.5e-3
@@ -155,7 +154,7 @@ class Tiers:
     _kind: Hashable = None
 
     def __post_init__(self) -> None:
-        self._kind = _kind(self.job)
+        self._kind = kind_of(self.job)
         self.costs.join(self._kind)
 
     def meet(self, parameters: int, batch: int) -> None:
@@ -247,17 +246,6 @@ class Tiers:
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager
         return saved * expected
-
-
-def _kind(job: Job) -> Hashable:
-    """Equal for jobs whose captures may be shared; those who share them look closer."""
-    lazy = torch.nn.parameter.UninitializedParameter
-    shapes = tuple(
-        (name, None if isinstance(parameter, lazy) else tuple(parameter.shape))
-        for name, parameter in job.model.named_parameters()
-    )
-    loss = getattr(job.loss, "__code__", type(job.loss))
-    return type(job.model), shapes, loss, type(job.optimizer)
 
 
 def are_on() -> bool:
