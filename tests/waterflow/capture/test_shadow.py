@@ -134,7 +134,8 @@ def test_nobody_sees_the_model_changed_while_it_is_traced(name):
                 seen.append(everything(job.model) == before)
                 for tensor in job.model.state_dict().values():
                     assert type(tensor) is torch.Tensor
-                    assert tensor.isfinite().all()
+                    # A copy, as it reads each number twice: a step may change it in between.
+                    assert tensor.clone().isfinite().all()
         except BaseException as error:
             errors.append(error)
 
