@@ -13,6 +13,9 @@ from waterflow.executor.data.batches import batches_of
 
 Item = TypeVar("Item")
 
+#: Iterators that run no code of the user's, so it does not matter where they are asked.
+_PLAIN_ITERATORS = (type(iter([])), type(iter(())))
+
 
 @dataclass
 class FeedItem(Generic[Item]):
@@ -296,4 +299,6 @@ class Feeder(Generic[Item]):
         return self._python(lambda: self._begin(self._data, epoch))  # type: ignore[no-any-return]
 
     def _next(self, iterator: Iterator[Any]) -> Any:
+        if type(iterator) in _PLAIN_ITERATORS:
+            return next(iterator)
         return self._python(lambda: next(iterator))

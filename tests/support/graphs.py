@@ -24,7 +24,7 @@ def step_of_twins(
     function: Callable[..., Sequence[Any]], mode: CaptureMode, twins: Sequence[Any], kind: str
 ) -> StepGraph:
     """The same of fake tensors."""
-    graph = trace(lambda given: function(*given), mode, twins).graph
+    graph = trace(lambda _, given: function(*given), mode, twins).graph
     for number, node in enumerate(n for n in graph.nodes if n.op == "placeholder"):
         node.meta["input"] = Input(kind, number)
     (result,) = next(node for node in graph.nodes if node.op == "output").args

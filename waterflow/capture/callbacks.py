@@ -9,11 +9,13 @@ from types import CodeType
 from typing import Any
 
 import torch
+from torch.optim import optimizer as optimizer_module
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
-from waterflow.account.trust import is_trusted_code
+from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
 
 #: A callback or loader that can reach more objects than this is taken to reach anything.
@@ -34,6 +36,10 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     plain = type(job.data) in (list, tuple)
     if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
         return False
+    if plain and _runs_torchs_code_alone(job):
+        tensors = _tensors_of(job.data)
+        if tensors is not None:
+            return set(map(storage_key, tensors)).isdisjoint(map(storage_key, written))
     data = Account.take({"data": job.data}, most=_MOST_OBJECTS)
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
@@ -64,6 +70,36 @@ _HARMLESS = re.compile(r"(no|enable|zero)_grad|requires_grad_?|(set|is)_grad_ena
 def _names_gradients(code: CodeType) -> bool:
     names = (name for name in code.co_names if not _HARMLESS.fullmatch(name))
     return "grad" in code.co_consts or any("grad" in name for name in names)
+
+
+def _runs_torchs_code_alone(job: Job) -> bool:
+    """Whether no code of the user's runs between a batch and the next but that of captured steps,
+    which change the tensors that they write to and nothing else."""
+    optimizer = job.optimizer
+    own = vars(optimizer)
+    hooks = [optimizer_module._global_optimizer_pre_hooks]
+    hooks += [optimizer_module._global_optimizer_post_hooks]
+    hooks += [value for name, value in own.items() if "hooks" in name]
+    return (
+        not _has_callbacks(job)
+        and job.scheduler is None
+        and all(map(is_trusted_class, type(optimizer).__mro__))
+        and not any(hooks)
+        and own.keys().isdisjoint(("step", "zero_grad"))
+    )
+
+
+def _tensors_of(batches: Iterable[Any]) -> list[torch.Tensor] | None:
+    """The tensors of batches that hold plain tensors and values alone; None for any others."""
+    found: list[torch.Tensor] = []
+    for batch in batches:
+        parts = batch.values() if type(batch) is dict else batch
+        for part in parts if type(batch) in (list, tuple, dict) else (batch,):
+            if type(part) is torch.Tensor and part.layout is torch.strided:
+                found.append(part)
+            elif part is not None and type(part) not in (int, float, bool, str):
+                return None
+    return found
 
 
 def _has_callbacks(job: Job) -> bool:

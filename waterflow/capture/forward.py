@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import Shadow, UnkeptChangeError
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.stride_rules import CaptureMode
@@ -17,7 +18,6 @@ from waterflow.capture.tracing import (
     StateMovedError,
     capture_error,
     fake_twin,
-    nodes_so_far,
     reason_of,
     trace,
     users_line,
@@ -34,7 +34,7 @@ class ForwardTrace:
     """A traced forward and backward pass.
 
     Attributes:
-        module: the graph; placeholders in the order parameters, buffers, batch tensors.
+        recording: its placeholders are in the order parameters, buffers, batch tensors.
         inputs: what each placeholder stands for.
         loss: the node of the loss.
         gradients: a node per parameter, None where it gets no gradient.
@@ -43,7 +43,7 @@ class ForwardTrace:
         stand_ins: by the identities of tensors in the graph, those that another job has instead.
     """
 
-    module: fx.GraphModule
+    recording: Recording
     inputs: list[Input]
     loss: fx.Node
     gradients: list[fx.Node | None]
@@ -69,7 +69,7 @@ class _Step:
         self.has_gradient: list[bool] = []
         self.reassigned: list[str] = []
 
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def __call__(self, recorder: Recorder, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         n, m = len(self.parameters), len(self.buffers)
         parameters, buffers, batch = tensors[:n], tensors[n : n + m], tensors[n + m :]
         twins = {id(own): twin for own, twin in zip(self.own, tensors, strict=False)}
@@ -77,7 +77,7 @@ class _Step:
         loss = self.job.loss(shadow.model, self.batch.rebuild(batch))
         self._check(loss)
         _check_formulas(loss)
-        self.backward_start = nodes_so_far()
+        self.backward_start = recorder.size
         loss.backward()
         shadow.check()
         named = dict(zip(self.buffers, buffers, strict=True))
@@ -153,34 +153,33 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
             return trace_forward(job, batch, watch)
     step = _Step(job, batch)
     try:
-        module = watch.run(lambda: _trace(step))
+        recording = watch.run(lambda: _trace(step))
     except UnkeptChangeError as error:
         raise capture_error(job.name, str(error), users_line(None, job.loss)) from error
     except Exception as error:
         raise capture_error(job.name, reason_of(error), users_line(error, job.loss)) from error
     if moved := watch.problem():
         raise capture_error(job.name, moved, users_line(None, job.loss), StateMovedError)
-    if problem := _foreign_gradient(job, module):
+    if problem := _foreign_gradient(job, recording):
         raise capture_error(job.name, problem, users_line(None, job.loss))
-    result = _result(step, module)
+    result = _result(step, recording)
     _check_random(job, watch, result)
     _check_batch_unchanged(job, result)
     return result
 
 
-def _trace(step: _Step) -> fx.GraphModule:
+def _trace(step: _Step) -> Recording:
     mode = CaptureMode()
     fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
     fakes += [fake_twin(mode, tensor, step.job.device) for tensor in step.batch.tensors]
     return trace(step, mode, fakes, step.own)
 
 
-def _foreign_gradient(job: Job, module: fx.GraphModule) -> str | None:
+def _foreign_gradient(job: Job, recording: Recording) -> str | None:
     """A tensor that asks for a gradient, but not as a parameter of the model, would get none."""
     trained = {id(parameter) for parameter in trained_parameters(job.optimizer)}
-    for node in module.graph.nodes:
-        tensor = getattr(module, str(node.target)) if node.op == "get_attr" else None
-        if isinstance(tensor, torch.Tensor) and tensor.is_leaf and tensor.requires_grad:
+    for tensor in recording.constants.values():
+        if tensor.is_leaf and tensor.requires_grad:
             what = "trained parameter" if id(tensor) in trained else "tensor that needs a gradient"
             return (
                 f"the loss uses a {what} of shape {tuple(tensor.shape)} that is not reached "
@@ -190,15 +189,14 @@ def _foreign_gradient(job: Job, module: fx.GraphModule) -> str | None:
     return None
 
 
-def _result(step: _Step, module: fx.GraphModule) -> ForwardTrace:
+def _result(step: _Step, recording: Recording) -> ForwardTrace:
     inputs = [Input("parameter", name) for name in step.parameters]
     inputs += [Input("buffer", name) for name in step.buffers]
     inputs += [Input("batch", index) for index in range(len(step.batch.tensors))]
-    output = next(node for node in module.graph.nodes if node.op == "output")
-    loss, *nodes = output.args[0]
+    loss, *nodes = recording.outputs
     remaining = iter(nodes)
     gradients = [next(remaining) if has else None for has in step.has_gradient]
-    return ForwardTrace(module, inputs, loss, gradients, step.backward_start, step.reassigned)
+    return ForwardTrace(recording, inputs, loss, gradients, step.backward_start, step.reassigned)
 
 
 def storage_ids(node: fx.Node) -> set[int]:
@@ -206,18 +204,18 @@ def storage_ids(node: fx.Node) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors_of(node)}
 
 
-def mutated_sources(module: fx.GraphModule) -> set[fx.Node]:
+def mutated_sources(graph: fx.Graph) -> set[fx.Node]:
     """The placeholders and constants whose storage some node writes to."""
     written: set[int] = set()
-    for node in module.graph.nodes:
+    for node in graph.nodes:
         for target in writes(node):
             written |= storage_ids(target)
-    sources = [node for node in module.graph.nodes if node.op in ("placeholder", "get_attr")]
+    sources = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
     return {node for node in sources if storage_ids(node) & written}
 
 
 def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
-    if watch.touched_streams and any(seeded(node) for node in result.module.graph.nodes):
+    if watch.touched_streams and any(seeded(node) for node in result.recording.graph.nodes):
         reason = (
             "the step sets or saves torch's random state and draws random numbers (activation "
             "checkpointing with dropout does), which a captured step cannot replay"
@@ -226,8 +224,8 @@ def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
 
 
 def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
-    placeholders = [node for node in result.module.graph.nodes if node.op == "placeholder"]
-    mutated = mutated_sources(result.module)
+    placeholders = [node for node in result.recording.graph.nodes if node.op == "placeholder"]
+    mutated = mutated_sources(result.recording.graph)
     for meaning, node in zip(result.inputs, placeholders, strict=True):
         if meaning.kind == "batch" and node in mutated:
             reason = "the step changes its batch in place (clone the tensor before changing it)"

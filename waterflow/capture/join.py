@@ -21,6 +21,7 @@ from waterflow.capture.forward import (
     named_tensors,
 )
 from waterflow.capture.optimizer import OptimizerTrace
+from waterflow.capture.recording import Recording
 from waterflow.capture.traced_floats import ARITHMETIC, Expression
 from waterflow.capture.tracing import capture_error, is_of_job, users_line
 from waterflow.common.errors import CaptureError
@@ -115,17 +116,17 @@ class _Join:
         )
 
     def _copy_forward(self) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:
-        module = self.forward.module
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        recording = self.forward.recording
+        placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]
         mapping: dict[fx.Node, fx.Node] = {}
         for node, meaning in zip(placeholders, self.forward.inputs, strict=True):
             mapping[node] = self._input(meaning, node.meta["val"])
         backward: list[fx.Node] = []
-        for position, node in enumerate(module.graph.nodes):
-            copied = self._copy(module, node, mapping)
+        for position, node in enumerate(recording.graph.nodes):
+            copied = self._copy(recording, node, mapping)
             if copied is not None and position >= self.forward.backward_start:
                 backward.append(copied)
-        self._note_mutated(module, mapping)
+        self._note_mutated(recording, mapping)
         return mapping, backward
 
     def _copy_optimizer(
@@ -133,8 +134,8 @@ class _Join:
     ) -> dict[fx.Node, fx.Node]:
         names = {id(p): name for name, p in self.job.model.named_parameters()}
         parameters = trained_parameters(self.job.optimizer)
-        module = optimizer.module
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        recording = optimizer.recording
+        placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]
         mapping: dict[fx.Node, fx.Node] = {}
         scalars: dict[str, fx.Node] = {}
         for node, key in zip(placeholders, optimizer.inputs, strict=True):
@@ -148,22 +149,22 @@ class _Join:
             if key[0] == "parameter":
                 meaning = Input("parameter", names.get(id(parameters[key[1]]), key[1]))
             mapping[node] = self._input(meaning, node.meta["val"])
-        for node in module.graph.nodes:
-            copied = self._copy(module, node, mapping, (optimizer, scalars))
+        for node in recording.graph.nodes:
+            copied = self._copy(recording, node, mapping, (optimizer, scalars))
             if copied is not None and node.target is _READ_SCALAR:
                 scalars[node.name] = copied
-        self._note_mutated(module, mapping)
+        self._note_mutated(recording, mapping)
         return mapping
 
-    def _note_mutated(self, module: fx.GraphModule, mapping: Mapping[fx.Node, fx.Node]) -> None:
-        for node in mutated_sources(module):
+    def _note_mutated(self, recording: Recording, mapping: Mapping[fx.Node, fx.Node]) -> None:
+        for node in mutated_sources(recording.graph):
             meaning = mapping[node].meta.get("input")
             if meaning is not None and meaning.is_persistent:
                 self.mutated.add(meaning)
 
     def _copy(
         self,
-        module: fx.GraphModule,
+        recording: Recording,
         node: fx.Node,
         mapping: dict[fx.Node, fx.Node],
         live: _Live | None = None,
@@ -171,7 +172,7 @@ class _Join:
         if node.op in ("placeholder", "output"):
             return None
         if node.op == "get_attr":
-            tensor = getattr(module, str(node.target))
+            tensor = recording.constant_of(node)
             if live is None:
                 tensor = self.forward.stand_ins.get(id(tensor), tensor)
             elif only_copied(node) and not isinstance(tensor, FakeTensor):
@@ -180,8 +181,6 @@ class _Join:
             return None
         if node.target in _SAME_TENSOR:
             mapping[node] = mapping[node.args[0]]  # type: ignore[index]
-            return None
-        if getattr(node.target, "namespace", "") == "profiler":
             return None
         self._check_target(node)
         args, kwargs = self._with_live_numbers(node, live)

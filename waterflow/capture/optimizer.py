@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
+from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.stride_rules import CaptureMode
@@ -53,7 +53,7 @@ class OptimizerTrace:
     """A traced optimizer step.
 
     Attributes:
-        module: placeholders in the order of `inputs`.
+        recording: its placeholders are in the order of `inputs`.
         inputs: ("parameter", i), ("gradient", i), ("state", i, key) or ("hyper", key) for a
             hyperparameter that is a tensor; i counts the optimizer's parameters.
         outputs: state created: (i, key) -> node; empty if the state was there.
@@ -63,7 +63,7 @@ class OptimizerTrace:
         guards: comparisons of live hyperparameters.
     """
 
-    module: fx.GraphModule
+    recording: Recording
     inputs: list[tuple[Any, ...]]
     outputs: dict[tuple[int, Any], fx.Node]
     constants: dict[Place, Expression]
@@ -112,14 +112,16 @@ def trace_optimizer(
             fixed |= broken
             continue
         held = {key: values[key] for key in fixed}
-        constants = sure_constants(first.module, first.floats, held.values())
+        constants = sure_constants(first.recording, first.floats, held.values())
         if constants is not None:
             return _combine(first, constants, first.floats.guards, held)
         second = _Attempt(job, gradients, state, fixed, seed=2).run(watch)
         if broken := _guards_broken(second, values):
             fixed |= broken
             continue
-        constants = live_constants((first.module, second.module), (first.floats, second.floats))
+        constants = live_constants(
+            (first.recording, second.recording), (first.floats, second.floats)
+        )
         guards = [*first.floats.guards, *second.floats.guards]
         return _combine(first, constants, guards, held)
     raise NotCapturableError("its control flow depends on its hyperparameters")
@@ -145,7 +147,8 @@ class _Attempt:
         self.random = random.Random(seed)
         self.outputs: list[tuple[int, Any]] = []
         self.state_after: StateLayout = []
-        self.module: fx.GraphModule
+        self.recording: Recording
+        self.recorder: Recorder
         self.inputs: list[tuple[Any, ...]] = []
 
     def run(self, watch: TraceWatch) -> _Attempt:
@@ -163,7 +166,7 @@ class _Attempt:
         mode = CaptureMode()
         arguments = self._arguments(mode)
         with torch.no_grad(), _Scalars(self._read):
-            self.module = trace(self._step, mode, arguments, self.real)
+            self.recording = trace(self._step, mode, arguments, self.real)
 
     def _arguments(self, mode: Any) -> list[torch.Tensor]:
         given: dict[tuple[Any, ...], torch.Tensor] = {}
@@ -188,7 +191,8 @@ class _Attempt:
             return fake_twin(mode, tensor, self.job.device)
         return mode.from_tensor(tensor, static_shapes=True)
 
-    def _step(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _step(self, recorder: Recorder, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self.recorder = recorder
         given = dict(zip(self.inputs, tensors, strict=True))
         count = len(self.gradients)
         parameters = [given["parameter", index] for index in range(count)]
@@ -247,15 +251,12 @@ class _Attempt:
 
     def _read(self, tensor: torch.Tensor) -> TracedFloat:
         """A read of a traced tensor becomes a read in the graph, and a traced float here."""
-        mode = get_proxy_mode()
-        if mode is None or not isinstance(tensor, FakeTensor):
+        if not isinstance(tensor, FakeTensor):
             raise NotCapturableError("it reads a number from a tensor that is not in its state")
         if not tensor.dtype.is_floating_point:
             raise NotCapturableError("it reads a whole number from its state")
-        slot = get_proxy_slot(tensor, mode.tracer)
-        target = torch.ops.aten._local_scalar_dense.default
-        proxy = mode.tracer.create_proxy("call_function", target, (slot.proxy,), {})
-        return self.floats.number(self.random.uniform(5.0, 9.0), ("item", proxy.node.name))
+        node = self.recorder.add_call(torch.ops.aten._local_scalar_dense.default, tensor)
+        return self.floats.number(self.random.uniform(5.0, 9.0), ("item", node.name))
 
     def _new_state(
         self,
@@ -349,11 +350,10 @@ def _combine(
     guards: Sequence[Guard],
     fixed: dict[HyperKey, Any],
 ) -> OptimizerTrace:
-    output = next(node for node in reversed(first.module.graph.nodes) if node.op == "output")
     return OptimizerTrace(
-        module=first.module,
+        recording=first.recording,
         inputs=first.inputs,
-        outputs=dict(zip(first.outputs, output.args[0], strict=True)),
+        outputs=dict(zip(first.outputs, first.recording.outputs, strict=True)),
         constants=constants,
         state_after=first.state_after,
         fixed=fixed,

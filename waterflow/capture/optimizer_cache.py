@@ -111,10 +111,10 @@ def _without_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_shareable(trace: OptimizerTrace) -> bool:
     """Whether nothing in it is a job's own, as a tensor that the optimizer keeps would be."""
-    module = trace.module
-    constants = [node for node in module.graph.nodes if node.op == "get_attr"]
+    recording = trace.recording
+    constants = [node for node in recording.graph.nodes if node.op == "get_attr"]
     return all(
-        isinstance(tensor := getattr(module, str(node.target)), FakeTensor)
+        isinstance(tensor := recording.constant_of(node), FakeTensor)
         or (only_copied(node) and tensor.numel() == 1)
         for node in constants
     )

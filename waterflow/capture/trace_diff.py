@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
+from waterflow.capture.recording import Recording
 from waterflow.capture.traced_floats import Expression, FloatTrace, bits, common_meaning
 from waterflow.job.optimizer_state import NotCapturableError, same_value
 
@@ -25,18 +26,18 @@ _CHANGING_OPERATIONS = "its operations depend on the values of its hyperparamete
 
 
 def live_constants(
-    modules: Sequence[fx.GraphModule], floats: Sequence[FloatTrace]
+    recordings: Sequence[Recording], floats: Sequence[FloatTrace]
 ) -> dict[Place, Expression]:
     """The constants that differ between two traces, with the expression that each stands for.
 
     Raises:
         NotCapturableError: something differs that no expression explains.
     """
-    return _Match(modules, floats).run()
+    return _Match(recordings, floats).run()
 
 
 def sure_constants(
-    module: fx.GraphModule, floats: FloatTrace, fixed: Collection[Any] = ()
+    recording: Recording, floats: FloatTrace, fixed: Collection[Any] = ()
 ) -> dict[Place, Expression] | None:
     """The live constants of a trace, with the expression that each stands for.
 
@@ -51,9 +52,9 @@ def sure_constants(
     found: dict[Place, Expression] = {}
     literals = {bits(value) for value in fixed if isinstance(value, float)}
     try:
-        for node in module.graph.nodes:
+        for node in recording.graph.nodes:
             if node.op == "get_attr":
-                _check_tensor(getattr(module, str(node.target)), literals)
+                _check_tensor(recording.constant_of(node), literals)
             for path, number in _floats((node.args, node.kwargs), ()):
                 meanings = set(floats.meanings.get(bits(number), ()))
                 if len(meanings) + _is_literal(number, literals) != 1:
@@ -100,23 +101,23 @@ _MOST_LITERAL = 64
 
 
 class _Match:
-    def __init__(self, modules: Sequence[fx.GraphModule], floats: Sequence[FloatTrace]) -> None:
-        self.modules = modules
+    def __init__(self, recordings: Sequence[Recording], floats: Sequence[FloatTrace]) -> None:
+        self.recordings = recordings
         self.floats = floats
         self.found: dict[Place, Expression] = {}
 
     def run(self) -> dict[Place, Expression]:
-        first, second = (list(module.graph.nodes) for module in self.modules)
+        first, second = (list(recording.graph.nodes) for recording in self.recordings)
         if [_shape(node) for node in first] != [_shape(node) for node in second]:
             raise NotCapturableError(_CHANGING_OPERATIONS)
         for one, other in zip(first, second, strict=True):
             self._arguments(one, (one.args, one.kwargs), (other.args, other.kwargs), ())
             if one.op == "get_attr":
-                self._tensors(str(one.target), str(other.target))
+                self._tensors(one, other)
         return self.found
 
-    def _tensors(self, one: str, other: str) -> None:
-        left, right = getattr(self.modules[0], one), getattr(self.modules[1], other)
+    def _tensors(self, one: fx.Node, other: fx.Node) -> None:
+        left, right = self.recordings[0].constant_of(one), self.recordings[1].constant_of(other)
         if left is not right and not torch.equal(left, right):
             raise NotCapturableError("it makes a tensor of its hyperparameters")
 

@@ -12,20 +12,14 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    make_fx,
-    track_tensor_tree,
-)
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from waterflow.capture.recording import Recorder, Recording
 from waterflow.common.errors import CaptureError
 
-#: make_fx patches process-wide state: one trace at a time.
+#: A trace puts back what it has changed in the process: one at a time.
 TRACE_LOCK = threading.RLock()
 
 WAYS_OUT = (
@@ -127,29 +121,30 @@ def fake_twin(
 
 
 def trace(
-    function: Callable[[Any], Any],
+    function: Callable[[Recorder, list[torch.Tensor]], Iterable[torch.Tensor]],
     mode: FakeTensorMode,
     tensors: list[torch.Tensor],
     reals: Sequence[torch.Tensor] = (),
-) -> fx.GraphModule:
-    """Records every operator below autograd that ``function(tensors)`` calls on fake tensors.
+) -> Recording:
+    """Records every operator below autograd that ``function(recorder, tensors)`` calls on fake
+    tensors.
 
     Args:
-        function: what to trace.
+        function: what to trace; returns the graph's outputs.
         mode: of the fake tensors.
         tensors: its argument.
         reals: the real tensors that the first of `tensors` stand for, wherever the code meets them.
     """
-
-    def plain(tensors: Any) -> Any:  # make_fx looks at the signature; bound methods mislead it
-        twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
-        with _RealTensors(mode, twins):
-            return function(tensors)
-
+    recorder = Recorder()
+    twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
     with TRACE_LOCK, mode, torch.autograd.set_multithreading_enabled(False):
-        module = make_fx(plain, tracing_mode="real", _allow_non_fake_inputs=True)(tensors)
+        for tensor in tensors:
+            recorder.add_input(tensor)
+        with recorder, _RealTensors(mode, recorder, twins):
+            outputs = function(recorder, tensors)
+        recording = recorder.finish(outputs)
     _forget_reals(mode)
-    return module
+    return recording
 
 
 def _forget_reals(mode: FakeTensorMode) -> None:
@@ -183,9 +178,12 @@ class _RealTensors(TorchFunctionMode):
     of a network that the loss function knows would count the trace as a step.
     """
 
-    def __init__(self, mode: FakeTensorMode, twins: dict[int, torch.Tensor]) -> None:
+    def __init__(
+        self, mode: FakeTensorMode, recorder: Recorder, twins: dict[int, torch.Tensor]
+    ) -> None:
         super().__init__()
         self._mode = mode
+        self._recorder = recorder
         self._twins = twins
         self._kept: list[torch.Tensor] = []
 
@@ -211,15 +209,11 @@ class _RealTensors(TorchFunctionMode):
         if id(tensor) not in self._twins:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) and not is_of_job(tensor):
                 return tensor
-            mode = get_proxy_mode()
-            if mode is None or tensor.layout != torch.strided:
+            if tensor.layout != torch.strided:
                 return tensor
-            node = mode.tracer.create_arg(tensor)
-            assert isinstance(node, fx.Node)
-            proxy = fx.Proxy(node, mode.tracer)
-            with disable_proxy_modes_tracing():
+            with self._recorder.off():
                 twin = fake_twin(self._mode, tensor)
-            track_tensor_tree(twin, proxy, constant=None, tracer=mode.tracer)
+            self._recorder.add_constant(tensor, twin)
             self._twins[id(tensor)] = twin
             self._kept.append(tensor)  # its identity is its key
         found = self._twins[id(tensor)]
@@ -246,10 +240,3 @@ def _may_hold_reals(values: Iterable[Any]) -> bool:
         elif not isinstance(value, _PLAIN):
             return True
     return False
-
-
-def nodes_so_far() -> int:
-    """How many nodes the running trace has recorded."""
-    mode = get_proxy_mode()
-    assert mode is not None, "only inside a trace"
-    return len(mode.tracer.graph.nodes)

@@ -80,7 +80,11 @@ class CapturedSteps:
         """Whether this captured step is to be compared with the eager one."""
         if step is None or step not in specialization.checked:
             return True
-        return self.checks.is_due(self.begun + 1, step.memory.profile)
+        return self.checks.is_due(self.begun + 1, self._seconds_of(step))
+
+    def _seconds_of(self, step: PreparedStep) -> float:
+        """What the step takes: as it was seen to, or as its profile says, which ran it cold."""
+        return self.step_seconds or float(step.memory.profile.seconds)
 
     def is_as_known(self, batch: PreparedBatch) -> bool:
         """Whether all that the step reads is what it was, and the tensors are those entered. Looked
@@ -230,20 +234,24 @@ class CapturedSteps:
 
     def before_check(self, step: PreparedStep, most: int) -> int:
         """How many steps, `most` at most, may be made of this one before one is to be checked."""
-        profile = step.memory.profile
-        if not self.checks.is_due(self.begun + most, profile):
+        seconds = self._seconds_of(step)
+        if not self.checks.is_due(self.begun + most, seconds):
             return most
-        due = (n for n in range(1, most) if self.checks.is_due(self.begun + 1 + n, profile))
+        due = (n for n in range(1, most) if self.checks.is_due(self.begun + 1 + n, seconds))
         return next(due, most)
 
-    def count(self, watched: Watched, steps: int, seconds: float) -> None:
-        """So many steps were made by a train, in so much time of the lane."""
+    def count(self, batch: PreparedBatch, steps: int, seconds: float) -> None:
+        """So many steps on such batches were made by a train, in so much time of the lane."""
+        assert batch.specialization is not None
         self.begin(steps)
         self.unchecked += steps
-        watched.specialization.runs += steps
-        if steps:
-            self.step_seconds = seconds / steps
-            self._distrusts_looks = False
+        batch.specialization.runs += steps
+        if not steps:
+            return
+        self.step_seconds = seconds / steps
+        self._distrusts_looks = False
+        if self._steps.tiers is not None and batch.flat is not None:
+            self._steps.tiers.note_captured_steps(batch.flat.signature, steps, seconds)
 
     def look_again(self, made: int) -> None:
         """A train has met a change, after so many steps: what was known of Python's state is not.

@@ -256,7 +256,7 @@ class EagerSteps:
     ) -> float:
         """The step itself, on the job's thread and in its context."""
         room, tiers = self.room, self._steps.tiers
-        started, made = time.perf_counter(), 0 if room is None else room.allocations
+        started, made = time.thread_time(), 0 if room is None else room.allocations
         with (
             memory,
             torch.autograd.set_multithreading_enabled(False),
@@ -265,7 +265,7 @@ class EagerSteps:
             reads = reads_of(self._job.loss)
             loss = eager_step(self._job, moved(batch.batch, self._device.tensors, reads))
         if tiers is not None and batch.flat is not None:
-            seconds = time.perf_counter() - started
+            seconds = time.thread_time() - started
             tensors = None if room is None else room.allocations - made
             tiers.note_step(batch.flat.signature, seconds, tensors or None)
         return loss

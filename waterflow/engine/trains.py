@@ -22,7 +22,7 @@ from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.steps.prepared import PreparedBatch
 
 #: After this time a lane looks who else waits for it.
-SLICE_SECONDS = 0.004
+SLICE_SECONDS = 0.02
 
 #: Steps shorter than this are run without giving up the interpreter's lock in between, for a while
 #: as short as other threads of Python's wait for each other anyway: lanes that fight for it after
@@ -92,7 +92,8 @@ class Trains:
         rates = job.loop.rates() if job.loop.shows_rates else ()
         result = self._call(lane, job, items, watched, seen, until)
         made = len(result.losses)
-        job.captured.count(watched, made, result.seconds)
+        assert fed.item is not None
+        job.captured.count(fed.item, made, result.seconds)
         if result.end == _C.TrainEnd.CHANGED:
             job.captured.look_again(made)
         job.feeder.put_back(items[made + (result.error is not None) :])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from waterflow.allocator_ext import _C
@@ -108,11 +107,8 @@ def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
     Hyperparameters are inputs of a captured step, or checked for each; the state's tensors are
     bound to it; the rest are notes that `step` leaves, without an effect on its numbers.
     """
-    # While anything is traced, torch wraps two methods of all modules (see `process_flags`).
-    wrapped = {"__call__", "__getattr__"}
     notes = {"state", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
     places = {id(optimizer): notes, id(vars(optimizer)): notes, id(RemovableHandle): {"next_id"}}
-    places[id(nn.Module)] = wrapped
     for group in optimizer.param_groups:
         places[id(group)] = {key for key in group if key != "params"}
     return places

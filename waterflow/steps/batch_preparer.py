@@ -186,12 +186,11 @@ class BatchPreparer:
         return PreparedBatch(batch, flat, specialization, pinned)
 
     def _captured(self, flat: FlatBatch) -> Specialization:
-        started = time.perf_counter()
+        started, built = time.thread_time(), self._builder.seconds
         specialization = self._cache.valid_or_captured(flat)  # a callback may have run
-        if self._tiers is not None and specialization.steady is not None:
-            seconds = time.perf_counter() - started
-            step_seconds = specialization.steady.memory.profile.seconds
-            self._tiers.note_capture(flat.signature, seconds, step_seconds)
+        if self._tiers is not None and self._builder.seconds != built:
+            shared = self._builder.shared_with is not None
+            self._tiers.note_capture(flat.signature, time.thread_time() - started, shared)
         return specialization
 
     def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, PinnedBatch | None]:

@@ -6,8 +6,6 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from waterflow.partitioner.profile import Profile
-
 #: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
 _CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
 
@@ -31,16 +29,16 @@ class CheckSchedule:
         """Whether checks compare numbers; with "off" a first use only looks at what is called."""
         return self._audit != "off"
 
-    def is_due(self, step: int, profile: Profile) -> bool:
+    def is_due(self, step: int, step_seconds: float) -> bool:
         """Whether the job's step of this number (1, 2, ...) is to be checked.
 
         Args:
             step: its number.
-            profile: of its captured form.
+            step_seconds: what its captured form takes.
         """
         if self._audit != "log" or step < self._due:
             return self._audit == "all"
-        self._step_seconds = profile.seconds
+        self._step_seconds = step_seconds
         share = _CHECK_SHARE * max(step, _CHECK_STEPS) * self._step_seconds
         return self._seconds + self._last <= share
 

@@ -333,10 +333,10 @@ def shared_capture(
 def _numbered(forward: ForwardTrace, known: JobStructure) -> Mapping[int, int] | None:
     """The numbers of the tensors that a trace knows by reference, by their identities."""
     found: dict[int, int] = {}
-    for node in forward.module.graph.nodes:
-        tensor = getattr(forward.module, str(node.target)) if node.op == "get_attr" else None
-        if not isinstance(tensor, torch.Tensor) or only_copied(node):
+    for node in forward.recording.graph.nodes:
+        if node.op != "get_attr" or only_copied(node):
             continue
+        tensor = forward.recording.constant_of(node)
         number = known.structure.number_of(tensor)
         if number is None:
             return None

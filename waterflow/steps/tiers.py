@@ -25,11 +25,13 @@ _CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.1, 2.5e-3
 _TENSORS = 100
 #: What each job takes to join a capture, its own or another's: an account, a tape, a check.
 _JOIN_SECONDS = 0.02
-#: What a captured step saves of the time for each tensor that the eager one makes, at first.
-_SAVED_PER_TENSOR, _MOST_SAVED = 2.5e-6, 0.6
+#: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
+#: first; and the seconds of steps from which on what is seen outweighs that.
+_SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 5e-6, 0.6, 0.1
 #: Two lanes of eager Python side by side were slower than one after another where an operator that
-#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.1 to 1.4 at 9.5 and 16).
-FINE_SECONDS = 1.2e-5
+#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.1 to 1.4 at 9.5 and 16); what
+#: is longer gains so much.
+FINE_SECONDS, _GAIN_BESIDE = 1.2e-5, 1.3
 #: A capture has to save so many times what it takes: forecasts err, and steps may end early.
 _MARGIN = 1.2
 #: Steps of a shape that come before a decision: the first is not like the others.
@@ -76,8 +78,10 @@ class CaptureCosts:
         self._lanes = lanes
         self._lock = threading.Lock()
         self._expected, self._taken = 0.0, 0.0
+        self._joins, self._joined = 0, 0.0
         self._eager, self._captured = 0.0, 0.0
         self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
+        self._made: set[Hashable] = set()  # captures that others may join
 
     def join(self, kind: Hashable) -> None:
         """A job has come whose captures may be shared with others of this kind."""
@@ -93,41 +97,58 @@ class CaptureCosts:
         """How many of a kind have not ended."""
         return self._alike[kind]
 
-    def capture_seconds(self, tensors: int) -> float:
-        """What a capture will take, of a step that makes so many tensors."""
-        expected = _CAPTURE_SECONDS + _CAPTURE_SECONDS_PER_TENSOR * tensors
-        return expected * (self._taken / self._expected if self._expected else 1.0)
+    def capture_seconds(self, tensors: int, sight: Hashable = None, jobs: int = 1) -> float:
+        """What it will take to have jobs' steps captured.
 
-    def saved_seconds(self, shape_seconds: float, tensors: int, beside: bool) -> float:
+        Args:
+            tensors: that a step makes.
+            sight: what the capture may be known by to those who have made it already.
+            jobs: how many of them join it.
+        """
+        with self._lock:
+            made = sight is not None and sight in self._made
+            learnt = self._taken / self._expected if self._expected else 1.0
+            capture = 0.0 if made else self._guess(tensors) * learnt
+            join = (self._joined + _JOIN_SECONDS) / (self._joins + 1)
+        return capture + join * jobs
+
+    def saved_seconds(self, eager: float, tensors: int, beside: bool) -> float:
         """What a captured step will save of the wall time of an eager one.
 
         Args:
-            shape_seconds: what the eager one takes.
+            eager: what the eager one takes of its thread.
             tensors: how many tensors it makes.
             beside: whether eager steps of several jobs run beside each other, too.
         """
-        if self._eager:
-            captured = shape_seconds * self._captured / self._eager
-        else:
-            saved = min(_SAVED_PER_TENSOR * tensors, _MOST_SAVED * shape_seconds)
-            captured = shape_seconds - saved
-        together = max(1, min(self._lanes, self._alike.total()))
-        return shape_seconds / (together if beside else 1) - captured / together
-
-    def note(self, tensors: int, seconds: float, eager: float, captured: float) -> None:
-        """A capture was made.
-
-        Args:
-            tensors: that the eager step makes.
-            seconds: what the capture has taken.
-            eager: seconds of the eager step.
-            captured: those of the captured one.
-        """
+        saved = min(_SAVED_PER_TENSOR * tensors, _MOST_SAVED * eager)
         with self._lock:
-            self._expected += _CAPTURE_SECONDS + _CAPTURE_SECONDS_PER_TENSOR * tensors
+            seen = self._captured + _PRIOR_SECONDS * (1 - saved / eager if eager else 1.0)
+            captured = eager * seen / (self._eager + _PRIOR_SECONDS)
+            together = max(1, min(self._lanes, self._alike.total()))
+        return eager / (min(together, _GAIN_BESIDE) if beside else 1) - captured / together
+
+    def note_capture(self, tensors: int, seconds: float, sight: Hashable = None) -> None:
+        """A step that makes so many tensors was captured, in so many seconds."""
+        with self._lock:
+            self._expected += self._guess(tensors)
             self._taken += seconds
+            self._made.add(sight)
+
+    def note_join(self, seconds: float) -> None:
+        """A job has joined another's capture, in so many seconds."""
+        with self._lock:
+            self._joins += 1
+            self._joined += seconds
+
+    def note_steps(self, eager: float, captured: float) -> None:
+        """Captured steps have taken so many seconds, where eager ones would have taken others."""
+        with self._lock:
             self._eager += eager
             self._captured += captured
+
+    @staticmethod
+    def _guess(tensors: int) -> float:
+        return _CAPTURE_SECONDS + _CAPTURE_SECONDS_PER_TENSOR * tensors
 
 
 @dataclass(eq=False)
@@ -213,7 +234,7 @@ class Tiers:
         shape.next_look = shape.steps + max(1, shape.steps // 2)
         alike = max(1, self.costs.alike(self._kind))
         saved = self._gain(shape) * alike
-        cost = self.costs.capture_seconds(shape.tensors) + _JOIN_SECONDS * alike
+        cost = self.costs.capture_seconds(shape.tensors, (self._kind, signature), alike)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
         if saved < _MARGIN * cost:
             self._reasons[signature] = f"{text}, so it does not pay"
@@ -222,11 +243,19 @@ class Tiers:
         self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"
         return False
 
-    def note_capture(self, signature: Hashable, seconds: float, step_seconds: float) -> None:
-        """Steps on such batches were captured, in so many seconds; each takes `step_seconds`."""
+    def note_capture(self, signature: Hashable, seconds: float, shared: bool) -> None:
+        """Steps on such batches were captured, or found captured, in so many seconds."""
+        shape = self._shapes.get(signature)
+        if shared:
+            self.costs.note_join(seconds)
+        elif shape is not None:
+            self.costs.note_capture(shape.tensors, seconds, (self._kind, signature))
+
+    def note_captured_steps(self, signature: Hashable, steps: int, seconds: float) -> None:
+        """So many captured steps on such batches have taken so many seconds of a lane."""
         shape = self._shapes.get(signature)
         if shape is not None and shape.steps > 1:
-            self.costs.note(shape.tensors, seconds, shape.mean, step_seconds)
+            self.costs.note_steps(shape.mean * steps, seconds)
 
     def reasons(self) -> list[str]:
         """What ran in which tier, and why: a line for each kind of batch, the commonest first."""

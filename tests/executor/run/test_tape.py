@@ -9,6 +9,8 @@ import torch
 from torch import fx, nn
 
 from tests.support.graphs import step_of
+from tests.support.traces import computed
+from waterflow.capture.recording import Recording
 from waterflow.executor.run.tape import compile_step
 from waterflow.partitioner.graph.step_graph import Input, StepGraph
 
@@ -20,7 +22,6 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
 def run(function, *tensors, generator=None):
     """The loss and the other results of a compiled function, and the same by the interpreter."""
     step = step_of(function, *tensors)
-    module = step.graph.owning_module
     compiled = compile_step(step)
     compiled.bind({})
     compiled.tape.set_batch([tensor.clone() for tensor in tensors])
@@ -28,7 +29,7 @@ def run(function, *tensors, generator=None):
         compiled.tape.set_generators(generator, None)
     compiled.tape.run(0, len(compiled.tape))
     found = [compiled.tape.slot(compiled.outputs["out", i]) for i in range(len(step.outputs))]
-    expected = fx.Interpreter(module).run([tensor.clone() for tensor in tensors])
+    expected = computed(Recording(step.graph), [tensor.clone() for tensor in tensors])
     return compiled, float(compiled.tape.loss), found, expected
 
 

@@ -7,6 +7,7 @@ from torch import nn
 from tests.support.data import cross_entropy, rows
 from tests.support.models import Mlp
 from tests.support.steps import first_batch, job_of
+from tests.support.traces import computed
 from waterflow.capture.forward import mutated_sources, storage_ids, trace_forward
 from waterflow.capture.tracing import StateMovedError
 from waterflow.common.errors import CaptureError
@@ -22,7 +23,7 @@ def traced(model=Mlp, **options):
 
 
 def sources(trace):
-    nodes = [node for node in trace.module.graph.nodes if node.op == "placeholder"]
+    nodes = [node for node in trace.recording.graph.nodes if node.op == "placeholder"]
     return dict(zip(trace.inputs, nodes, strict=True))
 
 
@@ -35,7 +36,7 @@ def test_inputs_are_parameters_buffers_and_the_batch_in_order():
 
 def test_the_loss_comes_before_the_backward_pass_and_gradients_after_it():
     _, trace = traced()
-    nodes = list(trace.module.graph.nodes)
+    nodes = list(trace.recording.graph.nodes)
     assert nodes.index(trace.loss) < trace.backward_start
     assert all(nodes.index(node) >= trace.backward_start for node in trace.gradients)
 
@@ -56,7 +57,7 @@ def test_a_parameter_without_a_gradient_has_no_node():
 def test_the_graph_computes_what_the_loop_does():
     job, trace = traced()
     model, batch = job.model, first_batch(job)
-    loss, *gradients = trace.module([*model.parameters(), *batch])
+    loss, *gradients = computed(trace.recording, [*model.parameters(), *batch])
     expected = cross_entropy(model, batch)
     expected.backward()
     assert torch.equal(loss, expected)
@@ -77,7 +78,7 @@ class Averaging(Mlp):
 def test_a_buffer_that_is_given_a_new_tensor_is_written_into():
     job, trace = traced(Averaging)
     assert trace.reassigned == ["mean"]
-    written = mutated_sources(trace.module)
+    written = mutated_sources(trace.recording.graph)
     assert written == {sources(trace)[Input("buffer", "mean")]}
     assert job.model.mean.tolist() == [0.0] * 4  # nothing was executed
 
@@ -87,7 +88,7 @@ def test_views_share_their_source():
     weight = sources(trace)[Input("parameter", "1.weight")]
     (transposed,) = (
         node
-        for node in trace.module.graph.nodes
+        for node in trace.recording.graph.nodes
         if node.target is torch.ops.aten.t.default and node.args[0] is weight
     )
     assert storage_ids(transposed) == storage_ids(weight)

@@ -17,7 +17,6 @@ from waterflow.capture.tracing import (
     fake_twin,
     functions_of,
     is_of_job,
-    nodes_so_far,
     reason_of,
     trace,
     users_line,
@@ -123,13 +122,14 @@ def test_whose_fake_a_tensor_is():
 
 def traced(function, *reals):
     mode = CaptureMode()
-    return trace(function, mode, [fake_twin(mode, real) for real in reals], reals)
+    twins = [fake_twin(mode, real) for real in reals]
+    return trace(lambda _, tensors: function(tensors), mode, twins, reals)
 
 
 def test_a_real_tensor_stands_for_its_twin_wherever_the_code_meets_it():
     real = torch.ones(2)
-    module = traced(lambda tensors: [real * tensors[0]], real)
-    (product,) = (node for node in module.graph.nodes if node.op == "call_function")
+    recording = traced(lambda tensors: [real * tensors[0]], real)
+    (product,) = (node for node in recording.graph.nodes if node.op == "call_function")
     assert product.args[0] is product.args[1]
 
 
@@ -140,10 +140,10 @@ def test_another_real_tensor_is_a_constant_by_reference_and_is_not_computed_with
         count.add_(1)
         return [tensors[0] + count]
 
-    module = traced(counting, given)
+    recording = traced(counting, given)
     assert count == 0
-    constants = [node for node in module.graph.nodes if node.op == "get_attr"]
-    assert {id(getattr(module, node.target)) for node in constants} == {id(count)}
+    constants = [node for node in recording.graph.nodes if node.op == "get_attr"]
+    assert {id(recording.constant_of(node)) for node in constants} == {id(count)}
 
 
 def test_what_a_trace_cannot_record_is_refused():
@@ -159,16 +159,3 @@ def test_real_tensors_may_be_swapped_after_a_trace():
     traced(lambda tensors: [tensors[0] * 2], one)
     torch.utils.swap_tensors(one, other)
     assert one.sum() == 0
-
-
-def test_nodes_are_counted_while_they_are_recorded():
-    counts = []
-
-    def counting(tensors):
-        counts.append(nodes_so_far())
-        doubled = tensors[0] * 2
-        counts.append(nodes_so_far())
-        return [doubled]
-
-    traced(counting, torch.ones(2))
-    assert counts[1] == counts[0] + 1

@@ -10,20 +10,12 @@ from waterflow.steps.check_schedule import CheckSchedule
 pytestmark = pytest.mark.virtual
 
 
-def profile_of(seconds):
-    class Profile:
-        pass
-
-    Profile.seconds = seconds
-    return Profile
-
-
 def test_checks_that_cost_much_wait_until_their_share_is_earned(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(check_schedule.time, "perf_counter", lambda: now[0])
     schedule, checked = CheckSchedule("log"), []
     for step in range(1, 20_001):
-        if schedule.is_due(step, profile_of(0.001)):
+        if schedule.is_due(step, 0.001):
             checked.append(step)
             with schedule.timed(step):
                 now[0] += 0.021  # twenty steps more than the captured step
@@ -35,7 +27,7 @@ def due(audit, steps=16):
     """The steps that are checked, where a check costs next to nothing."""
     schedule, checked = CheckSchedule(audit), []
     for step in range(1, steps + 1):
-        if schedule.is_due(step, profile_of(1.0)):
+        if schedule.is_due(step, 1.0):
             checked.append(step)
             with schedule.timed(step):
                 pass
@@ -57,8 +49,8 @@ def test_a_check_that_fails_counts_all_the_same(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(check_schedule.time, "perf_counter", lambda: now[0])
     schedule = CheckSchedule("log")
-    assert schedule.is_due(1, profile_of(0.001))
+    assert schedule.is_due(1, 0.001)
     with contextlib.suppress(RuntimeError), schedule.timed(1):
         now[0] += 60.0
         raise RuntimeError
-    assert not schedule.is_due(2, profile_of(0.001))
+    assert not schedule.is_due(2, 0.001)

@@ -87,22 +87,50 @@ def test_without_a_known_end_as_many_steps_are_expected_as_were_made():
     assert not tiers.stays_eager(SHAPE)
 
 
-def test_costs_are_learnt_from_captures_before():
+def test_costs_are_learnt_from_captures_and_joins_before():
     costs = CaptureCosts(lanes=1)
-    before = costs.capture_seconds(100)
-    costs.note(tensors=100, seconds=10 * before, eager=1.0, captured=0.5)
-    assert costs.capture_seconds(100) == pytest.approx(10 * before)
-    assert costs.saved_seconds(2.0, 100, beside=False) == pytest.approx(1.0)
-    costs.note(tensors=100, seconds=0.0, eager=9.0, captured=9.5)
-    assert costs.saved_seconds(2.0, 100, beside=False) == pytest.approx(0.0)
+    first, join = costs.capture_seconds(100), costs.capture_seconds(100, jobs=2)
+    capture = 2 * first - join  # without the job's own joining
+    costs.note_capture(tensors=100, seconds=10 * capture, sight="it")
+    assert costs.capture_seconds(100) == pytest.approx(first + 9 * capture)
+    for _ in range(1000):
+        costs.note_join(0.005)
+    assert costs.capture_seconds(100, "it") == pytest.approx(0.005, rel=0.01)
+    assert costs.capture_seconds(100, "another") > 10 * capture
+
+
+def test_what_captured_steps_bring_is_learnt_from_them():
+    costs = CaptureCosts(lanes=1)
+    guessed = costs.saved_seconds(0.001, 50, beside=False)
+    assert 0 < guessed < 0.001
+    costs.note_steps(eager=100.0, captured=10.0)
+    assert costs.saved_seconds(0.001, 50, beside=False) == pytest.approx(0.0009, rel=0.01)
+
+
+def test_one_bad_moment_does_not_decide_for_good():
+    """A captured step that took long once, on cold memory, says little about the next ones."""
+    costs = CaptureCosts(lanes=1)
+    costs.note_steps(eager=0.001, captured=0.02)
+    assert costs.saved_seconds(0.001, 50, beside=False) > 0
 
 
 def test_a_capture_that_saves_nothing_is_never_made():
     costs = CaptureCosts(lanes=1)
-    costs.note(tensors=100, seconds=0.1, eager=1.0, captured=1.1)
+    costs.note_steps(eager=1000.0, captured=1100.0)
     tiers = tiers_of(costs, steps=10**9)
     take(tiers, 1000, seconds=0.001)
     assert tiers.stays_eager(SHAPE)
+
+
+def test_jobs_that_may_join_a_capture_do_not_wait_for_it_to_pay_anew():
+    costs = CaptureCosts(lanes=2)
+    first = tiers_of(costs, steps=100)
+    take(first, 4, seconds=0.001)
+    assert first.stays_eager(SHAPE)
+    first.note_capture(SHAPE, seconds=0.4, shared=False)
+    second = tiers_of(costs, steps=100)
+    take(second, 4, seconds=0.001)
+    assert not second.stays_eager(SHAPE)
 
 
 def test_a_job_that_may_fill_the_budget_is_captured_first():

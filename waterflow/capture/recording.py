@@ -1,0 +1,180 @@
+"""Records the operators that code calls below autograd, while a mode below computes with them.
+
+`make_fx` records the same graphs. It was left because it patches classes of torch for as long as it
+traces, and takes most of a capture's time: it keeps symbolic numbers, decompositions and stack
+traces up to date that nothing here reads, and writes each graph out as Python code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_impls import fast_detach
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_aten = torch.ops.aten
+#: Fresh tensors that Python numbers were made into: the graph's constant must stay as it is.
+_COPIED = {_aten.lift_fresh.default: _aten.lift_fresh_copy.default}
+#: Operators that ask for numbers of a layout.
+_QUESTIONS = {_aten.size.default, _aten.stride.default, _aten.storage_offset.default}
+#: Kinds of tensors that are no business of a class of somebody's own.
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
+#: Arguments that a graph keeps as they are: nothing about them can change.
+_VALUES = (
+    *(type(None), bool, int, float, complex, str),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+@dataclass(eq=False)
+class Recording:
+    """A graph of operators below autograd.
+
+    Attributes:
+        graph: its nodes have ``meta["val"]``: the (fake) tensors that they stand for.
+        constants: the tensors behind its ``get_attr`` nodes.
+        outputs: the nodes that it ends in.
+    """
+
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    outputs: list[fx.Node] = field(default_factory=list)
+
+    def constant_of(self, node: fx.Node) -> Tensor:
+        """The tensor behind a ``get_attr`` node."""
+        return self.constants[str(node.target)]
+
+
+class Recorder(TorchDispatchMode):
+    """Records what is called inside it, for tensors that other modes give it.
+
+    Tensors that it has not seen before become constants of the graph, by reference.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._graph = self.recording.graph
+        # Of tensors by their identities, which others may have once these are gone.
+        self._nodes: dict[int, tuple[Any, fx.Node]] = {}
+        self._is_off = False
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        """What is called inside is not recorded."""
+        self._is_off = True
+        try:
+            yield
+        finally:
+            self._is_off = False
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are by now."""
+        return len(self._graph.nodes)
+
+    def add_input(self, tensor: Tensor) -> None:
+        """A tensor that is an input of the graph."""
+        self._track(self._graph.placeholder(f"input_{self.size}"), tensor)
+
+    def add_constant(self, tensor: Tensor, twin: Tensor | None = None) -> fx.Node:
+        """The node of a tensor that is none of the graph's own; `twin` stands for it from now
+        on."""
+        name = f"constant_{len(self.recording.constants)}"
+        self.recording.constants[name] = tensor
+        node = self._graph.get_attr(name)
+        self._track(node, tensor if twin is None else twin)
+        return node
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """What stands for a tensor now."""
+        reference, node = self._nodes.get(id(tensor), (None, None))
+        if reference is None or node is None or reference.expired():
+            return self.add_constant(tensor)
+        return node
+
+    def add_call(self, target: Callable[..., Any], *arguments: Any) -> fx.Node:
+        """Records a call that is not made."""
+        return self._graph.call_function(target, tuple(map(self._argument, arguments)))
+
+    def finish(self, outputs: Iterable[Tensor]) -> Recording:
+        """The graph that ends in these tensors."""
+        self.recording.outputs = [self.node_of(tensor) for tensor in outputs]
+        self._graph.output(self.recording.outputs)
+        return self.recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _PLAIN.issuperset(types):
+            return NotImplemented  # a class of somebody's own says first what it consists of
+        if self._is_off or func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        assert isinstance(func, OpOverload)
+        if func.namespace == "profiler" or torch.Tag.data_dependent_output in func.tags:
+            return func(*args, **kwargs)  # a number that the mode below knows is a constant
+        if _would_be_taken_apart(func, args):
+            with self:
+                return func.decompose(*args, **kwargs)
+        func = _COPIED.get(func, func)
+        given = tuple(map(self._argument, args))
+        named = {key: self._argument(value) for key, value in kwargs.items()}
+        node = self._graph.call_function(func, given, named)
+        result = func(*args, **kwargs)
+        self._track(node, result)
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, (list, tuple)):
+            return [*map(self._argument, value)]
+        if not isinstance(value, _VALUES):
+            kind = type(value)
+            raise NotImplementedError(f"an operator takes a {kind.__module__}.{kind.__qualname__}")
+        return value
+
+    def _track(self, node: fx.Node, value: Any) -> None:
+        """What an operator has returned, or what came from outside, has this node from now on."""
+        node.meta["val"] = _as_it_is(value)
+        if isinstance(value, Tensor):
+            self._nodes[id(value)] = torch._C._WeakTensorRef(value), node
+        elif isinstance(value, (tuple, list)):
+            for index, part in enumerate(value):
+                self._track(self._graph.call_function(operator.getitem, (node, index)), part)
+
+
+def _as_it_is(value: Any) -> Any:
+    """A tensor of its own over the same storage: what becomes of the other does not show in it.
+
+    Nor does it keep the other, or autograd's memory of where that came from. Autograd takes a
+    gradient as it is where nobody else has it, and copies it where somebody does.
+    """
+    if isinstance(value, FakeTensor):
+        return fast_detach(value.fake_mode, value)
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_as_it_is, value))
+    return value
+
+
+def _would_be_taken_apart(func: OpOverload, arguments: Iterable[Any]) -> bool:
+    """Whether autograd would have taken an operator apart; it only comes whole where autograd is
+    out of the way, as in inference mode."""
+    if func in _QUESTIONS or not func._can_decompose():
+        return False
+    tensor = next((value for value in arguments if isinstance(value, Tensor)), None)
+    if tensor is None:
+        return True
+    key = torch._C._dispatch_key_for_device(tensor.device.type)
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
