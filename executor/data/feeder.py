@@ -14,7 +14,7 @@ from waterflow.executor.data.batches import batches_of
 Item = TypeVar("Item")
 
 #: Iterators that run no code of the user's, so it does not matter where they are asked.
-_PLAIN_ITERATORS = (type(iter([])), type(iter(())))
+_PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 
 @dataclass

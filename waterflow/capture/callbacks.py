@@ -77,7 +77,7 @@ def _runs_torchs_code_alone(job: Job) -> bool:
     which change the tensors that they write to and nothing else."""
     optimizer = job.optimizer
     own = vars(optimizer)
-    hooks = [optimizer_module._global_optimizer_pre_hooks]
+    hooks: list[Any] = [optimizer_module._global_optimizer_pre_hooks]
     hooks += [optimizer_module._global_optimizer_post_hooks]
     hooks += [value for name, value in own.items() if "hooks" in name]
     return (

@@ -19,6 +19,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import TensorWeakRef
 
 _aten = torch.ops.aten
 #: Fresh tensors that Python numbers were made into: the graph's constant must stay as it is.
@@ -64,7 +65,7 @@ class Recorder(TorchDispatchMode):
         self.recording = Recording()
         self._graph = self.recording.graph
         # Of tensors by their identities, which others may have once these are gone.
-        self._nodes: dict[int, tuple[Any, fx.Node]] = {}
+        self._nodes: dict[int, tuple[TensorWeakRef, fx.Node]] = {}
         self._is_off = False
 
     @contextlib.contextmanager
@@ -97,7 +98,7 @@ class Recorder(TorchDispatchMode):
     def node_of(self, tensor: Tensor) -> fx.Node:
         """What stands for a tensor now."""
         reference, node = self._nodes.get(id(tensor), (None, None))
-        if reference is None or node is None or reference.expired():
+        if reference is None or node is None or reference() is not tensor:
             return self.add_constant(tensor)
         return node
 
@@ -147,7 +148,7 @@ class Recorder(TorchDispatchMode):
         """What an operator has returned, or what came from outside, has this node from now on."""
         node.meta["val"] = _as_it_is(value)
         if isinstance(value, Tensor):
-            self._nodes[id(value)] = torch._C._WeakTensorRef(value), node
+            self._nodes[id(value)] = TensorWeakRef(value), node
         elif isinstance(value, (tuple, list)):
             for index, part in enumerate(value):
                 self._track(self._graph.call_function(operator.getitem, (node, index)), part)
