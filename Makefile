@@ -28,7 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DELETE_ON_ERROR:
 
 help:
-	@echo 'make demo    train four jobs together and check them against the eager loop'
+	@echo 'make demo    train a dozen trials together and check them against the eager loop'
 	@echo 'make test    run the tests'
 	@echo 'make soak    the tests that take many minutes'
 	@echo 'make lint    ruff, mypy, import-linter, clang-format'

@@ -54,9 +54,9 @@ class Feeder(Generic[Item]):
     user's own Python makes them here, where its data are fetched, as the loop does. Such work may
     go on with `following` batches, which then pass through no queue.
 
-    `_changed` guards the queue, `_done`, `_lent`, `_over` and `_stopped`; the rest is the thread's
-    own. Only one thread takes, so what it has peeked at stays the first until it takes it: `peek`
-    needs no lock.
+    `_changed` and `_served` have one lock, which guards the queue, `_done`, `_lent`, `_over` and
+    `_stopped`; the rest is the thread's own. Only one thread takes, so what it has peeked at stays
+    the first until it takes it: `peek` needs no lock.
     """
 
     def __init__(
@@ -103,7 +103,10 @@ class Feeder(Generic[Item]):
         self._ahead = ahead
         self._begin = begin
         self._queue: deque[FeedItem[Item]] = deque()
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        # Of those whose work the thread does: what happens at each step is none of their business.
+        self._served = threading.Condition(lock)
         self._rests_until = 0  # so few are left
         self._done = 0
         self._fetched = 0
@@ -183,7 +186,7 @@ class Feeder(Generic[Item]):
         with self._changed:
             self._lent = lent
             self._changed.notify_all()
-            self._changed.wait_for(lambda: lent.done or self._over or not self.started)
+            self._served.wait_for(lambda: lent.done or self._over or not self.started)
             self._lent = None
         if not lent.done:
             lent.do()
@@ -219,7 +222,7 @@ class Feeder(Generic[Item]):
             fed = FeedItem(error=error)
         with self._changed:
             self._over = True
-            self._changed.notify_all()
+            self._served.notify_all()
         self._put(fed)
 
     def _fetch(self) -> tuple[int, Any] | None:
@@ -256,7 +259,7 @@ class Feeder(Generic[Item]):
                     return
             lent.do()
             with self._changed:
-                self._changed.notify_all()
+                self._served.notify_all()
 
     @property
     def _has_work(self) -> bool:

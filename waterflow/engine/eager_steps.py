@@ -256,7 +256,10 @@ class EagerSteps:
     ) -> float:
         """The step itself, on the job's thread and in its context."""
         room, tiers = self.room, self._steps.tiers
-        started, made = time.thread_time(), 0 if room is None else room.allocations
+        signature = None if batch.flat is None else batch.flat.signature
+        measures = tiers is not None and signature is not None and tiers.measures(signature)
+        if measures:
+            started, made = time.thread_time(), 0 if room is None else room.allocations
         with (
             memory,
             torch.autograd.set_multithreading_enabled(False),
@@ -264,10 +267,10 @@ class EagerSteps:
         ):
             reads = reads_of(self._job.loss)
             loss = eager_step(self._job, moved(batch.batch, self._device.tensors, reads))
-        if tiers is not None and batch.flat is not None:
-            seconds = time.thread_time() - started
-            tensors = None if room is None else room.allocations - made
-            tiers.note_step(batch.flat.signature, seconds, tensors or None)
+        if tiers is not None and signature is not None:
+            seconds = time.thread_time() - started if measures else None
+            tensors = room.allocations - made if measures and room is not None else None
+            tiers.note_step(signature, seconds, tensors or None)
         return loss
 
     def _check(self, batch: PreparedBatch) -> float:

@@ -7,6 +7,7 @@ long as nobody else is to have the lane.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -87,6 +88,10 @@ class _Train:
         self._memory = memory
         self._may_go_on = may_go_on
         self._until = time.perf_counter() + SLICE_SECONDS
+        # Steps that nobody has been told of: where nothing of the user's comes between two of them,
+        # all are told of at once.
+        self._losses: list[float] = []
+        self._spans: list[tuple[Any, ...]] = []
 
     def run(self, fed: FeedItem[PreparedBatch]) -> None:
         job = self._job
@@ -98,10 +103,12 @@ class _Train:
                 self._account()
             job.feeder.step_done()
             following = job.feeder.following() if self._goes_on else None
+        self._tell()
 
     def _account(self) -> None:
         """Between two steps, with the room's block given back: it held what now gets a place."""
         job = self._job
+        self._tell()
         job.eager.close_room()
         account_for_room(self._context, job)
         if not job.ended:
@@ -119,17 +126,32 @@ class _Train:
     def _step(self, fed: FeedItem[PreparedBatch]) -> None:
         job, batch = self._job, fed.item
         assert batch is not None
+        if fed.epoch != job.loop.epoch:
+            self._tell()  # a scheduler may ask for the latest loss
         started = time.perf_counter()
-
-        def step() -> tuple[float, tuple[float, ...]]:
+        try:
             job.loop.enter_epoch(fed.epoch)
             rates = job.loop.rates()
-            return job.eager.make(batch, self._memory), rates
-
-        made = self._context.run_isolated(job, step)
+            loss = job.eager.make(batch, self._memory)
+        except BaseException as error:  # it ends this job alone
+            self._tell()
+            job.fail(error)
+            return
         span = (self._lane, 0, 0, started, time.perf_counter())
-        with self._context.python:
-            self._context.events.publish(GroupsRan((job.name,), [span]))
-            if made is not None:
-                loss, rates = made.value
+        if job.loop.acts_between_steps:
+            with self._context.python:
+                self._context.events.publish(GroupsRan((job.name,), [span]))
                 self._context.run_isolated(job, lambda: job.loop.finish_eager_step(loss, rates))
+            return
+        self._losses.append(loss)
+        self._spans.append(span)
+        if job.job.stop_on_nan and not math.isfinite(loss):
+            self._tell()
+
+    def _tell(self) -> None:
+        """Tells of the steps that nobody has been told of."""
+        job, losses, spans = self._job, self._losses, self._spans
+        if losses:
+            self._losses, self._spans = [], []
+            with self._context.python:
+                self._context.run_isolated(job, lambda: job.loop.finish_train(losses, spans))

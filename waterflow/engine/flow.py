@@ -218,8 +218,10 @@ class _Stretch:
         return fed.item is not None and not job.eager.needs_lane_only(fed.item)
 
     def _is_over(self) -> bool:
-        gone = [job for job in self._jobs if job.ended and job not in self._busy]
-        ended = len(gone) == len(self._jobs) or any(job.resident for job in gone)
+        gone = {job for job in self._jobs if job.ended and job not in self._busy}
+        if gone:  # those that have left the arena, too, are nobody's concern any more
+            self._jobs = [job for job in self._jobs if job not in gone or job.resident]
+        ended = not self._jobs or any(job.resident for job in gone)
         deviated = self._plan is not None and self._plan.deviated
         self._set_over(deviated or ended or self._interrupted())
         return self._over

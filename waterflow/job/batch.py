@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -32,12 +33,14 @@ class FlatBatch:
         signature: equal for two batches exactly if one step graph serves both.
         rebuild: makes the same batch around other tensors.
         reads: what is taken apart of it; None: all.
+        is_plain: whether it is a list or a tuple of tensors alone.
     """
 
     tensors: list[torch.Tensor]
     signature: Hashable
     rebuild: Rebuild
     reads: BatchReads | None = None
+    is_plain: bool = False
 
 
 def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
@@ -60,7 +63,33 @@ def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
         signature, rebuild = _flatten_sequence(batch, tensors, unread)
     else:
         signature, rebuild = _flatten(batch, tensors)
-    return FlatBatch(tensors, signature, rebuild, reads)
+    is_plain = type(batch) in (list, tuple) and len(tensors) == len(batch)
+    is_plain = is_plain and all(map(operator.is_, tensors, batch))
+    if is_plain:
+        rebuild = type(batch)  # which keeps nothing of this one
+    return FlatBatch(tensors, signature, rebuild, reads, is_plain)
+
+
+def flatten_like(batch: Any, former: FlatBatch) -> FlatBatch | None:
+    """What `flatten` makes of a batch that is laid out as one before, quickly.
+
+    Args:
+        batch: as the data yields it.
+        former: of a batch before, with the same reads.
+
+    Returns:
+        None where the batch is no plain list or tuple of plain tensors, laid out as the former's.
+    """
+    kind = type(batch)
+    former_kind, layouts = former.signature if former.is_plain else (None, ())  # type: ignore[misc]
+    if kind is not former_kind or len(batch) != len(layouts):
+        return None
+    for part, known in zip(batch, layouts, strict=True):
+        if type(part) is not torch.Tensor or part.layout is not torch.strided or part.is_neg():
+            return None
+        if (part.dtype, part.shape, part.stride(), part.requires_grad) != known or part.is_conj():
+            return None
+    return FlatBatch(list(batch), former.signature, former.rebuild, former.reads, is_plain=True)
 
 
 def moved(batch: Any, device: torch.device, reads: BatchReads | None = None) -> Any:

@@ -19,7 +19,6 @@ from waterflow.account.purity import observer, undisturbed
 from waterflow.executor.profile.measured import Scratch
 from waterflow.job.batch import FlatBatch, moved
 from waterflow.job.batch_reads import reads_of
-from waterflow.job.job import Job
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.partitioner.graph.step_graph import Input
@@ -36,13 +35,23 @@ class Prediction:
         loss: its loss.
         tensors: copies of the persistent tensors, after the step.
         made: the step's outputs: new state of the optimizer, or gradients, by their keys.
-        stream: where the host's random stream stands afterwards.
+        streams: where the host's random stream stands before the step, and after it.
     """
 
     loss: float
     tensors: dict[Input, torch.Tensor]
     made: dict[Any, torch.Tensor]
-    stream: torch.Tensor
+    streams: tuple[torch.Tensor, torch.Tensor]
+
+    def draws_as(self, before: torch.Tensor, after: torch.Tensor) -> bool:
+        """Whether an eager step that has moved the stream so has drawn what this one has.
+
+        Where the job's data are fetched ahead, the stream may move on between the two steps, which
+        then draw nothing.
+        """
+        if torch.equal(before, self.streams[0]):
+            return torch.equal(after, self.streams[1])
+        return torch.equal(before, after) and torch.equal(*self.streams)
 
 
 def check_step(
@@ -76,7 +85,9 @@ def check_step(
     if compare:
         predicted = steps.device.profile(lambda: _predict(steps, step, flat))
     groups = [dict(group) for group in job.optimizer.param_groups]
-    eager = _EagerStep(job, moved(batch, steps.device.tensors, reads_of(job.loss)), step, predicted)
+    eager = _EagerStep(
+        steps, moved(batch, steps.device.tensors, reads_of(job.loss)), step, predicted
+    )
     try:
         loss = python(eager.make)
     except torch.OutOfMemoryError:
@@ -90,7 +101,7 @@ def check_step(
         difference = eager.gradient_difference
         if not same_number(loss, predicted.loss):
             difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
-        difference = difference or _state_difference(steps, step, predicted)
+        difference = difference or _state_difference(steps, step, predicted, eager)
     return CheckedStep(loss, difference, eager.seen)
 
 
@@ -101,12 +112,16 @@ class _EagerStep:
         seen: what has observed it.
         has_compared: whether gradients were compared, after which the optimizer's own step begins.
         gradient_difference: where they are not the graph's; None if they are, or were not compared.
+        streams: where the host's random stream stands before it, and after it.
     """
 
+    streams: tuple[torch.Tensor, torch.Tensor]
+
     def __init__(
-        self, job: Job, batch: Any, step: PreparedStep, predicted: Prediction | None
+        self, steps: JobSteps, batch: Any, step: PreparedStep, predicted: Prediction | None
     ) -> None:
-        self._job = job
+        self._job = steps.job
+        self._stream = steps.rng.host
         self._batch = batch
         self._step = step
         self._predicted = predicted
@@ -116,9 +131,12 @@ class _EagerStep:
         self.gradient_difference: str | None = None
 
     def make(self) -> float:
+        before = self._stream.get_state()
         with torch.autograd.set_multithreading_enabled(False), self._observed:
             self._observed.enter_context(undisturbed(self.seen))
-            return eager_step(self._job, self._batch, self._after_backward)
+            loss = eager_step(self._job, self._batch, self._after_backward)
+        self.streams = before, self._stream.get_state()
+        return loss
 
     def _after_backward(self) -> None:
         if self._step.optimizer is not None:
@@ -141,6 +159,7 @@ def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]
 def _predict(steps: JobSteps, step: PreparedStep, flat: FlatBatch) -> Prediction:
     scratch = Scratch(steps.device)
     generators = steps.rng.copy().generators
+    before = generators[0].get_state()
     try:
         (twins,) = steps.binder.twins(scratch, [step])
         batch = scratch.batch(flat.tensors)
@@ -151,7 +170,7 @@ def _predict(steps: JobSteps, step: PreparedStep, flat: FlatBatch) -> Prediction
     finally:
         step.compiled.unbind()
         scratch.close()
-    return Prediction(loss, twins, made, generators[0].get_state())
+    return Prediction(loss, twins, made, (before, generators[0].get_state()))
 
 
 def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction) -> str | None:
@@ -164,7 +183,9 @@ def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction
     return None
 
 
-def _state_difference(steps: JobSteps, step: PreparedStep, predicted: Prediction) -> str | None:
+def _state_difference(
+    steps: JobSteps, step: PreparedStep, predicted: Prediction, eager: _EagerStep
+) -> str | None:
     """Where tensors or random streams differ after the step; whoever writes, both must agree."""
     opaque_optimizer = step.optimizer is None
     trained = {id(parameter) for parameter in trained_parameters(steps.job.optimizer)}
@@ -174,7 +195,7 @@ def _state_difference(steps: JobSteps, step: PreparedStep, predicted: Prediction
             return f"{meaning.kind} {meaning.key!r}"
     if opaque_optimizer:
         return None
-    if not torch.equal(predicted.stream, steps.rng.host.get_state()):
+    if not predicted.draws_as(*eager.streams):
         return "the random stream"
     return _new_state_difference(steps, step, predicted)
 
@@ -203,7 +224,8 @@ def _adopt(
     with torch.no_grad():
         for meaning, tensor in steps.persistent.inputs_of(step).items():
             tensor.detach().copy_(predicted.tensors[meaning])
-    steps.rng.host.set_state(predicted.stream)
+    if not torch.equal(*predicted.streams):
+        steps.rng.host.set_state(predicted.streams[1])
     made = {key: tensor.detach().clone() for key, tensor in predicted.made.items()}
     if step.creates_state:
         steps.persistent.put_state(step, made)

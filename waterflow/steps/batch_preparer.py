@@ -13,7 +13,7 @@ from waterflow.capture.tracing import StateMovedError, reason_of
 from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
-from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten
+from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten, flatten_like
 from waterflow.job.batch_reads import reads_of
 from waterflow.job.job import Job
 from waterflow.steps.opacity import Opacity
@@ -60,6 +60,7 @@ class BatchPreparer:
         self.batch_bytes = 0  # of that batch, as far as it could be taken apart
         self._caller = caller
         self._knows_refusal = False
+        self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
         if job.capture is False:
             opacity.step = "the job has capture=False"
         elif tiers is None and job.capture == "auto":
@@ -92,7 +93,7 @@ class BatchPreparer:
         if self._tiers is None or not self._cache.is_empty:
             return None
         try:
-            flat = flatten(batch, reads_of(self._job.loss))
+            flat = self._flattened(batch)
         except UnknownLeafError:
             return None
         return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
@@ -139,7 +140,7 @@ class BatchPreparer:
         if self._opacity.step is not None or (self._cache.is_empty and is_lazy(self._job.model)):
             return PreparedBatch(batch)
         try:
-            flat = flatten(batch, reads_of(self._job.loss))
+            flat = self._flattened(batch)
             self.batch_bytes = sum(tensor.nbytes for tensor in flat.tensors)
             if self._stays_eager(flat, find):
                 return PreparedBatch(batch, flat)
@@ -161,6 +162,14 @@ class BatchPreparer:
             if self._job.capture is True:
                 raise
             return self._refused(batch, error)
+
+    def _flattened(self, batch: Any) -> FlatBatch:
+        reads, former = reads_of(self._job.loss), self._flat
+        flat = flatten_like(batch, former) if former is not None and former.reads == reads else None
+        if flat is None:
+            flat = flatten(batch, reads)
+            self._flat = dataclasses.replace(flat, tensors=[])
+        return flat
 
     def _stays_eager(self, flat: FlatBatch, find: _Find) -> bool:
         """Whether a capture would not pay, or not yet."""

@@ -36,6 +36,8 @@ FINE_SECONDS, _GAIN_BESIDE = 1.2e-5, 1.3
 _MARGIN = 1.2
 #: Steps of a shape that come before a decision: the first is not like the others.
 _LEAST_STEPS = 2
+#: So many steps of a shape are measured, and then every so many.
+_MEASURED = 16
 
 #: A job may need so many times its parameters (gradients, the optimizer's state), and so many times
 #: its batch (activations), to take a step, as far as anybody can tell before one was taken.
@@ -60,14 +62,15 @@ class _Shape:
     """Eager steps on batches of one signature."""
 
     steps: int = 0
-    seconds: float = 0.0  # of all but the first
+    measured: int = 0  # of all but the first
+    seconds: float = 0.0  # of those
     tensors: int = _TENSORS  # that one of them makes
     next_look: int = _LEAST_STEPS  # when to decide again
 
     @property
     def mean(self) -> float:
         """Seconds of a step."""
-        return self.seconds / max(1, self.steps - 1)
+        return self.seconds / max(1, self.measured)
 
 
 class CaptureCosts:
@@ -206,12 +209,27 @@ class Tiers:
         total = self.job.total_steps
         return max(0, total - self._steps) if total is not None else self._steps
 
-    def note_step(self, signature: Hashable, seconds: float, tensors: int | None) -> None:
-        """An eager step was made on a batch of this signature; it made so many tensors, if that was
-        counted."""
-        shape = self._shapes.setdefault(signature, _Shape())
+    def measures(self, signature: Hashable) -> bool:
+        """Whether the time of the next eager step on such a batch is to be taken."""
+        shape = self._shapes.get(signature)
+        return shape is None or shape.steps <= _MEASURED or shape.steps % _MEASURED == 0
+
+    def note_step(
+        self, signature: Hashable, seconds: float | None = None, tensors: int | None = None
+    ) -> None:
+        """An eager step was made on a batch of this signature.
+
+        Args:
+            signature: the batch's.
+            seconds: what it has taken of its thread, if that was measured.
+            tensors: how many it has made, if that was counted.
+        """
+        shape = self._shapes.get(signature)
+        if shape is None:
+            shape = self._shapes[signature] = _Shape()
         shape.steps += 1
-        if shape.steps > 1:
+        if shape.steps > 1 and seconds is not None:
+            shape.measured += 1
             shape.seconds += seconds
         if tensors is not None:
             shape.tensors = tensors
@@ -254,7 +272,7 @@ class Tiers:
     def note_captured_steps(self, signature: Hashable, steps: int, seconds: float) -> None:
         """So many captured steps on such batches have taken so many seconds of a lane."""
         shape = self._shapes.get(signature)
-        if shape is not None and shape.steps > 1:
+        if shape is not None and shape.measured:
             self.costs.note_steps(shape.mean * steps, seconds)
 
     def reasons(self) -> list[str]:

@@ -356,11 +356,11 @@ def test_learning_rates_change_from_step_to_step() -> None:
 def test_a_job_that_needs_the_engine_for_itself_takes_turns_with_those_that_flow() -> None:
     callback = OneAtATime()
     jobs = [
-        make_job("a", 32, steps=400, on_step=callback),
-        make_job("b", 24, steps=400, on_step=callback),
-        make_job("eager", 16, steps=12, on_step=callback, capture=False),
+        make_job("a", 32, steps=2000, on_step=callback),
+        make_job("b", 24, steps=2000, on_step=callback),
+        make_job("eager", 16, steps=400, on_step=callback, capture=False),
     ]
-    fresh = make_job("eager", 16, steps=12, capture=False)
+    fresh = make_job("eager", 16, steps=400, capture=False)
     report = run(jobs)
     assert [job.state for job in report] == ["finished"] * 3
     assert_equal_to_eager(jobs[2], report["eager"], fresh)

@@ -290,3 +290,32 @@ report = wf.run([job], memory="64MiB")
 assert report.ok, report.jobs["a"].error
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_data_that_are_fetched_ahead_may_draw_while_a_step_is_checked():
+    """Every third batch begins an epoch, whose order is drawn from the job's stream."""
+    data = torch.utils.data.TensorDataset(*rows(24))
+
+    def make():
+        loader = torch.utils.data.DataLoader(data, 8, shuffle=True)
+        torch.manual_seed(11)
+        net = Mlp()
+        return wf.Job(
+            "a", net, sgd(net.parameters()), cross_entropy, loader, steps=60, seed=5, audit="all"
+        )
+
+    expected, job = make(), make()
+    report = run(job).jobs["a"]
+    assert_same_numbers(expected, wf.run_eager(expected, threads=1), job, report)
+
+
+def test_what_a_checked_step_draws_is_compared_however_data_draw_beside_it():
+    one, other = torch.tensor([1]), torch.tensor([2])
+    drawing = audit.Prediction(0.0, {}, {}, (one, other))
+    assert drawing.draws_as(one, other)
+    assert not drawing.draws_as(one, one)
+    assert not drawing.draws_as(other, other)
+    still = audit.Prediction(0.0, {}, {}, (one, one))
+    assert still.draws_as(one, one)
+    assert still.draws_as(other, other), "data have drawn before it"
+    assert not still.draws_as(other, one)
