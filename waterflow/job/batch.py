@@ -80,11 +80,10 @@ def flatten_like(batch: Any, former: FlatBatch) -> FlatBatch | None:
     Returns:
         None where the batch is no plain list or tuple of plain tensors, laid out as the former's.
     """
-    kind = type(batch)
-    former_kind, layouts = former.signature if former.is_plain else (None, ())  # type: ignore[misc]
-    if kind is not former_kind or len(batch) != len(layouts):
+    signature: Any = former.signature
+    if not former.is_plain or type(batch) is not signature[0] or len(batch) != len(signature[1]):
         return None
-    for part, known in zip(batch, layouts, strict=True):
+    for part, known in zip(batch, signature[1], strict=True):
         if type(part) is not torch.Tensor or part.layout is not torch.strided or part.is_neg():
             return None
         if (part.dtype, part.shape, part.stride(), part.requires_grad) != known or part.is_conj():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import weakref
 from collections import OrderedDict, UserDict, namedtuple
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from waterflow.job.batch import UnknownLeafError, flatten
+from waterflow.job.batch import UnknownLeafError, flatten, flatten_like
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -128,3 +129,54 @@ def test_a_number_that_is_not_equal_to_itself():
 def test_objects_that_may_hide_tensors(thing):
     with pytest.raises(UnknownLeafError):
         flatten(thing)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_a_batch_laid_out_as_the_former_is_the_same_taken_apart(kind):
+    former = flatten(kind([torch.zeros(2, 3), torch.arange(2)]))
+    batch = kind([torch.ones(2, 3), torch.arange(2) + 1])
+    quick, thorough = flatten_like(batch, former), flatten(batch)
+    assert quick is not None
+    assert quick.signature == thorough.signature
+    assert all(map(lambda one, other: one is other, quick.tensors, thorough.tensors))
+    rebuilt = quick.rebuild(quick.tensors)
+    assert type(rebuilt) is kind
+    assert all(one is other for one, other in zip(rebuilt, batch, strict=True))
+
+
+Pair = namedtuple("Pair", "image label")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [torch.zeros(2, 3), torch.arange(2)],
+        (torch.zeros(2, 3),),
+        (torch.zeros(2, 3), torch.arange(2), torch.arange(2)),
+        (torch.zeros(2, 4), torch.arange(2)),
+        (torch.zeros(3, 2).t(), torch.arange(2)),
+        (torch.zeros(2, 3, dtype=torch.float64), torch.arange(2)),
+        (torch.zeros(2, 3, requires_grad=True), torch.arange(2)),
+        (torch.zeros(2, 3, dtype=torch.complex64).conj().imag, torch.arange(2)),
+        (torch.nn.Parameter(torch.zeros(2, 3), requires_grad=False), torch.arange(2)),
+        (torch.zeros(2, 3).to_sparse(), torch.arange(2)),
+        (torch.zeros(2, 3), 5),
+        Pair(torch.zeros(2, 3), torch.arange(2)),
+        {"image": torch.zeros(2, 3), "label": torch.arange(2)},
+        torch.zeros(2, 3),
+    ],
+    ids=str,
+)
+def test_any_other_batch_is_looked_at(batch):
+    former = flatten((torch.zeros(2, 3), torch.arange(2)))
+    assert flatten_like(batch, former) is None
+    assert flatten_like((torch.ones(2, 3), torch.arange(2)), former) is not None
+
+
+def test_what_is_known_of_a_batch_keeps_nothing_of_it():
+    batch = (torch.zeros(2), torch.ones(2))
+    held = weakref.ref(batch[0])
+    known = dataclasses.replace(flatten(batch), tensors=[])
+    del batch
+    assert held() is None
+    assert known.is_plain
