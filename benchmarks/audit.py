@@ -15,7 +15,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -141,10 +140,10 @@ def account_seconds(job: wf.Job) -> tuple[float, float]:
 
 def scheduled_checks(step: float, check: float, graphs: int) -> int:
     """Checks in 1,000 steps, where each of the first steps uses another graph."""
-    schedule, profile, checks = CheckSchedule("log"), SimpleNamespace(seconds=step), 0
+    schedule, checks = CheckSchedule("log"), 0
     with mock.patch("waterflow.steps.check_schedule.time.perf_counter") as clock:
         for number in range(1, SCHEDULED + 1):
-            if number <= graphs or schedule.is_due(number, profile):  # type: ignore[arg-type]
+            if number <= graphs or schedule.is_due(number, step):
                 checks += 1
                 clock.side_effect = [0.0, check]
                 with schedule.timed(number):
