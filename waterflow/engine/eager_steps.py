@@ -30,8 +30,8 @@ from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep
 from waterflow.steps.tiers import FINE_SECONDS
 
-#: A train of fewer steps does not show how long its operators are.
-_LEAST_STEPS = 4
+#: A train that makes fewer tensors does not show how long its operators are.
+_LEAST_TENSORS = 200
 
 
 class EagerSteps:
@@ -128,7 +128,7 @@ class EagerSteps:
             seconds = time.thread_time() - started
             # Waiting for the lock takes processor time, too: the least is the truest. First steps
             # on a thread tell little.
-            if made and self._captured.begun - begun >= _LEAST_STEPS:
+            if made > _LEAST_TENSORS and self._captured.begun - begun >= 2:
                 self._grain = min(self._grain, seconds / made)
 
     def needs_lane_only(self, batch: PreparedBatch) -> bool:

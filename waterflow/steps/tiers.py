@@ -20,7 +20,7 @@ from waterflow.job.job import Job
 from waterflow.steps.shared_captures import kind_of
 
 #: What a capture takes until one was made: so much, and so much for each tensor that a step makes.
-_CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.1, 2.5e-3
+_CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.03, 7e-4
 #: Tensors that a step makes, where nobody has counted them.
 _TENSORS = 100
 #: What each job takes to join a capture, its own or another's: an account, a tape, a check.
@@ -29,9 +29,9 @@ _JOIN_SECONDS = 0.02
 #: first; and the seconds of steps from which on what is seen outweighs that.
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 5e-6, 0.6, 0.1
 #: Two lanes of eager Python side by side were slower than one after another where an operator that
-#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.1 to 1.4 at 9.5 and 16); what
-#: is longer gains so much.
-FINE_SECONDS, _GAIN_BESIDE = 1.2e-5, 1.3
+#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.6 to 1.8 at 8 in a recurrent
+#: network); what is longer gains so much at least.
+FINE_SECONDS, _GAIN_BESIDE = 5e-6, 1.3
 #: A capture has to save so many times what it takes: forecasts err, and steps may end early.
 _MARGIN = 1.2
 #: Steps of a shape that come before a decision: the first is not like the others.
