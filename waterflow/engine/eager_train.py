@@ -18,6 +18,7 @@ from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.user_loop import tell_nothing
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.steps.prepared import PreparedBatch
 
@@ -94,6 +95,14 @@ class _Train:
         self._spans: list[tuple[Any, ...]] = []
 
     def run(self, fed: FeedItem[PreparedBatch]) -> None:
+        self._job.loop.tell_of_steps = self._tell
+        try:
+            self._run(fed)
+        finally:
+            self._job.loop.tell_of_steps = tell_nothing
+            self._tell()
+
+    def _run(self, fed: FeedItem[PreparedBatch]) -> None:
         job = self._job
         following: FeedItem[PreparedBatch] | None = fed
         while following is not None:
@@ -103,7 +112,6 @@ class _Train:
                 self._account()
             job.feeder.step_done()
             following = job.feeder.following() if self._goes_on else None
-        self._tell()
 
     def _account(self) -> None:
         """Between two steps, with the room's block given back: it held what now gets a place."""
@@ -126,8 +134,6 @@ class _Train:
     def _step(self, fed: FeedItem[PreparedBatch]) -> None:
         job, batch = self._job, fed.item
         assert batch is not None
-        if fed.epoch != job.loop.epoch:
-            self._tell()  # a scheduler may ask for the latest loss
         started = time.perf_counter()
         try:
             job.loop.enter_epoch(fed.epoch)

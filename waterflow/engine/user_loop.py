@@ -36,6 +36,8 @@ class UserLoop:
         self._latest_loss = math.nan
         self.epoch = 0
         self.steps = 0  # done
+        #: Tells of steps that nobody has been told of; called before an epoch is entered.
+        self.tell_of_steps: Callable[[], None] = tell_nothing
 
     @property
     def waits_for_loss(self) -> bool:
@@ -63,6 +65,8 @@ class UserLoop:
 
     def enter_epoch(self, epoch: int) -> None:
         """Steps a per-epoch scheduler for every epoch that lies behind."""
+        if self.epoch < epoch:
+            self.tell_of_steps()
         while self.epoch < epoch:
             self.epoch += 1
             self._events.publish(EpochEntered(self._job.name, self.epoch))
@@ -126,3 +130,7 @@ class UserLoop:
             # A captured step calls no step(), which schedulers would warn of.
             self._job.optimizer._opt_called = True  # type: ignore[attr-defined]
             self._python(lambda: step_scheduler(self._job, every, loss))
+
+
+def tell_nothing() -> None:
+    """All steps have been told of."""

@@ -63,6 +63,11 @@ def collate(samples):
     return torch.stack([x for x, _ in samples])
 
 
+def filled_by_hook(job, data):
+    job.optimizer.register_step_post_hook(lambda *_: data.append(rows(8)))
+    return data
+
+
 #: Data, callback, and whether batches may be fetched ahead.
 AHEAD = {
     "list": (None, None, True),
@@ -80,6 +85,18 @@ AHEAD = {
     "list that the callback fills": (
         lambda job: [rows(8)],
         lambda job: lambda result: job.data.append(rows(8)),
+        False,
+    ),
+    "list of a part of a weight": (
+        lambda job: [(job.model.one.weight.detach()[1:], 0)],
+        None,
+        False,
+    ),
+    "list of sparse tensors": (lambda job: [(torch.eye(2).to_sparse(), 0)], None, True),
+    "list of dictionaries": (lambda job: [{"x": torch.ones(2), "id": "a"}], None, True),
+    "list that a hook of the optimizer may fill": (
+        lambda job: filled_by_hook(job, [rows(8)]),
+        None,
         False,
     ),
     "list of a weight": (lambda job: [(job.model.one.weight, 0)], None, False),

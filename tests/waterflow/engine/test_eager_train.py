@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
+from waterflow.engine.events import StepDone
 from waterflow.steps import tiers as tiers_module
 
 pytestmark = pytest.mark.cpu
@@ -217,6 +218,53 @@ def test_what_a_job_does_in_the_middle_of_a_train_ends_nobody_else():
     }
     assert "the disk is gone" in report.jobs["torn"].error
     assert_equal_to_loop(jobs[3], report, make("whole", steps=50))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_was_made_before_a_step_that_fails_is_told_of(policy):
+    wrong = (torch.ones(2, 3), torch.zeros(2))
+    jobs = [
+        make("fails", data=[rows_of(8, n) for n in range(6)] + [wrong], steps=50),
+        make("whole", steps=20),
+    ]
+    report = wf.run(jobs, memory="64MiB", threads=1, policy=policy)
+    failed = report.jobs["fails"]
+    assert (failed.state, failed.steps, len(failed.losses)) == ("failed", 6, 6)
+    fine = make("fails", data=[rows_of(8, n) for n in range(6)], steps=6)
+    assert failed.losses == wf.run_eager(fine, threads=1).losses
+    assert_equal_to_loop(jobs[1], report, make("whole", steps=20))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_loss_that_is_no_number_ends_a_job_that_asks_for_that_at_once(policy):
+    x, y = rows_of(8)
+    job = make("nan", data=[(x, y), (x, y), (x * float("inf"), y), (x, y)], steps=50)
+    job.stop_on_nan = True
+    report = wf.run([job, make("whole", steps=20)], memory="64MiB", threads=1, policy=policy)
+    assert (report["nan"].state, report["nan"].steps) == ("failed", 3)
+    assert report["whole"].ok
+
+
+def test_a_scheduler_of_epochs_is_told_the_latest_loss():
+    def plateau():
+        job = make("plateau", lengths=(8, 12, 16), steps=12)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            job.optimizer, factor=0.5, patience=0
+        )
+        job.scheduler, job.scheduler_every = scheduler, "epoch"
+        return job
+
+    job, twin = plateau(), plateau()
+    assert_equal_to_loop(job, run([job]), twin)
+    assert job.optimizer.param_groups[0]["lr"] == twin.optimizer.param_groups[0]["lr"]
+
+
+def test_whoever_listens_hears_of_each_step_of_a_train():
+    heard = []
+    with wf.Engine(memory="64MiB", threads=1) as engine:
+        engine.subscribe(lambda event: heard.append(event) if type(event) is StepDone else None)
+        engine.submit(make(steps=40)).result()
+    assert [event.step for event in heard] == list(range(1, 41))
 
 
 def test_a_job_is_stopped_within_a_step_and_another_may_join_meanwhile():
