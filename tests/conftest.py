@@ -1,5 +1,6 @@
 """Shared by all tests: profiles go to a folder of the session; programs compile beside tests."""
 
+import contextlib
 import os
 
 # Tests of captured steps want them captured from the first one; tests of tiers turn them on.
@@ -7,6 +8,13 @@ os.environ.setdefault("WATERFLOW_TIERS", "off")
 
 import pytest
 import torch
+
+# Bars that libraries show start a thread, whose counters a first look at a step's Python may meet
+# while they move: such a step is tried once more, which tests of single captures do not do.
+with contextlib.suppress(ImportError):
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0
 
 from tests.support import tasks
 from tests.support.fake_cuda import LIBRARY
