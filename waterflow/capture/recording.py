@@ -141,17 +141,21 @@ class Recorder(TorchDispatchMode):
             return [*map(self._argument, value)]
         if not isinstance(value, _VALUES):
             kind = type(value)
-            raise NotImplementedError(f"an operator takes a {kind.__module__}.{kind.__qualname__}")
+            raise TypeError(f"an operator takes a {kind.__module__}.{kind.__qualname__}")
         return value
 
     def _track(self, node: fx.Node, value: Any) -> None:
         """What an operator has returned, or what came from outside, has this node from now on."""
-        node.meta["val"] = _as_it_is(value)
+        self._follow(node, value, _as_it_is(value))
+
+    def _follow(self, node: fx.Node, value: Any, kept: Any) -> None:
+        node.meta["val"] = kept
         if isinstance(value, Tensor):
             self._nodes[id(value)] = TensorWeakRef(value), node
         elif isinstance(value, (tuple, list)):
-            for index, part in enumerate(value):
-                self._track(self._graph.call_function(operator.getitem, (node, index)), part)
+            for index, (part, of_part) in enumerate(zip(value, kept, strict=True)):
+                taken = self._graph.call_function(operator.getitem, (node, index))
+                self._follow(taken, part, of_part)
 
 
 def _as_it_is(value: Any) -> Any:

@@ -30,7 +30,7 @@ def targets(recording):
     return [node.target for node in recording.graph.nodes if node.op == "call_function"]
 
 
-def same(function, *reals):
+def assert_computes_the_same(function, *reals):
     """Records, and compares what the graph computes with what the function does."""
     recording = recorded(function, *reals)
     copies = [real.detach().clone() for real in reals]
@@ -64,7 +64,7 @@ def test_operators_of_operators_are_taken_apart_where_autograd_is_out_of_the_way
 
 
 def test_parts_of_results_are_taken_out_of_them():
-    recording = same(lambda x: list(x.split(2)), torch.arange(4.0))
+    recording = assert_computes_the_same(lambda x: list(x.split(2)), torch.arange(4.0))
     assert targets(recording).count(operator.getitem) == 2
 
 
@@ -74,7 +74,7 @@ def test_calls_in_place_stand_for_the_tensor_afterwards():
         y.mul_(3)
         return [y + y]
 
-    same(change, torch.arange(3.0))
+    assert_computes_the_same(change, torch.arange(3.0))
 
 
 def test_a_tensor_that_changes_its_own_shape_is_known_as_it_was():
@@ -83,7 +83,7 @@ def test_a_tensor_that_changes_its_own_shape_is_known_as_it_was():
         y.t_()
         return [y @ x]
 
-    recording = same(turn, torch.randn(2, 3))
+    recording = assert_computes_the_same(turn, torch.randn(2, 3))
     shapes = [tuple(node.meta["val"].shape) for node in recording.graph.nodes if node.users]
     assert (2, 3) in shapes
     assert (3, 2) in shapes
@@ -105,7 +105,7 @@ def test_numbers_that_code_reads_back_are_known():
     assert [
         n for n in targets(recorded(_reads_back, torch.ones(2))) if "local_scalar" in str(n)
     ] == []
-    same(_reads_back, torch.ones(2))
+    assert_computes_the_same(_reads_back, torch.ones(2))
 
 
 def _reads_back(x):
