@@ -125,7 +125,7 @@ class _Train:
     @property
     def _goes_on(self) -> bool:
         job = self._job
-        if job.ended or job.stop_requested or time.perf_counter() > self._until:
+        if job.ended or job.is_called_away or time.perf_counter() > self._until:
             return False
         room = job.eager.room
         has_room = room is not None and room.is_open

@@ -46,6 +46,25 @@ class Entrance:
                 self._in_flight.complete_all()
                 job.end(JobState.STOPPED)
 
+    def suspend_and_resume(self) -> None:
+        """Has jobs give up their places that are to rest, and those ask for theirs that are to go
+        on."""
+        for job in self._queue.jobs:
+            if job.ended or job.suspend_requested == (job.state is JobState.SUSPENDED):
+                continue
+            if not job.suspend_requested:
+                job.become(JobState.RESUMING)
+            elif job.may_rest:
+                self._suspend(job)
+
+    def _suspend(self, job: JobRun) -> None:
+        self._in_flight.complete_all()  # its last step may have ended it
+        if not job.ended:
+            self._context.arena.synchronize()
+            job.suspend(self._context.residency)
+            self._admission.somebody_left()
+        self._context.wake()
+
     def admit(self) -> None:
         """Admits waiting jobs in the order of their submission, as long as they fit."""
         if self._queue.holds_admission:
@@ -54,7 +73,7 @@ class Entrance:
         needs = [job.needs.memory for job in residents]
         for job in self._queue.jobs:
             fed = job.next_batch()
-            if job.resident or job.ended or job.stop_requested or fed is None:
+            if job.resident or job.ended or job.is_called_away or fed is None:
                 continue
             if fed.item is None:
                 self.end_of_data(job, fed)

@@ -233,7 +233,7 @@ class _Stretch:
 
     def _may_have_last_step(self, job: JobRun) -> bool:
         """Whoever has not had a step yet gets one: else others could starve him."""
-        return job not in self._stepped and not job.stop_requested and job.can_flow
+        return job not in self._stepped and not job.is_called_away and job.can_flow
 
     def _take(self, job: JobRun) -> FeedItem[PreparedBatch]:
         self._busy.add(job)

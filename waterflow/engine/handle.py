@@ -21,7 +21,7 @@ class JobHandle:
 
     @property
     def status(self) -> State:
-        """ "queued", "running", "finished", "stopped", "failed" or "out_of_memory"."""
+        """ "queued", "running", "suspended", "finished", "stopped", "failed" or "out_of_memory"."""
         return self._job.state.status
 
     @property
@@ -32,6 +32,34 @@ class JobHandle:
     def stop(self) -> None:
         """Ends the job after its present step."""
         self._queue.request_stop(self._job)
+
+    def suspend(self, timeout: float | None = 0.0) -> bool:
+        """Has the job rest after its present step, and give its memory to the others.
+
+        That is when a job holds least; its model, optimizer, random streams and data stay as they
+        are, so that it goes on later with the numbers that it would have had. An engine that is
+        closed resumes it.
+
+        Args:
+            timeout: how long to wait until it rests; by default not at all, None: as long as it
+                takes. Not from the job's own callback, after which it rests.
+
+        Returns:
+            Whether it rests now.
+
+        Raises:
+            JobError: it has ended.
+        """
+        self._queue.request_suspension(self._job, suspended=True)
+        return self._queue.wait_until_suspended(self._job, timeout)
+
+    def resume(self) -> None:
+        """Lets a suspended job go on, as soon as it fits beside the others.
+
+        Raises:
+            JobError: it has ended.
+        """
+        self._queue.request_suspension(self._job, suspended=False)
 
     def result(self, timeout: float | None = None) -> JobReport:
         """Waits for the job's end and returns its report.

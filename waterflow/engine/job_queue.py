@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from waterflow.allocator_ext import _C
-from waterflow.common.errors import BudgetError
+from waterflow.common.errors import BudgetError, JobError
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import Event, StateChanged
@@ -68,6 +68,35 @@ class JobQueue:
             job.stop_requested = True
             self._context.wake()
 
+    def request_suspension(self, job: JobRun, suspended: bool) -> None:
+        """Has the job give up its memory after its present step, or go on as soon as it fits.
+
+        Raises:
+            JobError: it has ended, or nobody could resume it as the engine is closed.
+        """
+        with self._context.state:
+            if suspended and self.is_closed:
+                raise JobError(f"job {job.name!r}: the engine is closed and suspends no jobs")
+            if job.ended or job.stop_requested:
+                verb = "suspended" if suspended else "resumed"
+                what = job.state.status if job.ended else "about to stop"
+                raise JobError(
+                    f"job {job.name!r} is {what} and cannot be {verb}; submit a new job with its "
+                    "model and optimizer to train on"
+                )
+            job.suspend_requested = suspended
+            self._context.wake()
+
+    def wait_until_suspended(self, job: JobRun, timeout: float | None) -> bool:
+        """Waits until the job rests, or has ended; returns whether it rests, within the timeout."""
+
+        def is_decided() -> bool:
+            return job.state is JobState.SUSPENDED or job.is_gone or self._over.is_set()
+
+        with self._context.state:
+            self._context.state.wait_for(is_decided, timeout)
+            return job.state is JobState.SUSPENDED
+
     def wait_for_end(self, job: JobRun, timeout: float | None) -> bool:
         """Waits until the job has ended and left; returns whether it has, within the timeout."""
         _C.release_intra_op_threads()
@@ -75,11 +104,13 @@ class JobQueue:
             return self._context.state.wait_for(lambda: job.is_gone or self._over.is_set(), timeout)
 
     def close(self) -> None:
-        """Takes no more jobs; those that are held back may begin."""
+        """Takes no more jobs; those that are held back may begin, and those that rest go on."""
         _C.release_intra_op_threads()  # who closes waits next
         with self._context.state:
             self._closing = True
             self.holds_admission = False
+            for job in self.jobs:
+                job.suspend_requested = False
             self._context.state.notify_all()
 
     def join(self, timeout: float) -> bool:
@@ -109,6 +140,10 @@ class JobQueue:
         if job.ended:
             return job.resident
         if job.stop_requested or job.is_new:
+            return True
+        if job.suspend_requested:
+            return job.may_rest and job.state is not JobState.SUSPENDED
+        if job.state is JobState.SUSPENDED:
             return True
         if job.next_batch() is None:
             return False

@@ -48,6 +48,7 @@ class JobRun:
         report: what is known of it; written by the recorder.
         state: where it is in its life.
         stop_requested: whether somebody wants it to end after its present step.
+        suspend_requested: whether somebody wants it to rest, from its present step's end on.
         resident: whether its persistent tensors have their places in the arena.
         feeder: prepares its batches, on a thread of its own.
         captured, eager: its steps, by the way in which they run.
@@ -76,6 +77,7 @@ class JobRun:
         self.report = JobReport(name=job.name, seed=seed)
         self.state = JobState.QUEUED
         self.stop_requested = False
+        self.suspend_requested = False
         self.resident = False
         self._events = events
         self._device = lanes.device
@@ -167,6 +169,16 @@ class JobRun:
     def is_new(self) -> bool:
         """Whether nothing has been done for it yet."""
         return not self.feeder.started
+
+    @property
+    def is_called_away(self) -> bool:
+        """Whether it is to make no further step for now."""
+        return self.stop_requested or self.suspend_requested
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether it could be suspended now: it runs, or has all that its first step needs."""
+        return self.state is JobState.RUNNING or self.next_batch() is not None
 
     @property
     def is_gone(self) -> bool:
@@ -306,9 +318,19 @@ class JobRun:
         self.tell_of_needs()
 
     def move_out(self, residency: Residency) -> None:
-        """Gives up the job's places in the arena; its tensors are in ordinary memory again."""
-        self.captured.release()
+        """Gives up the places of a job that has ended; its tensors are in ordinary memory again."""
         self.eager.forget_gradients()
+        self._give_up_places(residency)
+
+    def suspend(self, residency: Residency) -> None:
+        """Gives up the job's places until it is resumed. Between steps only, where a job holds
+        least; its gradients stay, as the next step may read them."""
+        if self.resident:
+            self._give_up_places(residency)
+        self.become(JobState.SUSPENDED)
+
+    def _give_up_places(self, residency: Residency) -> None:
+        self.captured.release()
         self.eager.retire_room()
         if self.steps.prefetcher is not None:
             self.steps.prefetcher.close(residency)

@@ -98,6 +98,7 @@ class EngineLoop:
         """Whoever comes and goes does so here."""
         self._entrance.start_new()
         self._entrance.end_stopped()
+        self._entrance.suspend_and_resume()
         self._flow.close_rooms(self._queue.jobs)
         self._entrance.admit()
 
@@ -133,15 +134,15 @@ class EngineLoop:
         """Tells whether somebody wants something that cannot be done while these jobs flow. There
         may be hundreds, so it looks at them only when somebody has called."""
         flowing, calls = frozenset(jobs), -1
-        stopped, others = False, list[JobRun]()
+        called_away, others = False, list[JobRun]()
 
         def is_interrupted() -> bool:
-            nonlocal calls, stopped, others
+            nonlocal calls, called_away, others
             if calls != self._context.calls.calls:
                 calls = int(self._context.calls.calls)
-                stopped = any(job.stop_requested and not job.ended for job in flowing)
+                called_away = any(job.is_called_away and not job.ended for job in flowing)
                 others = [j for j in self._queue.jobs if not (j in flowing or j.is_gone)]
-            return stopped or any(map(self._queue.needs_attention, others))
+            return called_away or any(map(self._queue.needs_attention, others))
 
         return is_interrupted
 

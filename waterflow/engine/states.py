@@ -3,9 +3,10 @@
     queued -> preparing -> running -> finished
       ^          |          |   ^
       +----------+          v   |
-                      suspended -> resuming
+      +--------------> suspended -> resuming
 
-From every state but the last ones a job may be stopped or fail. What users see of it (`status`, the
+A job may be suspended before it has run, and what was left of its data may be nothing when it is
+resumed. From every state but the last ones a job may be stopped or fail. What users see of it (`status`, the
 report, progress) is a projection, `JobState.status`.
 """
 
@@ -54,12 +55,13 @@ class TransitionError(RuntimeError):
 
 _ENDS = frozenset({JobState.STOPPED, JobState.FAILED, JobState.OUT_OF_MEMORY})
 _FOLLOWERS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: _ENDS | {JobState.PREPARING, JobState.RUNNING},
+    JobState.QUEUED: _ENDS | {JobState.PREPARING, JobState.RUNNING, JobState.SUSPENDED},
     # Its data may end, or it may need no step at all, before it has run.
-    JobState.PREPARING: _ENDS | {JobState.QUEUED, JobState.RUNNING, JobState.FINISHED},
+    JobState.PREPARING: _ENDS
+    | {JobState.QUEUED, JobState.RUNNING, JobState.SUSPENDED, JobState.FINISHED},
     JobState.RUNNING: _ENDS | {JobState.SUSPENDED, JobState.FINISHED},
     JobState.SUSPENDED: _ENDS | {JobState.RESUMING},
-    JobState.RESUMING: _ENDS | {JobState.RUNNING, JobState.SUSPENDED},
+    JobState.RESUMING: _ENDS | {JobState.RUNNING, JobState.SUSPENDED, JobState.FINISHED},
     JobState.STOPPED: frozenset(),
     JobState.FINISHED: frozenset(),
     JobState.FAILED: frozenset(),

@@ -18,6 +18,8 @@ LIVES = [
     ["preparing", "queued", "running", "out_of_memory"],
     ["preparing", "running", "suspended", "resuming", "running", "stopped"],
     ["preparing", "running", "suspended", "resuming", "suspended", "failed"],
+    ["preparing", "suspended", "resuming", "finished"],
+    ["preparing", "queued", "suspended", "resuming", "running", "finished"],
     ["preparing", "finished"],
     ["stopped"],
     ["failed"],
@@ -45,14 +47,12 @@ def test_nothing_follows_an_end(end: JobState, after: JobState) -> None:
     ("before", "after"),
     [
         ("queued", "finished"),
-        ("queued", "suspended"),
-        ("preparing", "suspended"),
         ("running", "queued"),
         ("running", "preparing"),
         ("running", "resuming"),
         ("suspended", "running"),
         ("suspended", "finished"),
-        ("resuming", "finished"),
+        ("resuming", "queued"),
     ],
 )
 def test_what_cannot_be(before: str, after: str) -> None:
@@ -72,8 +72,8 @@ def test_whatever_is_tried_a_job_ends_once_and_runs_only_after_it_was_queued(
             continue
         lived.append(state)
     assert [one.ended for one in lived[:-1]] == [False] * (len(lived) - 1)
-    if JobState.SUSPENDED in lived:
-        assert JobState.RUNNING in lived[: lived.index(JobState.SUSPENDED)]
+    if JobState.RESUMING in lived:
+        assert JobState.SUSPENDED in lived[: lived.index(JobState.RESUMING)]
 
 
 def test_every_state_has_a_word_that_reports_know() -> None:
