@@ -5,6 +5,7 @@
 #include "account/look.h"
 #include "account/observer.h"
 #include "bind/core.h"
+#include "bind/throttle.h"
 #include "bind/torch.h"
 #ifdef WATERFLOW_WITH_CUDA
 #include "cuda/cuda_lanes.h"
@@ -13,6 +14,7 @@
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "waterflow's allocator, storages, tapes and lanes";
   waterflow::bind_core(m);
+  waterflow::bind_throttles(m);
   waterflow::bind_torch(m);
   waterflow::bind_observer(m);
   waterflow::bind_guards(m);

@@ -339,11 +339,14 @@ void bind_rounds(py::module_& m) {
   py::class_<Round>(m, "Round").def(py::init(&make_round), py::arg("jobs"), py::arg("pairs"));
   py::class_<FlowStep, std::shared_ptr<FlowStep>>(m, "FlowStep")
       .def(py::init([](const JobTuple& job, std::vector<std::pair<int, int>> groups,
-                       std::shared_ptr<Demand> demand) {
-             return std::make_shared<FlowStep>(
-                 FlowStep{make_job(job), std::move(groups), std::move(demand)});
+                       std::shared_ptr<Demand> demand, std::vector<double> seconds,
+                       std::shared_ptr<Throttle> throttle) {
+             return std::make_shared<FlowStep>(FlowStep{make_job(job), std::move(groups),
+                                                        std::move(demand), std::move(seconds),
+                                                        std::move(throttle)});
            }),
-           py::arg("job"), py::arg("groups"), py::arg("demand"));
+           py::arg("job"), py::arg("groups"), py::arg("demand"),
+           py::arg("seconds") = std::vector<double>{}, py::arg("throttle") = nullptr);
   py::class_<RoundResult, std::shared_ptr<RoundResult>>(m, "RoundResult")
       .def_property_readonly("errors", &errors_of)
       .def("wait",

@@ -73,11 +73,8 @@ void bind_trains(py::module_& m) {
       .value("DEVIATED", TrainEnd::kDeviated)
       .value("NOT_FINITE", TrainEnd::kNotFinite)
       .value("FAILED", TrainEnd::kFailed)
+      .value("HELD", TrainEnd::kHeld)
       .finalize();
-  py::class_<Signal, std::shared_ptr<Signal>>(m, "Signal")
-      .def(py::init<>())
-      .def("call", &Signal::call)
-      .def_property_readonly("calls", &Signal::calls);
   py::class_<TrainResult, std::shared_ptr<TrainResult>>(m, "TrainResult")
       .def_readonly("losses", &TrainResult::losses)
       .def_readonly("end", &TrainResult::end)

@@ -25,6 +25,8 @@ struct LaneContext {
   MemoryPlan* plan = nullptr;
   // Asked for room where the arena has none; then the request is made once more.
   std::shared_ptr<const std::function<bool(std::size_t)>> more = nullptr;
+  // Called before each instruction of a tape: who goes first may be in need of the time.
+  const std::function<void()>* pause = nullptr;
 };
 
 // Makes the calling thread a lane for its lifetime; scopes nest, the innermost counts.

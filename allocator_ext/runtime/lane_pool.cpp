@@ -40,6 +40,23 @@ class GateScope {
   const Lane lane_;
 };
 
+// A job at work on this thread, as its throttle is to know. Where work is only queued, that is told
+// group by group.
+class ThrottleScope {
+ public:
+  ThrottleScope(Throttle* throttle, bool queues) : throttle_(queues ? nullptr : throttle) {
+    if (throttle_ != nullptr) throttle_->begin();
+  }
+  ThrottleScope(const ThrottleScope&) = delete;
+  ThrottleScope& operator=(const ThrottleScope&) = delete;
+  ~ThrottleScope() {
+    if (throttle_ != nullptr) throttle_->end();
+  }
+
+ private:
+  Throttle* const throttle_;
+};
+
 }  // namespace
 
 void CounterBarrier::arrive() {
@@ -177,13 +194,13 @@ void LanePool::rethrow_failure() {
 }
 
 void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
-                       std::vector<Span>& spans) {
+                       std::vector<Span>& spans, const std::function<void()>* pause) {
   if (job.device_input && task.start == 0)
     device_->wait_event(task.lane, job.device_input->filled());
   const Mark start = device_->mark(task.lane);
-  device_->execute(task.lane, [this, &job, &failure, task] {
+  device_->execute(task.lane, [this, &job, &failure, task, pause] {
     if (failure.happened.load()) return;
-    LaneScope scope({arena_, task.lane, job.id, job.plan.get()});
+    LaneScope scope({arena_, task.lane, job.id, job.plan.get(), nullptr, pause});
     try {
       job.tape->run(task.start, task.stop);
     } catch (...) {
@@ -201,10 +218,10 @@ RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
   Failure failure;
   RoundResult result{{}, {}, {}, {}, device_};
   {
+    const ThrottleScope work(step.throttle.get(), device_->queues());
     const GateScope scope(gate, lane, step.demand);
     try {
-      wait_for_former(lane, former);
-      run_groups(lane, step, gate, failure, result.spans);
+      run_admitted(lane, step, gate, former, failure, result.spans);
     } catch (...) {
       failure.note();
       drain();
@@ -221,18 +238,30 @@ RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
   return result;
 }
 
+void LanePool::run_admitted(int lane, const FlowStep& step, Gate& gate, const RoundResult* former,
+                            Failure& failure, std::vector<Span>& spans) {
+  const std::function<bool()> awaited = [&gate, lane] { return gate.is_awaited(lane); };
+  const std::function<void()> pause = [&step, &awaited] { step.throttle->pause(awaited); };
+  wait_for_former(lane, former);
+  run_groups(lane, step, gate, failure, spans, step.throttle ? pause : nullptr);
+}
+
 // On a device the former step may only be queued, on another lane's stream.
 void LanePool::wait_for_former(int lane, const RoundResult* former) {
   if (former != nullptr && former->end.event) device_->wait_event(lane, *former->end.event);
 }
 
 void LanePool::run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
-                          std::vector<Span>& spans) {
+                          std::vector<Span>& spans, const std::function<void()>& pause) {
+  const bool queues = device_->queues();
   for (std::size_t group = 0; group < step.groups.size(); ++group) {
     const auto [start, stop] = step.groups[group];
+    if (pause && queues) pause();  // before it has memory that others may wait for
     if (const auto former = gate.enter(lane)) device_->wait_event(lane, *former->event);
     if (step.job.plan->uses_allocator()) arena_->synchronize();
-    execute(step.job, {lane, 0, static_cast<int>(group), start, stop}, failure, spans);
+    execute(step.job, {lane, 0, static_cast<int>(group), start, stop}, failure, spans,
+            pause && !queues ? &pause : nullptr);
+    if (pause && queues) step.throttle->owe(step.seconds.at(group));
     if (step.job.plan->uses_allocator() && device_->calls_back()) drain();
     gate.leave(lane, spans.back().stop);
     if (failure.happened.load()) return;

@@ -20,6 +20,7 @@
 #include "core/device/lane_device.h"
 #include "core/device/staging.h"
 #include "core/plan/gate.h"
+#include "core/plan/throttle.h"
 #include "runtime/lane.h"
 #include "runtime/tape.h"
 
@@ -66,6 +67,8 @@ struct FlowStep {
   RoundJob job;
   std::vector<std::pair<int, int>> groups;
   std::shared_ptr<const Demand> demand;
+  std::vector<double> seconds;  // that each group takes, as profiled
+  std::shared_ptr<Throttle> throttle = nullptr;
 };
 
 // A round, or a step, that has run, or that a device still runs.
@@ -112,11 +115,14 @@ class LanePool {
  private:
   void run_lane(int lane);
   void run_task(const Task& task);
-  void execute(const RoundJob& job, const Task& task, Failure& failure, std::vector<Span>& spans);
+  void execute(const RoundJob& job, const Task& task, Failure& failure, std::vector<Span>& spans,
+               const std::function<void()>* pause = nullptr);
   void abandon(const RoundJob& job, Lane lane);
+  void run_admitted(int lane, const FlowStep& step, Gate& gate, const RoundResult* former,
+                    Failure& failure, std::vector<Span>& spans);
   void wait_for_former(int lane, const RoundResult* former);
   void run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
-                  std::vector<Span>& spans);
+                  std::vector<Span>& spans, const std::function<void()>& pause);
   void finish_pair();
   void drain();
   void note_failure();

@@ -132,7 +132,9 @@ void Tape::run(int start, int stop) {
   if (host_generator_) random.emplace(*host_generator_, device_generator_);
   LaneContext* lane = current_lane();
   MemoryPlan* plan = lane != nullptr ? lane->plan : nullptr;
+  const std::function<void()>* pause = lane != nullptr ? lane->pause : nullptr;
   for (int index = start; index < stop; ++index) {
+    if (pause != nullptr) (*pause)();
     if (plan != nullptr) plan->begin_instruction(index);
     c10::AutoGradMode gradients(index < forward_length_);
     Instruction& instruction = instructions_[index];

@@ -9,6 +9,13 @@
 namespace waterflow {
 namespace {
 
+// Of the others' time. A job that owes more gives its lane to somebody else meanwhile.
+constexpr double kLongRest = 2e-3;
+
+bool is_held(Throttle* throttle) {
+  return throttle != nullptr && !throttle->may_begin() && throttle->due() > kLongRest;
+}
+
 std::optional<TrainEnd> reason_to_end(const Train& train, const TrainResult& made, double begun) {
   if (made.losses.size() == train.batches.size()) return TrainEnd::kArrived;
   if (made.losses.empty()) return std::nullopt;
@@ -54,6 +61,8 @@ TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate
   while (true) {
     if (const auto reason = reason_to_end(train, made, begun)) {
       made.end = *reason;
+    } else if (!made.losses.empty() && is_held(step.throttle.get())) {
+      made.end = TrainEnd::kHeld;
     } else if (!train.holds()) {
       made.end = TrainEnd::kChanged;
     } else if (!run_next(pool, lane, step, gate, train, made)) {

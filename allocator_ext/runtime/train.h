@@ -7,7 +7,6 @@
 // the device without bound.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -16,20 +15,10 @@
 
 #include "core/plan/gate.h"
 #include "core/plan/memory_plan.h"
+#include "core/plan/signal.h"
 #include "runtime/lane_pool.h"
 
 namespace waterflow {
-
-// Calls lanes back from their trains. A count that only grows, so that no call is lost: whoever
-// sets out says how many calls he has seen to before.
-class Signal {
- public:
-  void call() { calls_.fetch_add(1, std::memory_order_release); }
-  std::uint64_t calls() const { return calls_.load(std::memory_order_acquire); }
-
- private:
-  std::atomic<std::uint64_t> calls_{0};
-};
 
 // Why a train has ended.
 enum class TrainEnd {
@@ -40,6 +29,7 @@ enum class TrainEnd {
   kDeviated,   // a request for memory was not as profiled
   kNotFinite,  // the loss of its last step is no number
   kFailed,     // its next step has failed
+  kHeld,       // its job owes others a longer rest
 };
 
 // The first step is made in any case, if its look holds: whoever sets out has been chosen for it.

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.plan.piled_step import PiledStep
 from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.run.tape import CompiledStep
 
-Flowing = tuple[int, CompiledStep, StepMemory]
-"""A job's number, its compiled step and the step's memory."""
+
+class Flowing(NamedTuple):
+    """A job's number, its compiled step, the step's memory, and what holds the job back."""
+
+    job: int
+    step: CompiledStep
+    memory: StepMemory
+    throttle: Any = None
 
 
 class FlowPlan:
@@ -101,7 +107,7 @@ class FlowPlan:
         return self._made[key]
 
     def _make(self, flowing: Flowing, piled: PiledStep, lane: int) -> tuple[Any, Any]:
-        job, step, memory = flowing
+        job, step, memory, throttle = flowing
         start, stop = self._ranges[lane // 2]
         places = piled.places(start, stop, from_top=lane % 2 == 1)
         memory_plan = memory.memory_plan(places, self.version)
@@ -110,7 +116,8 @@ class FlowPlan:
         if self.is_roomy:  # nobody waits for what the step lets go of: it is admitted as a whole
             groups, demand = [(0, memory.profile.num_nodes)], _C.Demand([piled.extent], [0, 0])
         form = step.tape, memory_plan, job, step.device_input
-        return memory_plan, _C.FlowStep(form, groups, demand)
+        seconds = [float(memory.profile.node_seconds[a:b].sum()) for a, b in groups]
+        return memory_plan, _C.FlowStep(form, groups, demand, seconds, throttle)
 
     @property
     def deviations(self) -> int:

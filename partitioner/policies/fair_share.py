@@ -1,4 +1,5 @@
-"""Who runs next: the job that has had the least of the lanes' time, by its weight.
+"""Who runs next: of those that go first, the job that has had the least of the lanes' time, by its
+weight.
 
 Pure functions of what each job has used. The engine asks them where a lane is free, and so does the
 simulator, so that what is predicted is what is done.
@@ -6,8 +7,18 @@ simulator, so that what is predicted is what is done.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+
+class Priority(enum.IntEnum):
+    """Who goes first (AntMan, section 3): a guaranteed job runs as if it were alone, opportunistic
+    ones live from what the others leave."""
+
+    GUARANTEED = 0
+    NORMAL = 1
+    OPPORTUNISTIC = 2
 
 
 class Share(NamedTuple):
@@ -16,14 +27,16 @@ class Share(NamedTuple):
     Attributes:
         weight: its share among others; positive.
         used: seconds of lanes divided by the weight: equal for jobs that have had their due.
+        priority: whoever has a higher one goes before all others.
     """
 
     weight: float = 1.0
     used: float = 0.0
+    priority: Priority = Priority.NORMAL
 
     def after(self, seconds: float) -> Share:
         """The share once lanes have worked for the job that long."""
-        return Share(self.weight, self.used + seconds / self.weight)
+        return self._replace(used=self.used + seconds / self.weight)
 
 
 NextJob = Callable[[Sequence[Share]], int]
@@ -31,11 +44,14 @@ NextJob = Callable[[Sequence[Share]], int]
 
 
 def fair_share(waiting: Sequence[Share]) -> int:
-    """The job that has used the least by its weight; of equals the first."""
-    return min(range(len(waiting)), key=lambda place: waiting[place].used)
+    """Of the highest priority the job that has used the least by its weight; of equals the
+    first."""
+    return min(
+        range(len(waiting)), key=lambda place: (waiting[place].priority, waiting[place].used)
+    )
 
 
-def newcomer(weight: float, others: Iterable[Share]) -> Share:
+def newcomer(weight: float, others: Iterable[Share], priority: Priority = Priority.NORMAL) -> Share:
     """The share of a job that joins: as if it had used as much as the one with the least, so that
     it neither overtakes the others for long nor waits for them."""
-    return Share(weight, min((share.used for share in others), default=0.0))
+    return Share(weight, min((share.used for share in others), default=0.0), priority)

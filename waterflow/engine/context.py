@@ -38,6 +38,7 @@ class RunContext:
         python: guards what is done for jobs between their steps: callbacks, schedulers, records.
             Taken before `state`, where both are.
         calls: calls lanes back from their trains of steps; called after what they are to see.
+        precedence: the time in which guaranteed jobs work.
     """
 
     lanes: Lanes
@@ -47,6 +48,7 @@ class RunContext:
     state: threading.Condition = field(default_factory=threading.Condition)
     python: threading.RLock = field(default_factory=threading.RLock)
     calls: Any = field(default_factory=_C.Signal)
+    precedence: Any = field(default_factory=_C.Precedence)
 
     @property
     def arena(self) -> Any:

@@ -14,7 +14,7 @@ from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
 from waterflow.engine.events import EVENTS, EventStream, Subscriber, TrainRan, muted_by_errors
-from waterflow.engine.handle import JobHandle
+from waterflow.engine.handle import JobHandle, check_job_priority
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.loop import EngineLoop
@@ -113,16 +113,18 @@ class Engine:
             if any(other.name == job.name for other in self._queue.jobs):
                 raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
             _check_place(job, self._lanes.device)
+            check_job_priority(job.name, job.priority, self.policy)
             seed = draw_seed() if job.seed is None else job.seed
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
+                throttle=_C.Throttle(self._context.precedence, self._context.calls),
             )
             _C.set_job_name(self._arena, number, job.name)
             self._queue.add(run)
-        return JobHandle(self._queue, run)
+        return JobHandle(self._queue, run, self.policy)
 
     def _tiers_of(self, job: Job) -> Tiers | None:
         """When the job's steps are captured; None: before they run first, where they can be.

@@ -119,6 +119,32 @@ class MemoryMoved(NamedTuple):
     held: int
 
 
+class ShareChanged(NamedTuple):
+    """Somebody has given a job another priority, or another weight among its equals."""
+
+    job: str
+    priority: str
+    weight: float
+
+
+class DutyChanged(NamedTuple):
+    """Jobs beside a guaranteed one have another duty: the share of its time in which they may work.
+
+    Attributes:
+        job: the guaranteed job.
+        others: those that are held back for it.
+        duty: their new duty, 0 to 1.
+        slowdown: by how much the job was slower than alone, 0.01 is 1 %, and its standard error.
+        error: that error.
+    """
+
+    job: str
+    others: Sequence[str]
+    duty: float
+    slowdown: float
+    error: float
+
+
 class EngineEnded(NamedTuple):
     """No job will run any more."""
 
@@ -134,6 +160,8 @@ Event = (
     | GroupsRan
     | StepDone
     | MemoryMoved
+    | ShareChanged
+    | DutyChanged
     | EngineEnded
 )
 Subscriber = Callable[[Any], None]

@@ -14,11 +14,12 @@ from typing import Any
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.eager_train import account_for_room, run_train
-from waterflow.engine.events import GroupsRan, TrainRan
+from waterflow.engine.events import GroupsRan, ShareChanged, TrainRan
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.idle import IdleTimes, why_idle
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.precedence import Precedence
 from waterflow.engine.trains import Trains
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
@@ -46,8 +47,11 @@ class FlowExecutor:
         self._dismiss = dismiss
         self._shares: dict[str, Share] = {}
         self._flowing = False
+        self._jobs: Sequence[JobRun] = ()  # of the present stretch
+        self._precedence = Precedence(context)
         self.idle = IdleTimes()
         context.events.subscribe(self._count, GroupsRan, TrainRan)
+        context.events.subscribe(self._change, ShareChanged)
 
     def _count(self, event: GroupsRan | TrainRan) -> None:
         """What jobs have of the lanes while they flow."""
@@ -60,6 +64,12 @@ class FlowExecutor:
         for _, place, _, start, stop in event.spans:
             name = event.jobs[place]
             self._shares[name] = self._shares[name].after(stop - start)
+
+    def _change(self, event: ShareChanged) -> None:
+        """A job goes before others than it did; with the engine's lock held."""
+        for job in self._jobs:
+            self._shares[job.name] = _share(job, self._shares[job.name])
+        self._precedence.begin(self._jobs)
 
     def open_rooms(self, jobs: Sequence[JobRun]) -> None:
         """Sets memory aside for the eager steps of jobs, as far as it leaves enough for the others,
@@ -100,25 +110,34 @@ class FlowExecutor:
             plan.open()
         known = {job.name: self._shares[job.name] for job in jobs if job.name in self._shares}
         self._shares = {
-            job.name: known.get(job.name) or newcomer(job.job.weight, known.values())
+            job.name: _share(job, known.get(job.name) or newcomer(job.weight, known.values()))
             for job in jobs
         }
+        with self._context.state:
+            self._precedence.begin(jobs)
         stretch = _Stretch(
             *(self._context, plan, self._in_flight, jobs, interrupted, self._choose),
-            *(self.idle, self._dismiss),
+            *(self.idle, self._dismiss, self._precedence),
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._flowing = True
+        self._jobs = jobs
         try:
             self._context.lanes.run_on_all(stretch.serve)
             self._in_flight.complete_all()
         finally:
             self._flowing = False
+            self._jobs = ()
         self._context.arena.synchronize()
         return stretch.left
 
     def _choose(self, waiting: Sequence[JobRun]) -> JobRun:
         return waiting[self._next_job([self._shares[job.name] for job in waiting])]
+
+
+def _share(job: JobRun, share: Share) -> Share:
+    """The share by the weight and priority that the job has now."""
+    return share._replace(weight=job.weight, priority=job.priority)
 
 
 class _Stretch:
@@ -134,9 +153,11 @@ class _Stretch:
         choose: Callable[[Sequence[JobRun]], JobRun],
         idle: IdleTimes,
         dismiss: Callable[[JobRun], None],
+        precedence: Precedence,
     ) -> None:
         self._context = context
         self._dismiss = dismiss
+        self._precedence = precedence
         self._plan = plan
         self._in_flight = in_flight
         trains = plan is not None and not context.lanes.device.queues
@@ -178,7 +199,8 @@ class _Stretch:
                 waiting = self._with_batches()
                 if self._is_over():
                     waiting = [job for job in waiting if self._may_have_last_step(job)]
-                job = self._choose_for(lane, waiting)
+                able = self._precedence.candidates(waiting, self._busy)
+                job = self._choose_for(lane, able)
                 if job is not None and job.can_flow:
                     return job, self._take(job), seen
                 if job is not None:
@@ -188,7 +210,7 @@ class _Stretch:
                 else:
                     free = [job for job in self._jobs if job not in self._busy]
                     since, reason = time.perf_counter(), why_idle(free)
-                    self._context.state.wait()
+                    self._context.state.wait(self._precedence.rest(waiting))
                     self._idle.note(reason, since)
         return None
 
@@ -243,6 +265,7 @@ class _Stretch:
             self._captured += 1
         else:
             self._eager.add(job)
+        self._precedence.takes_lane(job, None if fed.item is None else fed.item.specialization)
         return fed
 
     def _give_back(self, job: JobRun, captured: bool) -> None:
@@ -250,6 +273,7 @@ class _Stretch:
             self._busy.discard(job)
             self._eager.discard(job)
             self._captured -= captured
+            self._precedence.gives_lane_back(job)
             self._context.state.notify_all()
 
     def _end(self) -> None:
@@ -316,7 +340,11 @@ class _Stretch:
             self._end()
         else:
             run = self._run_train if batch.is_plainly_eager else self._run_eager_step
-            run(lane, job, fed)
+            job.throttle.begin()
+            try:
+                run(lane, job, fed)
+            finally:
+                job.throttle.end()
             if needs_room and on_demand:
                 job.eager.close_room()
                 self._settle(job)
@@ -336,7 +364,12 @@ class _Stretch:
         assert job.eager.room is not None
         memory = job.eager.room.scope(lambda size: self._make_room(job, size))
         accounts = job.eager.room_on_demand
-        run_train(self._context, job, lane, fed, memory, lambda: not self._over, accounts=accounts)
+
+        def may_go_on() -> bool:
+            wanted = self._precedence.wants(job, self._busy) or not job.throttle.may_begin()
+            return not (self._over or wanted)
+
+        run_train(self._context, job, lane, fed, memory, may_go_on, accounts=accounts)
 
     def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """One that is to be checked, or to show whether others may be traced."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 from waterflow.engine.job_run import JobRun
-from waterflow.executor.plan.flow_plan import FlowPlan
+from waterflow.executor.plan.flow_plan import Flowing, FlowPlan
 from waterflow.executor.plan.headroom import FlowJob, choose_headroom
 from waterflow.executor.plan.piled_step import Piles
 from waterflow.executor.run.lanes import Lanes
@@ -64,7 +64,10 @@ class FlowPlanner:
         if choice is None:
             return None
         flowing = [
-            ((job.number, step.compiled, step.memory), step.piles.at(choice.headroom, room))
+            (
+                Flowing(job.number, step.compiled, step.memory, job.throttle),
+                step.piles.at(choice.headroom, room),
+            )
             for job, step in steps
         ]
         return FlowPlan(self._arena, lanes, flowing)
@@ -77,4 +80,4 @@ def _flow_jobs(steps: Sequence[tuple[JobRun, PreparedStep]]) -> list[FlowJob]:
     by_job: dict[JobRun, list[Piles]] = {}
     for job, step in steps:
         by_job.setdefault(job, []).append(step.piles)
-    return [FlowJob(piles, job.job.weight) for job, piles in by_job.items()]
+    return [FlowJob(piles, job.weight) for job, piles in by_job.items()]

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from waterflow.common.errors import JobError
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
+from waterflow.job.job import check_priority, check_weight
+from waterflow.partitioner import Policy
 from waterflow.report.job_report import JobReport, State
+
+
+def check_job_priority(name: str, priority: str, policy: Policy) -> None:
+    """Raises JobError where a job cannot have this priority under this policy."""
+    check_priority(priority, f"job {name!r}: ")
+    if priority != "normal" and not policy.flows:
+        raise JobError(
+            f"job {name!r}: priority={priority!r} is for policies under which lanes have a pace of "
+            f"their own, {policy.name!r} runs rounds: use policy='flow', or priority='normal'"
+        )
 
 
 class JobHandle:
     """A submitted job, seen from outside."""
 
-    def __init__(self, queue: JobQueue, job: JobRun) -> None:
+    def __init__(self, queue: JobQueue, job: JobRun, policy: Policy) -> None:
         self._queue = queue
         self._job = job
+        self._policy = policy
 
     @property
     def name(self) -> str:
@@ -32,6 +46,24 @@ class JobHandle:
     def stop(self) -> None:
         """Ends the job after its present step."""
         self._queue.request_stop(self._job)
+
+    def set_priority(self, priority: str) -> None:
+        """Has the job go before others from its next step on: see `Job.priority`.
+
+        Raises:
+            JobError: there is no such priority, or the policy knows none.
+        """
+        check_job_priority(self.name, priority, self._policy)
+        self._queue.set_share(self._job, priority=priority)
+
+    def set_weight(self, weight: float) -> None:
+        """Gives the job another share among its equals: see `Job.weight`.
+
+        Raises:
+            JobError: it is no positive number.
+        """
+        check_weight(weight, f"job {self.name!r}: ")
+        self._queue.set_share(self._job, weight=weight)
 
     def suspend(self, timeout: float | None = 0.0) -> bool:
         """Has the job rest after its present step, and give its memory to the others.

@@ -8,9 +8,10 @@ from waterflow.allocator_ext import _C
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
-from waterflow.engine.events import Event, StateChanged
+from waterflow.engine.events import Event, ShareChanged, StateChanged
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.states import JobState
+from waterflow.partitioner.policies.fair_share import Priority
 
 
 class JobQueue:
@@ -66,6 +67,19 @@ class JobQueue:
         """Has the job end after its present step."""
         with self._context.state:
             job.stop_requested = True
+            self._context.wake()
+
+    def set_share(
+        self, job: JobRun, priority: str | None = None, weight: float | None = None
+    ) -> None:
+        """Gives the job another priority, or another weight; None leaves it as it is."""
+        with self._context.state:
+            if priority is not None:
+                job.priority = Priority[priority.upper()]
+            if weight is not None:
+                job.weight = weight
+            changed = ShareChanged(job.name, job.priority.name.lower(), job.weight)
+            self._context.events.publish(changed)
             self._context.wake()
 
     def request_suspension(self, job: JobRun, suspended: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.captured_steps import CapturedSteps
@@ -24,6 +25,7 @@ from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
+from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
@@ -48,6 +50,8 @@ class JobRun:
         report: what is known of it; written by the recorder.
         state: where it is in its life.
         stop_requested: whether somebody wants it to end after its present step.
+        priority: who goes before whom, and its share among equals (`weight`), as they are now.
+        throttle: holds it back for the sake of guaranteed jobs.
         suspend_requested: whether somebody wants it to rest, from its present step's end on.
         resident: whether its persistent tensors have their places in the arena.
         feeder: prepares its batches, on a thread of its own.
@@ -67,10 +71,12 @@ class JobRun:
         on_ready: Callable[[bool], None],
         audit: str = "log",
         tiers: Tiers | None = None,
+        throttle: Any = None,
     ) -> None:
         """Args beyond the obvious.
 
         on_ready: called when its feeder has something, with whether it is not running yet.
+        throttle: holds it back for the sake of guaranteed jobs; its own where nobody is to.
         """
         self.number = number
         self.job = job
@@ -78,6 +84,9 @@ class JobRun:
         self.state = JobState.QUEUED
         self.stop_requested = False
         self.suspend_requested = False
+        self.priority = Priority[job.priority.upper()]
+        self.weight = job.weight
+        self.throttle = throttle or _C.Throttle(_C.Precedence(), _C.Signal())
         self.resident = False
         self._events = events
         self._device = lanes.device

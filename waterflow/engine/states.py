@@ -5,9 +5,9 @@
       +----------+          v   |
       +--------------> suspended -> resuming
 
-A job may be suspended before it has run, and what was left of its data may be nothing when it is
-resumed. From every state but the last ones a job may be stopped or fail. What users see of it (`status`, the
-report, progress) is a projection, `JobState.status`.
+A job may be suspended before it has run, and what is left of its data may be nothing once it is
+resumed. From every state but the last ones a job may be stopped or fail. What users see of it
+(`status`, the report, progress) is a projection, `JobState.status`.
 """
 
 from __future__ import annotations

@@ -90,10 +90,12 @@ class Trains:
         most = job.captured.before_check(watched.step, most)
         items = [fed, *job.feeder.take_while(lambda other: _same_step(fed, other), most - 1)]
         rates = job.loop.rates() if job.loop.shows_rates else ()
+        rested = float(job.throttle.rested_seconds)
         result = self._call(lane, job, items, watched, seen, until)
         made = len(result.losses)
         assert fed.item is not None
-        job.captured.count(fed.item, made, result.seconds)
+        rested = float(job.throttle.rested_seconds) - rested
+        job.captured.count(fed.item, made, max(0.0, result.seconds - rested))
         if result.end == _C.TrainEnd.CHANGED:
             job.captured.look_again(made)
         job.feeder.put_back(items[made + (result.error is not None) :])
@@ -120,6 +122,7 @@ class Trains:
         keeps_lock = (
             self._plan.is_roomy
             and not self._context.check
+            and job.throttle.duty == 1.0
             and job.captured.step_seconds < _KEEPS_LOCK_BELOW
         )
         left = until - time.perf_counter()

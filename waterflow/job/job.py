@@ -67,6 +67,23 @@ def check_audit(audit: object, whose: str = "", optional: bool = False) -> None:
         raise JobError(f"{whose}audit must be one of {', '.join(AUDITS)}, got {audit!r}")
 
 
+#: See `Job.priority`; the first goes first.
+PRIORITIES = ("guaranteed", "normal", "opportunistic")
+
+
+def check_priority(priority: object, whose: str = "") -> None:
+    """Raises JobError where `priority` is none of `PRIORITIES`."""
+    if priority not in PRIORITIES:
+        known = ", ".join(map(repr, PRIORITIES))
+        raise JobError(f"{whose}priority must be one of {known}, got {priority!r}")
+
+
+def check_weight(weight: object, whose: str = "") -> None:
+    """Raises JobError where `weight` is no number above 0."""
+    if type(weight) not in (int, float) or not 0 < weight < float("inf"):  # type: ignore[operator]
+        raise JobError(f"{whose}weight must be a number above 0, got {weight!r}")
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A model, optimizer, loss and data that train together.
@@ -116,6 +133,9 @@ class Job:
         stop_on_nan: end the job as failed when its loss is NaN or infinite.
         weight: share of the lanes' time, beside other jobs' weights, under the policy "flow" when
             there are more jobs than lanes.
+        priority: "guaranteed" runs as if it were alone: it goes first, and others beside it are
+            held back as far as they would slow it down. "opportunistic" lives from what all others
+            leave. "normal": a fair share among its equals. Under the policy "flow".
 
     Raises:
         JobError: an argument is of the wrong kind; the message names the job and the value.
@@ -136,6 +156,7 @@ class Job:
     clip_grad_norm: float | None = None
     stop_on_nan: bool = False
     weight: float = 1.0
+    priority: str = "normal"
     audit: str | None = None
     keep_grads: bool = False
 
@@ -190,8 +211,8 @@ class Job:
             self.clip_grad_norm is None or self.clip_grad_norm > 0,
             f"clip_grad_norm must be above 0 or None, got {self.clip_grad_norm!r}",
         )
-        good_weight = type(self.weight) in (int, float) and 0 < self.weight < float("inf")
-        self._require(good_weight, f"weight must be a number above 0, got {self.weight!r}")
+        check_weight(self.weight, f"job {self.name!r}: ")
+        check_priority(self.priority, f"job {self.name!r}: ")
         if self.epochs is None and self.steps is None:
             self.epochs = 1
 

@@ -22,6 +22,7 @@ class LaneDevice {
   // Does the work, or queues it, in the lane's order.
   virtual void execute(Lane, const std::function<void()>& work) { work(); }
   virtual void drain() {}  // returns when all that was executed has thrown or never will
+  virtual bool queues() const { return false; }      // whether work may go on after execute returns
   virtual bool calls_back() const { return false; }  // whether work may run after execute returns
 
   virtual Mark mark(Lane) { return {steady_seconds(), nullptr}; }
@@ -49,6 +50,7 @@ class CudaLaneDevice final : public LaneDevice {
   void bind(Lane lane) override;
   void execute(Lane lane, const std::function<void()>& work) override;
   void drain() override;
+  bool queues() const override { return true; }
   bool calls_back() const override { return host_functions_; }
   Mark mark(Lane lane) override;
   void wait(const Mark& mark) override;

@@ -131,6 +131,12 @@ void Gate::end(Lane lane) {
   changed_.notify_all();
 }
 
+bool Gate::is_awaited(Lane lane) {
+  std::lock_guard lock(mutex_);
+  const LaneState* other = neighbour(lane);
+  return other != nullptr && other->waiting;
+}
+
 std::size_t Gate::waits() const {
   std::lock_guard lock(mutex_);
   return waits_;

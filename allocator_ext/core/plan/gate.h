@@ -75,6 +75,9 @@ class Gate {
   bool try_begin(Lane lane, std::shared_ptr<const Demand> demand);
   bool try_enter(Lane lane);
 
+  // Whether the neighbour waits for this lane, for memory that it holds.
+  bool is_awaited(Lane lane);
+
   // How often a group found its memory in the neighbour's hands and was kept waiting for it.
   std::size_t waits() const;
   // How long lanes have waited here, of all of them together.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.flow import AMPLE, UNIT, flowing_profiles, in_units
 from waterflow.allocator_ext import _C
-from waterflow.executor.plan.flow_plan import FlowPlan, num_ranges
+from waterflow.executor.plan.flow_plan import Flowing, FlowPlan, num_ranges
 from waterflow.executor.plan.piled_step import PiledStep, pile_step
 from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.run.tape import CompiledStep
@@ -97,7 +97,7 @@ class Jobs:
     def make_plan(self) -> FlowPlan:
         jobs = enumerate(zip(self.steps, self.memories, self.piled, strict=True))
         return FlowPlan(
-            self.arena, self.lanes, [((i, step, m), piled) for i, (step, m, piled) in jobs]
+            self.arena, self.lanes, [(Flowing(i, step, m), piled) for i, (step, m, piled) in jobs]
         )
 
     def run(self, count: int) -> None:
@@ -218,7 +218,7 @@ def simple_plan(
     memory = RecordedMemory(in_units(triangle(half)))
     arena = _C.Arena.virtual(capacity, lanes)
     step, piled = compiled(), pile_step(memory, 0.0, AMPLE)
-    return arena, step, memory, piled, FlowPlan(arena, lanes, [((0, step, memory), piled)])
+    return arena, step, memory, piled, FlowPlan(arena, lanes, [(Flowing(0, step, memory), piled)])
 
 
 def test_a_plan_knows_its_steps() -> None:

@@ -41,8 +41,8 @@ def test_memory_that_is_not_there_is_a_state_of_its_own(engine: Parts) -> None:
 
 def test_what_cannot_be_is_refused(engine: Parts) -> None:
     run = engine.submit(make_job("a"))
-    with pytest.raises(TransitionError, match="'a' is queued and cannot become suspended"):
-        run.become(JobState.SUSPENDED)
+    with pytest.raises(TransitionError, match="'a' is queued and cannot become resuming"):
+        run.become(JobState.RESUMING)
     assert run.state is JobState.QUEUED
     assert not any(isinstance(event, StateChanged) for event in engine.events)
 

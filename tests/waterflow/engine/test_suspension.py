@@ -1,4 +1,4 @@
-"""Jobs that rest: their memory is the others', and their numbers are those of a job that did not."""
+"""Jobs that rest: their memory is the others', their numbers are those of a job that did not."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_a_job_that_rests_has_the_numbers_of_one_that_does_not(policy: str, capt
     with wf.Engine("64MiB", policy=policy, threads=1) as engine:
         held: dict[str, list[int]] = {"resting": [], "beside": []}
         engine.subscribe(
-            lambda event: held[event.job].append(event.held)
-            if isinstance(event, MemoryMoved)
-            else None
+            lambda event: (
+                held[event.job].append(event.held) if isinstance(event, MemoryMoved) else None
+            )
         )
         first, second = engine.submit(resting), engine.submit(beside)
         for step in (4, 17):

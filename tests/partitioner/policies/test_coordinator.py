@@ -1,0 +1,75 @@
+"""The feedback rule of the coordinator: it protects, it converges, it does not flap."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from waterflow.partitioner.policies.coordinator import TOLERANCE, Pace, next_pace, settled_duty
+
+pytestmark = pytest.mark.virtual
+
+shares = st.floats(0.0, 1.0)
+
+
+@given(harm=st.floats(0.001, 5.0), power=st.floats(0.5, 3.0))
+def test_it_comes_to_rest_near_the_largest_duty_without_harm(harm: float, power: float) -> None:
+    def slowdown(duty: float) -> float:
+        return harm * duty**power
+
+    best = min(1.0, (TOLERANCE / harm) ** (1 / power))
+    found = settled_duty(slowdown)
+    assert slowdown(found) <= TOLERANCE
+    assert found >= best - max(0.03, best / 5)
+
+
+@given(duty=shares, harmless=shares, slowdown=st.floats(0.0101, 10.0))
+def test_harm_is_cut_at_once_and_by_much(duty: float, harmless: float, slowdown: float) -> None:
+    pace = Pace(duty, min(duty, harmless))
+    after = next_pace(pace, slowdown)
+    assert after.duty <= max(duty / 2, min(duty, harmless) if harmless < duty else 0.0)
+    assert after.duty < duty or duty == 0.0
+
+
+@given(slowdown=st.floats(0.02, 10.0), pace=st.builds(Pace, shares, shares, shares))
+def test_others_stop_altogether_where_they_never_cease_to_harm(slowdown: float, pace: Pace) -> None:
+    for _ in range(40):
+        pace = next_pace(pace, slowdown)
+    assert pace.duty == 0.0
+
+
+@given(seed=st.integers(0, 2**32 - 1), harm=st.floats(0.02, 1.0))
+def test_noise_does_not_make_it_flap(seed: int, harm: float) -> None:
+    """Windows with errors as large as the tolerance: it moves now and then, and
+    does no harm all the while."""
+    random = np.random.default_rng(seed)
+    pace, duties = Pace(), []
+    for _ in range(300):
+        seen = harm * pace.duty + random.normal(0.0, TOLERANCE)
+        pace = next_pace(pace, seen, error=2 * TOLERANCE)
+        duties.append(pace.duty)
+    late = np.array(duties[150:])
+    assert (np.diff(late) != 0).sum() <= 50
+    assert np.mean(late) * harm <= 2 * TOLERANCE
+
+
+@given(slowdowns=st.lists(st.floats(-0.5, 5.0), max_size=60), error=st.floats(0.0, 0.1))
+def test_a_duty_is_a_share(slowdowns: list[float], error: float) -> None:
+    pace = Pace()
+    for slowdown in slowdowns:
+        pace = next_pace(pace, slowdown, error)
+        assert 0.0 <= pace.harmless <= 1.0
+        assert 0.0 <= pace.duty <= 1.0
+
+
+def test_jobs_that_do_no_harm_are_not_held_back() -> None:
+    assert settled_duty(lambda duty: 0.0) == 1.0
+
+
+def test_a_duty_that_once_did_harm_is_tried_again() -> None:
+    pace = next_pace(Pace(), 0.5)
+    for _ in range(1000):
+        pace = next_pace(pace, 0.0)
+    assert pace.duty == 1.0

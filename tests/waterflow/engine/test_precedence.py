@@ -1,0 +1,222 @@
+"""Guaranteed, normal and opportunistic jobs: who goes first, who is held back, and the numbers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import waterflow as wf
+from waterflow.engine import precedence
+from waterflow.engine.events import DutyChanged, ShareChanged
+from waterflow.partitioner.policies.coordinator import Pace
+
+pytestmark = pytest.mark.cpu
+
+ENDLESS = 10**9
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def batches(count: int = 6, rows: int = 16) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rows)
+    return [
+        (
+            torch.randn(rows, 24, generator=generator),
+            torch.randint(4, (rows,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+class Slow:
+    """Data that take their time: while they are fetched, their job is idle."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in batches():
+            time.sleep(self.seconds)
+            yield batch
+
+
+def make_job(name: str, priority: str = "normal", width: int = 48, **options: Any) -> wf.Job:
+    torch.manual_seed(width)
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise([24, width, width, width]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh(), nn.Dropout(0.2)]
+    model = nn.Sequential(*layers, nn.Linear(width, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    settings = {"data": batches(), "loss": cross_entropy, "seed": 0, **options}
+    return wf.Job(name, model=model, optimizer=optimizer, priority=priority, **settings)
+
+
+def assert_equal_to_eager(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
+    assert report.error is None
+    assert report.losses == wf.run_eager(fresh, threads=1).losses
+    for name, value in fresh.model.state_dict().items():
+        assert torch.equal(job.model.state_dict()[name], value), name
+
+
+@pytest.fixture
+def no_duty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is beside a guaranteed job harms it, whatever the duty."""
+    monkeypatch.setattr(precedence, "Pace", lambda: Pace(0.0))
+    monkeypatch.setattr(precedence, "next_pace", lambda pace, *_: pace)
+
+
+@pytest.mark.parametrize("capture", [True, False, "auto"])
+def test_numbers_are_the_loops_whoever_goes_first(capture: Any) -> None:
+    def make(priority: str) -> wf.Job:
+        width = {"guaranteed": 48, "normal": 32, "opportunistic": 64}[priority]
+        return make_job(priority, priority, width, steps=400, capture=capture)
+
+    jobs = [make(priority) for priority in ("opportunistic", "normal", "guaranteed")]
+    report = wf.run(jobs, memory="64MiB", threads=1)
+    for job in jobs:
+        assert_equal_to_eager(job, report.jobs[job.name], make(job.name))
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_an_idle_guaranteed_job_leaves_its_time_to_others(capture: bool, no_duty: None) -> None:
+    """With a duty of 0 the other job has steps all the same: while the first waits for its data."""
+
+    def make_first() -> wf.Job:
+        data = Slow(0.01)
+        return make_job("first", "guaranteed", data=data, epochs=5, capture=capture)
+
+    first, other = make_first(), make_job("other", "opportunistic", steps=ENDLESS, capture=capture)
+    with wf.Engine("64MiB", threads=1) as engine:
+        one, two = engine.submit(first), engine.submit(other)
+        one.result(60)
+        made = len(two.losses)
+        engine.stop_all()
+    assert made > 30
+    assert_equal_to_eager(first, one.result(), make_first())
+    steps = two.result().steps
+    assert_equal_to_eager(other, two.result(), make_job("other", steps=steps))
+
+
+def test_a_held_job_goes_on_once_nobody_goes_before_it(no_duty: None) -> None:
+    """The guaranteed job is never idle for long: the other one has what little it leaves, and all
+    when it has ended."""
+    first = make_job("first", "guaranteed", steps=300, capture=True)
+    other = make_job("other", "opportunistic", steps=200, capture=True)
+    report = wf.run([first, other], memory="64MiB", threads=1)
+    assert report.jobs["first"].losses == wf.run_eager(make_job("first", steps=300)).losses
+    assert_equal_to_eager(other, report.jobs["other"], make_job("other", steps=200))
+
+
+def test_a_lane_is_kept_for_the_guaranteed_job() -> None:
+    """Two others never take both lanes, as long as it is there."""
+    first = make_job("first", "guaranteed", data=Slow(0.004), epochs=20, capture=True)
+    others = [make_job(f"other {i}", steps=ENDLESS, width=64, capture=True) for i in range(2)]
+    with wf.Engine("64MiB", threads=1) as engine:
+        handle = engine.submit(first)
+        while len(handle.losses) < 3:
+            time.sleep(0.001)
+        for other in others:
+            engine.submit(other)
+        handle.result(60)
+        engine.stop_all()
+    spans = engine.report().spans
+    begun = spans.start[spans.job == spans.names.index("first")].min()
+    last = spans.stop[spans.job == spans.names.index("first")].max()
+    mine = [
+        (start, stop)
+        for start, stop, job in zip(spans.start, spans.stop, spans.job, strict=True)
+        if spans.names[job] != "first" and begun < start and stop < last
+    ]
+    assert len(mine) > 10
+    ordered = np.array(sorted(mine))
+    assert (ordered[1:, 0] >= ordered[:-1, 1] - 1e-4).all()
+
+
+def test_who_goes_first_can_be_changed(no_duty: None) -> None:
+    """An endless guaranteed job stands aside when it is told to."""
+    first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
+    other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
+    changes: list[ShareChanged] = []
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(lambda e: changes.append(e) if isinstance(e, ShareChanged) else None)
+        one, two = engine.submit(first), engine.submit(other)
+        while len(one.losses) < 100 or not two.losses:
+            time.sleep(0.005)
+        one.set_priority("opportunistic")
+        two.set_priority("guaranteed")
+        two.set_weight(3)
+        before = len(two.losses)
+        while len(two.losses) < before + 500:
+            time.sleep(0.005)
+        engine.stop_all()
+    assert [(c.job, c.priority, c.weight) for c in changes] == [
+        ("first", "opportunistic", 1.0),
+        ("other", "guaranteed", 1.0),
+        ("other", "guaranteed", 3),
+    ]
+    for job, handle in ((first, one), (other, two)):
+        steps = handle.result().steps
+        assert_equal_to_eager(job, handle.result(), make_job(job.name, steps=steps))
+
+
+def test_duties_follow_the_rule_and_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule is asked with what was measured, and its answers are what others may work."""
+    asked: list[tuple[float, float]] = []
+
+    def rule(pace: Pace, slowdown: float, error: float) -> Pace:
+        asked.append((slowdown, error))
+        return Pace(0.5 if pace.duty != 0.5 else 0.25)
+
+    monkeypatch.setattr(precedence, "next_pace", rule)
+    told: list[DutyChanged] = []
+    enough = threading.Event()
+
+    def note(event: Any) -> None:
+        if isinstance(event, DutyChanged):
+            told.append(event)
+            if len(told) == 3:
+                enough.set()
+
+    first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
+    other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(note)
+        engine.submit(first)
+        engine.submit(other)
+        assert enough.wait(120)
+        engine.stop_all()
+    assert [event.duty for event in told[:3]] == [0.5, 0.25, 0.5]
+    assert all(event.job == "first" and list(event.others) == ["other"] for event in told)
+    assert [(e.slowdown, e.error) for e in told[:3]] == asked[:3]
+    assert all(-1 < slowdown < 3 and error >= 0 for slowdown, error in asked)
+
+
+@pytest.mark.parametrize("priority", ["high", None, 1])
+def test_a_priority_that_is_none(priority: Any) -> None:
+    with pytest.raises(wf.JobError, match=r"job 'a': priority must be one of 'guaranteed', "):
+        make_job("a", priority)
+
+
+def test_bad_changes_are_refused() -> None:
+    with wf.Engine("64MiB", threads=1) as engine:
+        handle = engine.submit(make_job("a", steps=3))
+        with pytest.raises(wf.JobError, match=r"job 'a': priority must be one of .*, got 'low'"):
+            handle.set_priority("low")
+        with pytest.raises(wf.JobError, match=r"job 'a': weight must be a number above 0, got 0"):
+            handle.set_weight(0)
+
+
+def test_priorities_need_a_policy_that_knows_them() -> None:
+    job = make_job("a", "guaranteed", steps=3)
+    with pytest.raises(wf.JobError, match=r"job 'a': priority='guaranteed' .*use policy='flow'"):
+        wf.run([job], memory="64MiB", policy="temporal")
