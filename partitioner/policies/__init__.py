@@ -8,13 +8,17 @@ from waterflow.common.errors import JobError
 from waterflow.partitioner.policies.base import PlanJob, Policy
 from waterflow.partitioner.policies.flow import Flow
 from waterflow.partitioner.policies.temporal import Temporal
+from waterflow.partitioner.policies.time_slice import TimeSlice
 from waterflow.partitioner.policies.waterwave import WaterWave
 from waterflow.partitioner.policies.waterwave_s import WaterWaveS
 
 POLICIES: dict[str, type[Policy]] = {
-    policy.name: policy for policy in (Flow, Temporal, WaterWave, WaterWaveS)
+    policy.name: policy for policy in (Flow, Temporal, TimeSlice, WaterWave, WaterWaveS)
 }
 """The policy classes by the names that users write; each can be made without arguments."""
+
+COMPARED = tuple(name for name, policy in POLICIES.items() if policy.quantum is None)
+"""Those that differ where all jobs fit together."""
 
 
 def get_policy(name: str) -> Policy:
@@ -26,11 +30,13 @@ def get_policy(name: str) -> Policy:
 
 
 __all__ = [
+    "COMPARED",
     "POLICIES",
     "Flow",
     "PlanJob",
     "Policy",
     "Temporal",
+    "TimeSlice",
     "WaterWave",
     "WaterWaveS",
     "get_policy",

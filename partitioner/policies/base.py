@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -60,6 +60,20 @@ class Policy(ABC):
         Raises BudgetError when not even one after another fits, JobError when there are no jobs
         or no lanes.
         """
+
+    quantum: float | None = None
+    """Seconds after which jobs in memory give way to those that wait for room; None: never."""
+
+    def residents(self, shares: Sequence[Share], fit: Callable[[Sequence[int]], bool]) -> list[int]:
+        """The places of the jobs that are in memory for the next quantum.
+
+        Asked where ``quantum`` is not None. Pure, like ``schedule``.
+
+        Args:
+            shares: of all jobs that could run; ``used`` counts seconds in memory, by weight.
+            fit: whether the jobs at these places fit together.
+        """
+        raise NotImplementedError(f"policy {self.name!r} has a quantum, and no rule who is next")
 
     def next_job(self, waiting: Sequence[Share]) -> int:
         """The place in ``waiting`` of the job that a free lane takes: its fair share, by weight.

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from waterflow.common.units import format_bytes, format_seconds, parse_bytes
-from waterflow.partitioner.policies import POLICIES
+from waterflow.partitioner.policies import COMPARED
 from waterflow.report.report import JobReport, Report
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class _Run:
 def compare(
     make_jobs: Callable[[], Sequence[Job]],
     memory: str | SupportsIndex,
-    policies: Sequence[str] = tuple(POLICIES),
+    policies: Sequence[str] = COMPARED,
     device: str = "cpu",
 ) -> Comparison:
     """Run the jobs of `make_jobs` eagerly, then under each policy with `memory` as the budget.

@@ -102,10 +102,10 @@ def compare(
 ) -> None:
     """Train the jobs of FILE.py under each policy and eagerly: time, speed, peak, equal losses."""
     from waterflow.cli.compare import compare as compare_jobs
-    from waterflow.partitioner.policies import POLICIES, get_policy
+    from waterflow.partitioner.policies import COMPARED, get_policy
 
     with one_line_errors(), clean_stdout(as_json):
-        policies = policy or list(POLICIES)
+        policies = policy or list(COMPARED)
         for name in policies:
             get_policy(name)
         job_file, budget = _load(file, memory)

@@ -74,6 +74,26 @@ def format_bytes(size: float, decimals: int = 1) -> str:
     return f"{value / 1024:.{decimals}f} TiB"
 
 
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", re.ASCII)
+
+
+def parse_seconds(value: float | str) -> float:
+    """Seconds, from a number of them or a text such as "30s", "5min", "2h" or "250ms".
+
+    Raises:
+        JobError: it is no time; names the value.
+    """
+    if type(value) in (int, float):
+        return float(value)
+    match = _TIME.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if match is None or match[2] not in _SECONDS:
+        raise JobError(
+            f"{value!r} is no time: write a number of seconds, or a text such as '30s' or '5min'"
+        )
+    return float(match[1]) * _SECONDS[match[2]]
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration, given in seconds: "3.2 ms", "12.3 s", "4 min 05 s", "2 h 03 min"."""
     if seconds < 0.9995:

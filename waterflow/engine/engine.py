@@ -27,6 +27,7 @@ from waterflow.executor.run.residency import Residency
 from waterflow.job.job import Job, check_audit
 from waterflow.job.training_step import draw_seed
 from waterflow.partitioner import Policy, get_policy
+from waterflow.partitioner.policies import TimeSlice
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
 from waterflow.steps.shared_captures import SharedCaptures
@@ -52,13 +53,15 @@ class Engine:
         progress: bool = False,
         check: bool = False,
         audit: str = "log",
+        quantum: float | str | None = None,
     ) -> None:
         """Takes the budget.
 
         Args:
             memory: bytes that all jobs together may hold, or a text such as "512MiB".
             device: "cpu", "cuda" (torch's current device) or "cuda:1".
-            policy: "flow", "waterwave", "waterwave-s", "temporal", or a policy of one's own.
+            policy: "flow", "time-slice", "waterwave", "waterwave-s", "temporal", or a policy of
+                one's own.
             lanes: node groups that may run at once.
             threads: intra-op threads of each lane; torch's count divided by the lanes, at least 1,
                 if None.
@@ -66,6 +69,8 @@ class Engine:
             check: record every memory event for `check_races` (costs memory, for tests).
             audit: how often captured steps are compared with eager ones, where a job does not say
                 it: "log", "all" or "off", see `Job`.
+            quantum: of the policy "time-slice": seconds, or a text such as "60s", after which jobs
+                in memory give way to those that wait for room.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
@@ -76,7 +81,7 @@ class Engine:
         where = get_device(device)
         if type(lanes) is not int or not 1 <= lanes <= 64:
             raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
-        self.policy = get_policy(policy) if isinstance(policy, str) else policy
+        self.policy = _policy(policy, quantum)
         self.device = where.name
         default = torch.get_num_threads()
         self._lanes = Lanes(where, self.budget, lanes, _threads(threads, lanes, default), default)
@@ -231,6 +236,15 @@ class Engine:
         if not self._check:
             raise JobError("the engine was made without check=True, it has no record of its memory")
         return list(_C.check_happens_before(self._arena.take_log(), self._lanes.lanes))
+
+
+def _policy(policy: str | Policy, quantum: float | str | None) -> Policy:
+    """The policy, with this quantum; raises JobError where it takes none."""
+    if quantum is None:
+        return get_policy(policy) if isinstance(policy, str) else policy
+    if policy != TimeSlice.name:
+        raise JobError(f"quantum={quantum!r} is for policy='time-slice', got policy={policy!r}")
+    return TimeSlice(quantum)
 
 
 def _threads(threads: int | None, lanes: int, default: int) -> int:

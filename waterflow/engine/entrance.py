@@ -50,9 +50,9 @@ class Entrance:
         """Has jobs give up their places that are to rest, and those ask for theirs that are to go
         on."""
         for job in self._queue.jobs:
-            if job.ended or job.suspend_requested == (job.state is JobState.SUSPENDED):
+            if job.ended or job.is_to_rest == (job.state is JobState.SUSPENDED):
                 continue
-            if not job.suspend_requested:
+            if not job.is_to_rest:
                 job.become(JobState.RESUMING)
             elif job.may_rest:
                 self._suspend(job)

@@ -155,8 +155,10 @@ class JobQueue:
             return job.resident
         if job.stop_requested or job.is_new:
             return True
-        if job.suspend_requested:
-            return job.may_rest and job.state is not JobState.SUSPENDED
+        if job.is_to_rest:
+            if job.state is not JobState.SUSPENDED:
+                return job.may_rest
+            return not (job.suspend_requested or self._admission.is_waiting(job))
         if job.state is JobState.SUSPENDED:
             return True
         if job.next_batch() is None:

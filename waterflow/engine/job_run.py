@@ -49,6 +49,7 @@ class JobRun:
         job: what the user gave.
         report: what is known of it; written by the recorder.
         state: where it is in its life.
+        gives_way: whether it is to rest because it is others' turn in memory.
         stop_requested: whether somebody wants it to end after its present step.
         priority: who goes before whom, and its share among equals (`weight`), as they are now.
         throttle: holds it back for the sake of guaranteed jobs.
@@ -84,6 +85,7 @@ class JobRun:
         self.state = JobState.QUEUED
         self.stop_requested = False
         self.suspend_requested = False
+        self.gives_way = False
         self.priority = Priority[job.priority.upper()]
         self.weight = job.weight
         self.throttle = throttle or _C.Throttle(_C.Precedence(), _C.Signal())
@@ -180,9 +182,15 @@ class JobRun:
         return not self.feeder.started
 
     @property
+    def is_to_rest(self) -> bool:
+        """Whether it is to give up its memory, or to wait for it: somebody wants that, or it is
+        others' turn."""
+        return self.suspend_requested or self.gives_way
+
+    @property
     def is_called_away(self) -> bool:
         """Whether it is to make no further step for now."""
-        return self.stop_requested or self.suspend_requested
+        return self.stop_requested or self.is_to_rest
 
     @property
     def may_rest(self) -> bool:

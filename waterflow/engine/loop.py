@@ -18,6 +18,7 @@ from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
+from waterflow.engine.turns import Turns
 from waterflow.executor.run import rng
 from waterflow.partitioner.policies import Policy
 from waterflow.report.idle import IdleReason
@@ -43,6 +44,7 @@ class EngineLoop:
         self.flow_planner = FlowPlanner(policy, context.lanes, context.residency)
         self._in_flight = StepsInFlight(context)
         self._entrance = Entrance(context, queue, admission, self._in_flight)
+        self._turns = Turns(policy, queue, admission)
         self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
         self._flow = FlowExecutor(
             context, self.flow_planner, self._in_flight, policy.next_job, self._entrance.dismiss
@@ -98,6 +100,7 @@ class EngineLoop:
         """Whoever comes and goes does so here."""
         self._entrance.start_new()
         self._entrance.end_stopped()
+        self._turns.next()
         self._entrance.suspend_and_resume()
         self._flow.close_rooms(self._queue.jobs)
         self._entrance.admit()
@@ -142,7 +145,11 @@ class EngineLoop:
                 calls = int(self._context.calls.calls)
                 called_away = any(job.is_called_away and not job.ended for job in flowing)
                 others = [j for j in self._queue.jobs if not (j in flowing or j.is_gone)]
-            return called_away or any(map(self._queue.needs_attention, others))
+            return (
+                called_away
+                or self._turns.are_over()
+                or any(map(self._queue.needs_attention, others))
+            )
 
         return is_interrupted
 

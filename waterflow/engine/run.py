@@ -27,6 +27,7 @@ def run(
     threads: int | None = None,
     progress: bool = False,
     audit: str = "log",
+    quantum: float | str | None = None,
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
@@ -37,12 +38,15 @@ def run(
         jobs: the jobs, with unique names.
         memory: bytes that all jobs together may hold, or a text such as "512MiB".
         device: "cpu", "cuda" (torch's current device) or "cuda:1". The models must be there.
-        policy: "flow", "waterwave", "waterwave-s", "temporal", or a policy of one's own.
+        policy: "flow", "time-slice", "waterwave", "waterwave-s", "temporal", or a policy of one's
+            own.
         lanes: node groups that may run at once.
         threads: intra-op threads of each lane; torch's count divided by the lanes if None.
         progress: show progress on stderr.
         audit: how often captured steps are compared with eager ones, by bits: "log" (at steps 1, 2,
             4, 8, ...), "all" or "off"; a job's own `audit` goes before it.
+        quantum: of the policy "time-slice", under which more jobs than fit take turns in memory:
+            seconds of a turn, or a text such as "60s".
 
     Raises:
         JobError: an argument cannot be used.
@@ -59,6 +63,7 @@ def run(
         threads=threads,
         progress=progress,
         audit=audit,
+        quantum=quantum,
     )
     engine.hold()
     try:

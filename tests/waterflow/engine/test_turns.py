@@ -1,0 +1,84 @@
+"""More jobs than fit take turns in memory, with the loop's numbers and a fair share of the time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import waterflow as wf
+from tests.waterflow.engine.test_suspension import assert_equal_to_eager, make_job, needed
+from waterflow.engine.events import MemoryMoved
+
+pytestmark = pytest.mark.cpu
+
+
+@pytest.mark.parametrize("capture", [True, "auto"])
+def test_jobs_that_do_not_fit_together_take_turns(capture: Any) -> None:
+    """Each is in memory more than once, and no more than one at a time."""
+    room = needed(make_job("a", 1, capture=True))
+    jobs = [make_job(name, 1, epochs=20, capture=capture) for name in "abc"]
+    inside: list[tuple[str, int]] = []
+    with wf.Engine(room, policy="time-slice", quantum="100ms", threads=1) as engine:
+        engine.subscribe(
+            lambda event: (
+                inside.append((event.job, event.held)) if isinstance(event, MemoryMoved) else None
+            )
+        )
+        handles = [engine.submit(job) for job in jobs]
+    comings = [name for name, held in inside if held]
+    assert len(set(comings[:3])) == 3  # the first turns are everybody's
+    assert len(comings) > 3
+    assert engine.report().peak_bytes <= room
+    for job, handle in zip(jobs, handles, strict=True):
+        assert handle.status == "finished"
+        assert_equal_to_eager(job, handle.result(), make_job(job.name, 1, epochs=20))
+
+
+def test_a_job_that_somebody_suspended_has_no_turn() -> None:
+    room = needed(make_job("a", 1, capture=True))
+    jobs = [make_job(name, 1, epochs=8) for name in "ab"]
+    with wf.Engine(room, policy="time-slice", quantum=0.05, threads=1) as engine:
+        one, other = (engine.submit(job) for job in jobs)
+        assert one.suspend(timeout=60)
+        before = len(one.losses)
+        assert other.result(60).state == "finished"
+        time.sleep(0.2)
+        assert len(one.losses) == before
+        assert one.status == "suspended"
+        one.resume()
+    for job, handle in zip(jobs, (one, other), strict=True):
+        assert_equal_to_eager(job, handle.result(), make_job(job.name, 1, epochs=8))
+
+
+def test_a_weight_is_a_share_of_the_time_in_memory() -> None:
+    room = needed(make_job("a", 1, capture=True))
+    jobs = [
+        make_job("heavy", 1, epochs=10**6, weight=3.0, capture=True),
+        make_job("light", 1, epochs=10**6, capture=True),
+    ]
+    with wf.Engine(room, policy="time-slice", quantum=0.1, threads=1) as engine:
+        heavy, light = (engine.submit(job) for job in jobs)
+        while len(light.losses) < 100:
+            time.sleep(0.01)
+        a, b = len(heavy.losses), len(light.losses)
+        time.sleep(6)
+        a, b = len(heavy.losses) - a, len(light.losses) - b
+        engine.stop_all()
+    assert 1.5 < a / b < 6
+
+
+@pytest.mark.parametrize("options", [{"policy": "flow", "quantum": 1}, {"quantum": "1s"}])
+def test_a_quantum_needs_its_policy(options: dict[str, Any]) -> None:
+    with pytest.raises(wf.JobError, match=r"quantum=.* is for policy='time-slice', got"):
+        wf.run([make_job("a")], memory="64MiB", **options)
+
+
+def test_all_fit_and_nobody_leaves() -> None:
+    torch.manual_seed(0)
+    jobs = [make_job(name, 1) for name in "ab"]
+    report = wf.run(jobs, memory="64MiB", policy="time-slice", quantum=0.01, threads=1)
+    for job in jobs:
+        assert_equal_to_eager(job, report.jobs[job.name], make_job(job.name, 1))

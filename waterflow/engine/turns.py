@@ -1,0 +1,99 @@
+"""Jobs that take turns in memory, under a policy with a quantum (Gandiva, section 3.2)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from waterflow.engine.admission import Admission
+from waterflow.engine.job_queue import JobQueue
+from waterflow.engine.job_run import JobRun
+from waterflow.partitioner.policies import Policy
+from waterflow.partitioner.policies.fair_share import Share, newcomer
+
+
+class Turns:
+    """Decides whose turn it is; the entrance has jobs leave and come. On the engine's thread, but
+    for `are_over`."""
+
+    def __init__(self, policy: Policy, queue: JobQueue, admission: Admission) -> None:
+        self._policy = policy
+        self._queue = queue
+        self._admission = admission
+        self._shares: dict[JobRun, Share] = {}
+        self._since = time.perf_counter()
+        self._ends: float | None = None  # of the present turn, where somebody waits for it
+
+    def are_over(self) -> bool:
+        """Whether the present turn has ended, and somebody else wants the next one."""
+        return self._ends is not None and time.perf_counter() >= self._ends
+
+    def next(self) -> None:
+        """Has jobs that are in memory give way to others, where a turn is over or room is free."""
+        if self._policy.quantum is None or self._queue.holds_admission:
+            return
+        self._count()
+        jobs = [job for job in self._queue.jobs if self._takes_part(job)]
+        waiting = [job for job in jobs if not job.resident]
+        if not waiting:
+            self._ends = None
+            return
+        now = time.perf_counter()
+        if self._ends is None:
+            self._ends = now + self._policy.quantum
+        if now >= self._ends:
+            self._ends = now + self._policy.quantum
+            self._choose(jobs)
+        else:
+            self._fill(jobs)
+
+    def _takes_part(self, job: JobRun) -> bool:
+        """Whether it has what it needs to run, and may."""
+        if job.ended or job.stop_requested or job.suspend_requested:
+            return False
+        return job.resident or (job.next_batch() is not None and self._admission.fits_alone(job))
+
+    def _count(self) -> None:
+        """The time that has passed is that of the jobs in memory."""
+        now = time.perf_counter()
+        passed, self._since = now - self._since, now
+        for job in self._queue.jobs:
+            if job.ended:
+                self._shares.pop(job, None)
+            elif job.resident and job in self._shares:
+                self._shares[job] = self._shares[job].after(passed)
+
+    def _share(self, job: JobRun) -> Share:
+        known = self._shares.get(job)
+        if known is None:
+            known = self._shares[job] = newcomer(job.weight, self._shares.values())
+        return known._replace(weight=job.weight, priority=job.priority)
+
+    def _choose(self, jobs: Sequence[JobRun]) -> None:
+        chosen = self._policy.residents(
+            [self._share(job) for job in jobs], lambda places: self._fit([jobs[i] for i in places])
+        )
+        for place, job in enumerate(jobs):
+            self._let(job, place in chosen)
+
+    def _fill(self, jobs: Sequence[JobRun]) -> None:
+        """Room that has become free is for whoever has waited longest, before the turn is over."""
+        inside = [job for job in jobs if job.resident]
+        outside = sorted((job for job in jobs if not job.resident), key=self._order)
+        for job in outside:
+            self._let(job, self._fit([*inside, job]))
+            if not job.gives_way:
+                inside.append(job)
+
+    def _let(self, job: JobRun, is_next: bool) -> None:
+        job.gives_way = not is_next
+        if job.gives_way:
+            self._admission.wait(job)
+
+    def _order(self, job: JobRun) -> tuple[int, float]:
+        share = self._share(job)
+        return share.priority, share.used
+
+    def _fit(self, jobs: Sequence[JobRun]) -> bool:
+        *others, last = jobs
+        return self._admission.fits_beside(last, [job.needs.memory for job in others])
