@@ -38,6 +38,11 @@ class Admission:
         """There is room again, perhaps."""
         self._waiting.clear()
 
+    def change_budget(self, budget: int, capacity: int) -> None:
+        """Another budget, and the arena's bytes; whoever waits is asked again."""
+        self._budget, self._capacity = budget, capacity
+        self._waiting.clear()
+
     def check(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Whether the job may ever enter.
 

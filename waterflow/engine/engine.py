@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -13,7 +14,14 @@ from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
-from waterflow.engine.events import EVENTS, EventStream, Subscriber, TrainRan, muted_by_errors
+from waterflow.engine.events import (
+    EVENTS,
+    BudgetChanged,
+    EventStream,
+    Subscriber,
+    TrainRan,
+    muted_by_errors,
+)
 from waterflow.engine.handle import JobHandle, check_job_priority
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
@@ -75,7 +83,7 @@ class Engine:
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
         """
-        self.budget = parse_bytes(memory)
+        self.budget = self._largest_budget = parse_bytes(memory)
         check_audit(audit)
         self._audit = audit
         where = get_device(device)
@@ -99,6 +107,7 @@ class Engine:
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
         capacity = int(self._arena.statistics().capacity)
+        self._context.events.subscribe(self._note_budget, BudgetChanged)
         admission = Admission(self.budget, capacity, residency)
         self._queue = JobQueue(self._context, admission)
         self._loop = EngineLoop(self._context, self.policy, admission, self._queue)
@@ -159,6 +168,27 @@ class Engine:
             self.stop_all()
         self.close()
 
+    def resize(self, memory: int | str) -> None:
+        """Changes the budget, while jobs run: at the next moment at which none is in a step.
+
+        What is given up is the system's at once. Opportunistic jobs for which there is no room any
+        more rest until there is. Returns when it is done; in a job's callback at once.
+
+        Args:
+            memory: bytes that all jobs together may hold, or a text such as "512MiB".
+
+        Raises:
+            BudgetError: the other jobs do not fit; names what each holds. Nothing has changed.
+            JobError: no budget, or more than the device has. Nothing has changed.
+        """
+        budget = parse_bytes(memory)
+        inside = threading.current_thread().name.startswith("waterflow-")
+        self._queue.request_resize(budget, wait=not inside)
+
+    def _note_budget(self, event: BudgetChanged) -> None:
+        self.budget = event.budget
+        self._largest_budget = max(self._largest_budget, event.budget)
+
     def hold(self) -> None:
         """Lets no job begin before `release` or `close`; first steps are prepared meanwhile."""
         self._queue.holds_admission = True
@@ -215,7 +245,7 @@ class Engine:
             jobs={job.name: job.report for job in jobs},
             peak_bytes=int(statistics.peak),
             extent_bytes=int(statistics.extent),
-            budget_bytes=self.budget,
+            budget_bytes=self._largest_budget,
             policy=self.policy.name,
             device=self.device,
             lanes=self._lanes.lanes,

@@ -145,6 +145,12 @@ class DutyChanged(NamedTuple):
     error: float
 
 
+class BudgetChanged(NamedTuple):
+    """All jobs together may hold so many bytes from now on."""
+
+    budget: int
+
+
 class EngineEnded(NamedTuple):
     """No job will run any more."""
 
@@ -162,6 +168,7 @@ Event = (
     | MemoryMoved
     | ShareChanged
     | DutyChanged
+    | BudgetChanged
     | EngineEnded
 )
 Subscriber = Callable[[Any], None]

@@ -14,6 +14,15 @@ from waterflow.engine.states import JobState
 from waterflow.partitioner.policies.fair_share import Priority
 
 
+class Resize:
+    """Somebody's wish for another budget, and what came of it."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.error: Exception | None = None
+        self.done = threading.Event()
+
+
 class JobQueue:
     """What was submitted, in that order, and who waits for what.
 
@@ -29,6 +38,7 @@ class JobQueue:
         self.jobs: list[JobRun] = []
         self.broken: BaseException | None = None
         self.holds_admission = False
+        self._resizes: list[Resize] = []
         self._closing = False
         self._over = threading.Event()
         context.events.subscribe(self._wake_at_an_end, StateChanged)
@@ -111,6 +121,34 @@ class JobQueue:
             self._context.state.wait_for(is_decided, timeout)
             return job.state is JobState.SUSPENDED
 
+    def request_resize(self, budget: int, wait: bool) -> None:
+        """Asks for another budget, and waits until it is granted or refused.
+
+        Raises:
+            JobError: the engine is closed, or the device does not have so much.
+            BudgetError: what is held does not fit.
+        """
+        wish = Resize(budget)
+        with self._context.state:
+            if self._over.is_set() or self.broken is not None:
+                raise JobError("the engine has ended; make a new one with another budget")
+            self._resizes.append(wish)
+            self._context.wake()
+        while wait and not wish.done.wait(0.5) and not self._over.is_set():
+            pass
+        if wish.error is not None:
+            raise wish.error
+
+    def next_resize(self) -> Resize | None:
+        """The first wish for another budget that has not been answered; None where all have."""
+        with self._context.state:
+            return self._resizes.pop(0) if self._resizes else None
+
+    @property
+    def wants_resize(self) -> bool:
+        """Whether somebody waits for another budget."""
+        return bool(self._resizes)
+
     def wait_for_end(self, job: JobRun, timeout: float | None) -> bool:
         """Waits until the job has ended and left; returns whether it has, within the timeout."""
         _C.release_intra_op_threads()
@@ -144,7 +182,7 @@ class JobQueue:
             return not self._is_over()
 
     def _has_work(self) -> bool:
-        return any(map(self.needs_attention, self.jobs))
+        return self.wants_resize or any(map(self.needs_attention, self.jobs))
 
     def _is_over(self) -> bool:
         return self._closing and all(job.is_gone for job in self.jobs)

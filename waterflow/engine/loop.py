@@ -15,6 +15,7 @@ from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.in_flight import StepsInFlight
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.resizing import Resizer
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
@@ -45,6 +46,7 @@ class EngineLoop:
         self._in_flight = StepsInFlight(context)
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._turns = Turns(policy, queue, admission)
+        self._resizer = Resizer(context, queue, admission, self._in_flight)
         self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
         self._flow = FlowExecutor(
             context, self.flow_planner, self._in_flight, policy.next_job, self._entrance.dismiss
@@ -100,6 +102,7 @@ class EngineLoop:
         """Whoever comes and goes does so here."""
         self._entrance.start_new()
         self._entrance.end_stopped()
+        self._resizer.grant()
         self._turns.next()
         self._entrance.suspend_and_resume()
         self._flow.close_rooms(self._queue.jobs)
@@ -143,7 +146,9 @@ class EngineLoop:
             nonlocal calls, called_away, others
             if calls != self._context.calls.calls:
                 calls = int(self._context.calls.calls)
-                called_away = any(job.is_called_away and not job.ended for job in flowing)
+                called_away = self._queue.wants_resize or any(
+                    job.is_called_away and not job.ended for job in flowing
+                )
                 others = [j for j in self._queue.jobs if not (j in flowing or j.is_gone)]
             return (
                 called_away

@@ -30,7 +30,10 @@ class Turns:
 
     def next(self) -> None:
         """Has jobs that are in memory give way to others, where a turn is over or room is free."""
-        if self._policy.quantum is None or self._queue.holds_admission:
+        if self._queue.holds_admission:
+            return
+        if self._policy.quantum is None:
+            self._fill([job for job in self._queue.jobs if job.gives_way and not job.ended])
             return
         self._count()
         jobs = [job for job in self._queue.jobs if self._takes_part(job)]
@@ -77,8 +80,9 @@ class Turns:
             self._let(job, place in chosen)
 
     def _fill(self, jobs: Sequence[JobRun]) -> None:
-        """Room that has become free is for whoever has waited longest, before the turn is over."""
-        inside = [job for job in jobs if job.resident]
+        """Room that has become free is for those of these jobs that have waited longest, before the
+        turn is over, or where there are no turns and they gave way to a smaller budget."""
+        inside = [job for job in self._queue.jobs if job.resident and not job.ended]
         outside = sorted((job for job in jobs if not job.resident), key=self._order)
         for job in outside:
             self._let(job, self._fit([*inside, job]))

@@ -23,7 +23,9 @@ class VirtualBackend final : public Backend {
   std::size_t capacity_;
 };
 
-// One anonymous mapping of exactly the capacity; pages become resident when first written.
+// One anonymous mapping; pages become resident when first written. It is as large as the machine's
+// memory where that can be had, so that the capacity may grow with the base where it is: addresses
+// that are not used cost nothing.
 class HostBackend final : public Backend {
  public:
   explicit HostBackend(std::size_t capacity);
@@ -40,7 +42,10 @@ class HostBackend final : public Backend {
   void give_back(std::size_t offset) override;
 
  private:
+  void use_huge_pages();
+
   std::size_t capacity_;
+  std::size_t mapped_;
   void* base_;
 };
 
