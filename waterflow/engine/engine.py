@@ -259,6 +259,7 @@ class Engine:
             deviations=rounds.deviations + flow.deviations,
             workspace_bytes=self._lanes.device.workspace_bytes,
             idle_seconds=self._loop.idle_seconds,
+            decisions=self._recorder.decisions,
         )
 
     def check_races(self) -> list[Any]:

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from waterflow.common.units import format_bytes
 from waterflow.engine.events import (
+    BudgetChanged,
     CaptureKnown,
+    DutyChanged,
     EagerStepBegun,
     EngineEnded,
     EpochEntered,
@@ -20,16 +23,19 @@ from waterflow.engine.events import (
     GroupsRan,
     JobJoined,
     NeedsKnown,
+    ShareChanged,
     StateChanged,
     StepChecked,
     StepDone,
     TrainRan,
 )
 from waterflow.engine.states import JobState
+from waterflow.report.decisions import Decision
 from waterflow.report.report import Spans, Timeline
 
 #: Spans of the first and the last groups are kept, this many of each.
 _KEPT_SPANS = 10_000
+_KEPT_DECISIONS = 1_000
 
 
 class Recorder:
@@ -44,6 +50,8 @@ class Recorder:
         self._stopped: float | None = None
         self._jobs: dict[str, JobJoined] = {}
         self._since: dict[str, float] = {}  # when each has begun to run
+        self._decided_first: list[Decision] = []
+        self._decided_last: collections.deque[Decision] = collections.deque(maxlen=_KEPT_DECISIONS)
         self._first: list[tuple[Any, ...]] = []
         self._last: collections.deque[tuple[Any, ...]] = collections.deque(maxlen=_KEPT_SPANS)
 
@@ -78,11 +86,36 @@ class Recorder:
                 self._jobs[event.job].report.epochs = event.epoch
             case StateChanged():
                 self._change_state(event)
+            case ShareChanged():
+                self._decide(event.job, f"{event.priority}, weight {event.weight:g}")
+            case DutyChanged():
+                self._held_back(event)
+            case BudgetChanged():
+                self._decide("", f"the budget is {format_bytes(event.budget)}")
             case EngineEnded():
                 self._stopped = time.perf_counter()
 
+    def _decide(self, job: str, what: str) -> None:
+        decision = Decision(time.perf_counter() - self._origin, job, what)
+        kept = self._decided_first
+        (kept if len(kept) < _KEPT_DECISIONS else self._decided_last).append(decision)
+
+    def _held_back(self, event: DutyChanged) -> None:
+        slower = f"{event.slowdown:+.1%} of its time alone, give or take {event.error:.1%}"
+        for job in event.others:
+            self._decide(job, f"works in {event.duty:.0%} of {event.job!r}'s time ({slower})")
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was decided, of very much the first and the last."""
+        return [*self._decided_first, *self._decided_last]
+
     def _change_state(self, event: StateChanged) -> None:
         report = self._jobs[event.job].report
+        if event.after is JobState.SUSPENDED:
+            self._decide(event.job, "rests, its memory is the others'")
+        if event.before is JobState.RESUMING and event.after is JobState.RUNNING:
+            self._decide(event.job, "goes on")
         if event.after is JobState.RUNNING:
             self._since.setdefault(event.job, time.perf_counter())
             self._started = self._started or time.perf_counter()

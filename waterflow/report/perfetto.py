@@ -7,10 +7,12 @@ held. The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYM
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from waterflow.report.decisions import Decision
 from waterflow.report.timeline import Spans, Timeline
 
 _LANES = 1  # Perfetto keeps process 0 for the idle task
@@ -18,7 +20,7 @@ _MEMORY = 2
 _MICRO = 1e6  # the format counts in microseconds
 
 
-def trace_json(spans: Spans, timeline: Timeline) -> str:
+def trace_json(spans: Spans, timeline: Timeline, decisions: Sequence[Decision] = ()) -> str:
     """Return the trace as one JSON document."""
     events = [
         _metadata(_LANES, 0, "process_name", "waterflow lanes"),
@@ -29,6 +31,7 @@ def trace_json(spans: Spans, timeline: Timeline) -> str:
         ),
         *_span_events(spans),
         *_counter_events(timeline),
+        *(_instant(decision) for decision in decisions),
     ]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False)
 
@@ -51,6 +54,18 @@ def _span_events(spans: Spans) -> list[dict[str, Any]]:
         }
         for span in spans
     ]
+
+
+def _instant(decision: Decision) -> dict[str, Any]:
+    return {
+        "ph": "i",
+        "s": "g",  # across all tracks
+        "pid": _LANES,
+        "tid": 0,
+        "name": f"{decision.job or 'all'}: {decision.what}",
+        "cat": "decision",
+        "ts": decision.seconds * _MICRO,
+    }
 
 
 def _counter_events(timeline: Timeline) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ import numpy as np
 from waterflow.common.errors import ReportError
 from waterflow.common.files import write_atomically
 from waterflow.common.units import format_bytes, format_seconds
+from waterflow.report.decisions import Decision, decisions_from, decisions_to_json
 from waterflow.report.idle import IdleReason, idle_from, idle_text
 from waterflow.report.job_report import JobReport, State
 from waterflow.report.json_fields import Fields, encode_float
@@ -29,7 +30,7 @@ from waterflow.report.timeline import Span, Spans, Timeline
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["JobReport", "Report", "Span", "Spans", "State", "Timeline"]
+__all__ = ["Decision", "JobReport", "Report", "Span", "Spans", "State", "Timeline"]
 
 _FORMAT = "waterflow report"
 _VERSION = 1
@@ -45,7 +46,9 @@ class Report:
     the lanes waited for each other, `deviations` how many requests for memory differed from the
     profile that they were planned by. `idle_seconds` is the time of lanes that ran no step while
     jobs flowed, by the reason: they waited for "data", for "memory" that another lane held, for
-    "python" between steps, or there were fewer "jobs" than lanes. `report["name"]` is a job;
+    "python" between steps, or there were fewer "jobs" than lanes. `decisions` tells who rested and
+    came back, who was held back for a guaranteed job and by how much, and what became of the
+    budget; of very many the first and the last. `report["name"]` is a job;
     iterating yields the jobs in the order given to the run.
     """
 
@@ -66,6 +69,7 @@ class Report:
     deviations: int = 0
     workspace_bytes: int = 0
     idle_seconds: dict[IdleReason, float] = field(default_factory=dict)
+    decisions: list[Decision] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> JobReport:
         """Return a job's report; raises KeyError that lists the names nearest to a wrong one."""
@@ -112,6 +116,7 @@ class Report:
             "side_by_side_bytes": self.side_by_side_bytes,
             "workspace_bytes": self.workspace_bytes,
             "idle_seconds": {why: encode_float(took) for why, took in self.idle_seconds.items()},
+            "decisions": decisions_to_json(self.decisions),
             "syncs": self.syncs,
             "deviations": self.deviations,
             "versions": dict(self.versions),
@@ -158,6 +163,7 @@ class Report:
             deviations=fields.integer("deviations"),
             workspace_bytes=fields.integer("workspace_bytes"),
             idle_seconds=idle_from(fields),
+            decisions=decisions_from(fields),
         )
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
@@ -165,18 +171,21 @@ class Report:
 
         Raises ReportError, which names the path, if that cannot be written.
         """
-        from waterflow.report.perfetto import trace_json
-
         path = Path(directory)
         try:
             path.mkdir(parents=True, exist_ok=True)
             # The report itself comes first: it is the one file that cannot be made again.
             write_atomically(path / "report.json", self.to_json().encode())
-            write_atomically(path / "trace.json", trace_json(self.spans, self.timeline).encode())
+            write_atomically(path / "trace.json", self._trace().encode())
             write_atomically(path / "memory.png", self.picture())
         except OSError as error:
             raise ReportError(f"cannot write a report to {path}: {error}") from error
         return path
+
+    def _trace(self) -> str:
+        from waterflow.report.perfetto import trace_json
+
+        return trace_json(self.spans, self.timeline, self.decisions)
 
     def picture(self, picture_format: str = "png") -> bytes:
         """Return memory over time as the bytes of a "png", "svg" or "pdf" file."""
@@ -238,6 +247,8 @@ class Report:
         parts += [idle] if idle else []
         if self.interrupted:
             parts.append("interrupted")
+        latest = {decision.job: decision for decision in self.decisions}
+        parts += [f"{decision.job or 'all'}: {decision.what}" for decision in latest.values()]
         parts += [
             f"{job.name}: {job.error_type or 'error'}: {job.error}" for job in self if job.error
         ]
