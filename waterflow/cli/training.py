@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from waterflow.job.job_file import JobFile
 
 #: As they are named in `waterflow.partitioner.policies`, which takes a while to import.
-POLICY_NAMES = ("flow", "temporal", "waterwave", "waterwave-s")
+POLICY_NAMES = ("flow", "temporal", "time-slice", "waterwave", "waterwave-s")
 
 JobsFile = Annotated[Path, typer.Argument(metavar="FILE.py", help="has a function jobs()")]
 Memory = Annotated[
@@ -64,6 +64,9 @@ def run(
     device: Device = "cpu",
     policy: PolicyName = "flow",
     out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
+    quantum: Annotated[
+        str | None, typer.Option(help='turn in memory under time-slice, like "60s"')
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train the jobs of FILE.py together and write a report."""
@@ -78,7 +81,9 @@ def run(
         import waterflow as wf
 
         try:
-            result = wf.run(jobs, memory=budget, device=device, policy=policy, progress=True)
+            result = wf.run(
+                jobs, memory=budget, device=device, policy=policy, progress=True, quantum=quantum
+            )
         except DeviceLostError as lost:  # what the host holds is saved, then the process must end
             lost.report.save(out)
             typer.echo(f"error: {lost}\nreport written to {out}", err=True)
