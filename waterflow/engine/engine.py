@@ -56,7 +56,7 @@ class Engine:
         *,
         device: str | Device = "cpu",
         policy: str | Policy = "flow",
-        lanes: int = 2,
+        lanes: int | str = "auto",
         threads: int | None = None,
         progress: bool = False,
         check: bool = False,
@@ -70,7 +70,8 @@ class Engine:
             device: "cpu", "cuda" (torch's current device) or "cuda:1".
             policy: "flow", "time-slice", "waterwave", "waterwave-s", "temporal", or a policy of
                 one's own.
-            lanes: node groups that may run at once.
+            lanes: node groups that may run at once; "auto": two, and one after another wherever
+                jobs have been seen to do more so.
             threads: intra-op threads of each lane; torch's count divided by the lanes, at least 1,
                 if None.
             progress: show progress on stderr.
@@ -87,8 +88,8 @@ class Engine:
         check_audit(audit)
         self._audit = audit
         where = get_device(device)
-        if type(lanes) is not int or not 1 <= lanes <= 64:
-            raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
+        undoes_packing = lanes == "auto"
+        lanes = _number_of_lanes(lanes)
         self.policy = _policy(policy, quantum)
         self.device = where.name
         default = torch.get_num_threads()
@@ -110,7 +111,7 @@ class Engine:
         self._context.events.subscribe(self._note_budget, BudgetChanged)
         admission = Admission(self.budget, capacity, residency)
         self._queue = JobQueue(self._context, admission)
-        self._loop = EngineLoop(self._context, self.policy, admission, self._queue)
+        self._loop = EngineLoop(self._context, self.policy, admission, self._queue, undoes_packing)
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
         self._loop.start()
@@ -276,6 +277,15 @@ def _policy(policy: str | Policy, quantum: float | str | None) -> Policy:
     if policy != TimeSlice.name:
         raise JobError(f"quantum={quantum!r} is for policy='time-slice', got policy={policy!r}")
     return TimeSlice(quantum)
+
+
+def _number_of_lanes(lanes: int | str) -> int:
+    """How many lanes there are; raises JobError where they are no number of lanes."""
+    if lanes == "auto":
+        return 2
+    if type(lanes) is not int or not 1 <= lanes <= 64:
+        raise JobError(f"lanes must be a whole number from 1 to 64, or 'auto', got {lanes!r}")
+    return lanes
 
 
 def _threads(threads: int | None, lanes: int, default: int) -> int:

@@ -145,6 +145,14 @@ class DutyChanged(NamedTuple):
     error: float
 
 
+class PackingDecided(NamedTuple):
+    """These jobs go on side by side, or in turns: `gain` is what they do side by side over that."""
+
+    jobs: Sequence[str]
+    side_by_side: bool
+    gain: float
+
+
 class BudgetChanged(NamedTuple):
     """All jobs together may hold so many bytes from now on."""
 
@@ -168,6 +176,7 @@ Event = (
     | MemoryMoved
     | ShareChanged
     | DutyChanged
+    | PackingDecided
     | BudgetChanged
     | EngineEnded
 )

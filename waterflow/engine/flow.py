@@ -19,6 +19,7 @@ from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.idle import IdleTimes, why_idle
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.packing import Packing
 from waterflow.engine.precedence import Precedence
 from waterflow.engine.trains import Trains
 from waterflow.executor.data.feeder import FeedItem
@@ -39,6 +40,7 @@ class FlowExecutor:
         in_flight: StepsInFlight,
         next_job: NextJob,
         dismiss: Callable[[JobRun], None],
+        undoes_packing: bool,
     ) -> None:
         self._context = context
         self._planner = planner
@@ -49,6 +51,7 @@ class FlowExecutor:
         self._flowing = False
         self._jobs: Sequence[JobRun] = ()  # of the present stretch
         self._precedence = Precedence(context)
+        self._packing = Packing(context, undoes_packing)
         self.idle = IdleTimes()
         context.events.subscribe(self._count, GroupsRan, TrainRan)
         context.events.subscribe(self._change, ShareChanged)
@@ -115,9 +118,10 @@ class FlowExecutor:
         }
         with self._context.state:
             self._precedence.begin(jobs)
+            self._packing.begin(jobs)
         stretch = _Stretch(
             *(self._context, plan, self._in_flight, jobs, interrupted, self._choose),
-            *(self.idle, self._dismiss, self._precedence),
+            *(self.idle, self._dismiss, self._precedence, self._packing),
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._flowing = True
@@ -154,10 +158,12 @@ class _Stretch:
         idle: IdleTimes,
         dismiss: Callable[[JobRun], None],
         precedence: Precedence,
+        packing: Packing,
     ) -> None:
         self._context = context
         self._dismiss = dismiss
         self._precedence = precedence
+        self._packing = packing
         self._plan = plan
         self._in_flight = in_flight
         trains = plan is not None and not context.lanes.device.queues
@@ -200,6 +206,7 @@ class _Stretch:
                 if self._is_over():
                     waiting = [job for job in waiting if self._may_have_last_step(job)]
                 able = self._precedence.candidates(waiting, self._busy)
+                able = self._packing.candidates(able, self._busy)
                 job = self._choose_for(lane, able)
                 if job is not None and job.can_flow:
                     return job, self._take(job), seen
@@ -266,6 +273,7 @@ class _Stretch:
         else:
             self._eager.add(job)
         self._precedence.takes_lane(job, None if fed.item is None else fed.item.specialization)
+        self._packing.takes_lane(job)
         return fed
 
     def _give_back(self, job: JobRun, captured: bool) -> None:
@@ -274,6 +282,7 @@ class _Stretch:
             self._eager.discard(job)
             self._captured -= captured
             self._precedence.gives_lane_back(job)
+            self._packing.gives_lane_back(job, self._busy)
             self._context.state.notify_all()
 
     def _end(self) -> None:

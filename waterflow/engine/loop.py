@@ -36,7 +36,12 @@ class EngineLoop:
     """
 
     def __init__(
-        self, context: RunContext, policy: Policy, admission: Admission, queue: JobQueue
+        self,
+        context: RunContext,
+        policy: Policy,
+        admission: Admission,
+        queue: JobQueue,
+        undoes_packing: bool,
     ) -> None:
         self._context = context
         self._policy = policy
@@ -49,7 +54,12 @@ class EngineLoop:
         self._resizer = Resizer(context, queue, admission, self._in_flight)
         self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
         self._flow = FlowExecutor(
-            context, self.flow_planner, self._in_flight, policy.next_job, self._entrance.dismiss
+            context,
+            self.flow_planner,
+            self._in_flight,
+            policy.next_job,
+            self._entrance.dismiss,
+            undoes_packing,
         )
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
 

@@ -23,6 +23,7 @@ from waterflow.engine.events import (
     GroupsRan,
     JobJoined,
     NeedsKnown,
+    PackingDecided,
     ShareChanged,
     StateChanged,
     StepChecked,
@@ -90,6 +91,9 @@ class Recorder:
                 self._decide(event.job, f"{event.priority}, weight {event.weight:g}")
             case DutyChanged():
                 self._held_back(event)
+            case PackingDecided():
+                how = "side by side" if event.side_by_side else "in turns"
+                self._decide("", f"{how}: {event.gain:.2f} times as fast side by side")
             case BudgetChanged():
                 self._decide("", f"the budget is {format_bytes(event.budget)}")
             case EngineEnded():

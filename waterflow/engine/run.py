@@ -23,7 +23,7 @@ def run(
     *,
     device: str | Device = "cpu",
     policy: str | Policy = "flow",
-    lanes: int = 2,
+    lanes: int | str = "auto",
     threads: int | None = None,
     progress: bool = False,
     audit: str = "log",
@@ -40,7 +40,8 @@ def run(
         device: "cpu", "cuda" (torch's current device) or "cuda:1". The models must be there.
         policy: "flow", "time-slice", "waterwave", "waterwave-s", "temporal", or a policy of one's
             own.
-        lanes: node groups that may run at once.
+        lanes: node groups that may run at once; "auto": two, and one after another wherever jobs
+            have been seen to do more so.
         threads: intra-op threads of each lane; torch's count divided by the lanes if None.
         progress: show progress on stderr.
         audit: how often captured steps are compared with eager ones, by bits: "log" (at steps 1, 2,
