@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
+from waterflow.capture.fast_fakes import detached
+
 _aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 #: Fresh tensors that Python numbers were made into: the graph's constant must stay as it is.
 _COPIED = {_aten.lift_fresh.default: _aten.lift_fresh_copy.default}
 #: Operators that ask for numbers of a layout.
@@ -67,6 +69,11 @@ class Recorder(TorchDispatchMode):
         # Of tensors by their identities, which others may have once these are gone.
         self._nodes: dict[int, tuple[TensorWeakRef, fx.Node]] = {}
         self._is_off = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and the wrapper that keeps dynamo out takes its time."""
+        return False
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
@@ -115,10 +122,12 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].device
         kwargs = kwargs or {}
         if not _PLAIN.issuperset(types):
             return NotImplemented  # a class of somebody's own says first what it consists of
-        if self._is_off or func is torch.ops.prim.device.default:
+        if self._is_off or func is _DEVICE:
             return func(*args, **kwargs)
         assert isinstance(func, OpOverload)
         if func.namespace == "profiler" or torch.Tag.data_dependent_output in func.tags:
@@ -165,7 +174,7 @@ def _as_it_is(value: Any) -> Any:
     gradient as it is where nobody else has it, and copies it where somebody does.
     """
     if isinstance(value, FakeTensor):
-        return fast_detach(value.fake_mode, value)
+        return detached(value)
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, (tuple, list)):
