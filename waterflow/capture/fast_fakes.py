@@ -63,8 +63,7 @@ def fast_result(
         return args[0]
     layout = None if rule is None else rule(args, kwargs)
     if layout is not None:
-        shape, dtype = layout
-        return _fake(mode, _empty(shape, dtype=dtype, device=_META), device)
+        return new_fake(mode, *layout, device)
     if not _is_plain(func):
         return NotImplemented
     try:
@@ -72,6 +71,13 @@ def fast_result(
     except Exception:  # torch's mode raises it as users know it
         return NotImplemented
     return _wrapped(mode, result, device)
+
+
+def new_fake(
+    mode: FakeTensorMode, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> FakeTensor:
+    """A new contiguous fake tensor."""
+    return _fake(mode, _empty(shape, dtype=dtype, device=_META), device)
 
 
 def detached(tensor: FakeTensor) -> FakeTensor:

@@ -127,11 +127,12 @@ def writes_in_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 def is_canonical(tensor: Tensor) -> bool:
     """Whether a tensor is contiguous, with the strides of a new one in each dimension."""
-    return tensor.stride() == _strides(tensor.shape)
+    return tensor.stride() == strides_of(tensor.shape)
 
 
 @functools.lru_cache(maxsize=4096)
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a new tensor of a shape."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

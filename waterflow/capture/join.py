@@ -148,7 +148,7 @@ class _Join:
             meaning = Input("state", key[1:])
             if key[0] == "parameter":
                 meaning = Input("parameter", names.get(id(parameters[key[1]]), key[1]))
-            mapping[node] = self._input(meaning, node.meta["val"])
+            mapping[node] = self._input(meaning, optimizer.value_of(node))
         for node in recording.graph.nodes:
             copied = self._copy(recording, node, mapping, (optimizer, scalars))
             if copied is not None and node.target is _READ_SCALAR:
@@ -192,7 +192,7 @@ class _Join:
         if node.target is operator.getitem:
             self.elements[args] = copied
         if "val" in node.meta:
-            copied.meta["val"] = node.meta["val"]
+            copied.meta["val"] = node.meta["val"] if live is None else live[0].value_of(node)
         mapping[node] = copied
         return copied
 
