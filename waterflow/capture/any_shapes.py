@@ -127,7 +127,7 @@ def _stand_in(index: int, layout: Layout) -> Layout:
 
 def _is_elementwise(own: torch.optim.Optimizer) -> bool:
     """Whether an optimizer's step is nothing but torch's own code."""
-    kind = type(own)
+    kind: Any = type(own)
     if kind not in _ELEMENTWISE or not _is_untouched(kind):
         return False
     if vars(own).keys() - _attributes_of(kind) - _ADDED:
@@ -153,8 +153,8 @@ def _codes_in(holder: Any) -> Iterator[Any]:
 
 
 @functools.cache
-def _attributes_of(kind: type[torch.optim.Optimizer]) -> frozenset[str]:
-    return frozenset(vars(kind([torch.zeros(2)], lr=0.1)))  # type: ignore[call-arg]
+def _attributes_of(kind: Any) -> frozenset[str]:
+    return frozenset(vars(kind([torch.zeros(2)], lr=0.1)))
 
 
 def _are_apart(parameters: Sequence[torch.Tensor]) -> bool:

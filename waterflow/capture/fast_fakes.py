@@ -130,6 +130,8 @@ def _note_devices(mode: FakeTensorMode, values: Iterable[Any], found: set[torch.
         if kind is FakeTensor:
             if value.fake_mode is not mode or value.constant is not None:
                 return False
+            if value.layout is not torch.strided:
+                return False
             found.add(value._fake_device)
         elif kind is list or kind is tuple:
             if not _note_devices(mode, value, found):

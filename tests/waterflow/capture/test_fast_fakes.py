@@ -136,6 +136,16 @@ def test_known_values_are_left_to_torchs_mode():
         assert float(known + 1) == 4
 
 
+def test_sparse_tensors_are_left_to_torchs_mode():
+    mode = CaptureMode()
+    sparse = mode.from_tensor(torch.eye(3).to_sparse())
+    dense = mode.from_tensor(torch.eye(3))
+    with mode:
+        assert fast_result(mode, aten.mul.Tensor, (sparse, 2.0), {}) is NotImplemented
+        assert fast_result(mode, aten.add_.Tensor, (dense, sparse), {}) is NotImplemented
+        assert (sparse * 2.0).layout == torch.sparse_coo
+
+
 def test_results_belong_to_the_device_of_the_operands():
     with CaptureMode():
         there = torch.empty(2)
