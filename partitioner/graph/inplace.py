@@ -28,6 +28,8 @@ def add_in_place(graph: fx.Graph, kept: Collection[fx.Node]) -> None:
         kept: nodes whose values are read after the step.
     """
     nodes = [node for node in graph.nodes if node.op == "call_function"]
+    if not any(node.target is _ADD for node in nodes):
+        return
     roots = memory_roots(nodes)
     last_read = _last_reads(graph, nodes, roots, kept)
     merged: dict[fx.Node, fx.Node] = {}

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,15 @@ class StepGraph:
 
 def tensors_of(node: fx.Node) -> Iterator[torch.Tensor]:
     """The (fake) tensors that a node's value consists of."""
-    for leaf in tree_leaves(node.meta.get("val")):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
+    return _tensors(node.meta.get("val"))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors(part)
 
 
 def _layout(node: fx.Node) -> str:

@@ -9,8 +9,8 @@ walked is listed, never assumed constant. Contents of tensors are not state here
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from types import CodeType
+from collections.abc import Collection, Hashable, Mapping
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 from waterflow.account.class_parts import is_a
@@ -23,6 +23,9 @@ __all__ = ["Account"]
 
 Wanted = TypeVar("Wanted")
 
+#: Names that walks came to, by the kinds of their roots; so many kinds are remembered.
+_KNOWN_NAMES: dict[Hashable, frozenset[str]] = {}
+_MOST_KINDS = 256
 #: What a training loop, or torch's C code, calls by itself.
 _CALLED = frozenset({"forward", "backward", "step", "zero_grad", "parameters"})
 
@@ -160,13 +163,50 @@ def _walk_by_reachable_names(
     roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None], copied: bool, most: int
 ) -> Walk | None:
     """A walk along the names in all code that the roots have by these very names; None if that
-    code reads any attribute."""
+    code reads any attribute.
+
+    The names are found by walks along more and more of them. Jobs of one kind end at the same, so
+    those that the latest came to are tried first: where the code that they lead to has them and no
+    others, they are what counts here, too.
+    """
+    kind = tuple(map(_kind_of, roots.values())), copied
+    names = _KNOWN_NAMES.get(kind)
+    if names is not None:
+        walk = _walk_along(names, roots, skip, most)
+        if walk.is_whole and not walk.unwalkable and _named(walk, copied) == names:
+            return walk
     names = _CALLED
     while True:
-        walk = Walk(names, None, skip)
-        walk.most = most
-        walk.run(roots)
+        walk = _walk_along(names, roots, skip, most)
         more = names_in(walk.codes.values(), copied=copied)
-        if more is None or more <= names:
-            return None if more is None else walk
+        if more is None:
+            return None
+        if more <= names:
+            _note_names(kind, names)
+            return walk
         names |= more
+
+
+def _walk_along(
+    names: frozenset[str], roots: Mapping[str, Any], skip: Mapping[int, Any], most: int
+) -> Walk:
+    walk = Walk(names, None, skip)
+    walk.most = most
+    walk.run(roots)
+    return walk
+
+
+def _named(walk: Walk, copied: bool) -> frozenset[str] | None:
+    more = names_in(walk.codes.values(), copied=copied)
+    return None if more is None else more | _CALLED
+
+
+def _kind_of(root: Any) -> int:
+    """Equal for roots of one kind; perhaps for others, too, once that kind is gone."""
+    return id(root.__code__ if type(root) is FunctionType else type(root))
+
+
+def _note_names(kind: Hashable, names: frozenset[str]) -> None:
+    while len(_KNOWN_NAMES) >= _MOST_KINDS:
+        _KNOWN_NAMES.pop(next(iter(_KNOWN_NAMES)), None)
+    _KNOWN_NAMES[kind] = names

@@ -166,7 +166,10 @@ class CodeWalk:
             self._imports(function, found.names)
 
     def _named(self, namespace: dict[str, Any], name: str, trail: Trail) -> None:
-        self._globals.setdefault(id(namespace), (namespace, {}))[1].setdefault(name, trail)
+        self._trails_of(namespace).setdefault(name, trail)
+
+    def _trails_of(self, namespace: dict[str, Any]) -> dict[str, Trail]:
+        return self._globals.setdefault(id(namespace), (namespace, {}))[1]
 
     def _built_in(self, function: types.FunctionType, name: str) -> None:
         """A name that is no global, and must not become one."""
@@ -219,14 +222,15 @@ class CodeWalk:
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
             names = names | {"__getattr__"} | (self.names or frozenset())
-        for name in names:
-            if name in namespace:
-                self._named(namespace, name, trail.attribute(name))
-                value = namespace[name]
-                if not trusted or is_a(value, _READ_IN_TRUSTED) or is_foreign(value):
-                    self._read(value, names, trail.attribute(name), trusted)
-            elif not trusted:
-                self._named(namespace, name, trail.attribute(name))
+        for name in names & namespace.keys():
+            self._named(namespace, name, trail.attribute(name))
+            value = namespace[name]
+            if not trusted or is_a(value, _READ_IN_TRUSTED) or is_foreign(value):
+                self._read(value, names, trail.attribute(name), trusted)
+        if not trusted:
+            known, within = self._trails_of(namespace), places.Within(trail)
+            for name in names - namespace.keys():
+                known.setdefault(name, within)
 
     def _compiled(self, value: Any, trail: Trail) -> None:
         """A function compiled from Python: its calls are not seen by an observer."""

@@ -43,6 +43,16 @@ class Trail:
         return "".join(reversed(parts))
 
 
+class Within(Trail):
+    """How an object was reached some of whose attributes are looked at, here and there thousands
+    that are not there: they have this in common."""
+
+    __slots__ = ()
+
+    def __init__(self, holder: Trail) -> None:
+        super().__init__("", holder)
+
+
 def _item_text(key: Any) -> str:
     return f"[{key!r}]" if type(key) in _PLAIN_KEYS else f"[an object of {type(key).__qualname__}]"
 
@@ -133,7 +143,8 @@ class Names(Place):
         self.before = {name: namespace[name] for name in trails if name in namespace}
 
     def text(self, part: Any) -> str:
-        return str(self.trails[part])
+        trail = self.trails[part]
+        return str(trail.attribute(part) if type(trail) is Within else trail)
 
     def restore(self) -> None:
         for name in self.trails:

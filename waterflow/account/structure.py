@@ -30,7 +30,7 @@ import typing
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -124,10 +124,29 @@ class Structure:
         return next((n for n, known in self.tensors.items() if known is tensor), None)
 
 
+class _Rules(NamedTuple):
+    """How objects of one type are written."""
+
+    values: tuple[Any, ...]
+    describe: Callable[[_Writer, Any], None] | None
+    is_pinned: bool
+
+    @property
+    def is_described(self) -> bool:
+        return self.describe is not None
+
+    @classmethod
+    def of(cls, kind: type) -> _Rules:
+        fitting = (describe for kinds, describe in _DESCRIBERS if issubclass(kind, kinds))
+        values = tuple(base for base in _VALUES if issubclass(kind, base))
+        return cls(values, next(fitting, None), issubclass(kind, _PINNED))
+
+
 class _Writer:
     def __init__(self, account: Account, numbers_aside: Collection[int]) -> None:
         self.words: list[Any] = []
         self.pinned: dict[int, Any] = {}
+        self.kinds: list[type] = []  # whose rules are known
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
         self._account = account
         self._numbers_aside = numbers_aside
@@ -136,6 +155,7 @@ class _Writer:
         self._hooks: set[int] = set()
         self._storages: dict[int, int] = {}
         self._waiting: collections.deque[Any] = collections.deque()
+        self._rules: dict[int, _Rules] = {}  # by the identities of types
         self._placed = {id(_holder_of(place)) for place in account.places}
 
     def run(self) -> None:
@@ -175,7 +195,7 @@ class _Writer:
     def _everybodys(self, value: Any) -> None:
         """A value that a class or a module has: of torch's, not all are walked."""
         kind = type(value)
-        walked = id(value) in self._placed or issubclass(kind, _DESCRIBED) or kind in _BARE
+        walked = id(value) in self._placed or self._rules_for(kind).is_described or kind in _BARE
         if walked or kind in _SINGLE or kind in _TORCH_ATOMS or kind in _NUMBERS:
             self.value(value)
         else:
@@ -207,7 +227,14 @@ class _Writer:
             return issubclass(owner, (types.ModuleType, type, type(None))) or (
                 owner.__name__ == "PyCapsule" or owner.__module__ == "pybind11_builtins"
             )
-        return issubclass(kind, _PINNED)
+        return self._rules_for(kind).is_pinned
+
+    def _rules_for(self, kind: type) -> _Rules:
+        rules = self._rules.get(id(kind))
+        if rules is None:
+            self.kinds.append(kind)
+            rules = self._rules[id(kind)] = _Rules.of(kind)
+        return rules
 
     # Objects, described once: what of them cannot change. What can is in their places.
 
@@ -215,14 +242,12 @@ class _Writer:
         kind = type(value)
         self.words.append("is")
         self.value(kind)
-        for base in _VALUES:
-            if issubclass(kind, base):
-                self.words.append(base.__repr__(value))
-        for kinds, describe in _DESCRIBERS:
-            if issubclass(kind, kinds):
-                describe(self, value)
-                return
-        if id(value) not in self._placed and kind not in _BARE:
+        rules = self._rules_for(kind)
+        for base in rules.values:
+            self.words.append(base.__repr__(value))
+        if rules.describe is not None:
+            rules.describe(self, value)
+        elif id(value) not in self._placed and kind not in _BARE:
             raise NoStructureError(f"an object of {kind.__module__}.{kind.__qualname__}")
 
     def _class(self, value: type) -> None:
@@ -464,6 +489,3 @@ _DESCRIBERS: list[tuple[Any, Callable[[_Writer, Any], None]]] = [
     (np.ndarray, _Writer._array),
     (weakref.ref, _Writer._reference),
 ]
-_DESCRIBED: tuple[Any, ...] = tuple(
-    kind for kinds, _ in _DESCRIBERS for kind in (kinds if type(kinds) is tuple else (kinds,))
-)

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
+from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
@@ -55,7 +56,8 @@ def looks_at_gradients(job: Job) -> bool:
     if not _has_callbacks(job):
         return False
     roots = {"on_step": job.on_step, "scheduler": job.scheduler}
-    reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
+    with undisturbed():  # what callbacks reach may be tens of thousands of objects
+        reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True
@@ -65,11 +67,13 @@ def looks_at_gradients(job: Job) -> bool:
 
 #: Names about gradients by which nobody comes to see one.
 _HARMLESS = re.compile(r"(no|enable|zero)_grad|requires_grad_?|(set|is)_grad_enabled")
+#: Words that have nothing to do with gradients.
+_OTHER_WORDS = re.compile(r"(up|down|de)grad(e[drs]?|ing|able|ation)|gradual(ly)?", re.IGNORECASE)
 
 
 def _names_gradients(code: CodeType) -> bool:
-    names = (name for name in code.co_names if not _HARMLESS.fullmatch(name))
-    return "grad" in code.co_consts or any("grad" in name for name in names)
+    names = (name for name in code.co_names if "grad" in name and not _HARMLESS.fullmatch(name))
+    return "grad" in code.co_consts or any("grad" in _OTHER_WORDS.sub("", name) for name in names)
 
 
 def _runs_torchs_code_alone(job: Job) -> bool:

@@ -204,14 +204,16 @@ def storage_ids(node: fx.Node) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors_of(node)}
 
 
-def mutated_sources(graph: fx.Graph) -> set[fx.Node]:
+def mutated_by(recording: Recording) -> frozenset[fx.Node]:
     """The placeholders and constants whose storage some node writes to."""
-    written: set[int] = set()
-    for node in graph.nodes:
-        for target in writes(node):
-            written |= storage_ids(target)
-    sources = [node for node in graph.nodes if node.op in ("placeholder", "get_attr")]
-    return {node for node in sources if storage_ids(node) & written}
+    if recording.mutated is None:
+        nodes = recording.graph.nodes
+        targets = {target for node in nodes for target in writes(node)}
+        written = {identity for target in targets for identity in storage_ids(target)}
+        sources = [node for node in nodes if node.op in ("placeholder", "get_attr")]
+        found = (node for node in sources if not written.isdisjoint(storage_ids(node)))
+        recording.mutated = frozenset(found)
+    return recording.mutated
 
 
 def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
@@ -225,7 +227,7 @@ def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
 
 def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
     placeholders = [node for node in result.recording.graph.nodes if node.op == "placeholder"]
-    mutated = mutated_sources(result.recording.graph)
+    mutated = mutated_by(result.recording)
     for meaning, node in zip(result.inputs, placeholders, strict=True):
         if meaning.kind == "batch" and node in mutated:
             reason = "the step changes its batch in place (clone the tensor before changing it)"

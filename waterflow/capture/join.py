@@ -17,11 +17,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.capture.forward import (
     ForwardTrace,
-    mutated_sources,
+    mutated_by,
     named_tensors,
 )
 from waterflow.capture.optimizer import OptimizerTrace
-from waterflow.capture.recording import Recording
+from waterflow.capture.recording import Recording, add_call
 from waterflow.capture.traced_floats import ARITHMETIC, Expression
 from waterflow.capture.tracing import capture_error, is_of_job, users_line
 from waterflow.common.errors import CaptureError
@@ -148,7 +148,7 @@ class _Join:
             meaning = Input("state", key[1:])
             if key[0] == "parameter":
                 meaning = Input("parameter", names.get(id(parameters[key[1]]), key[1]))
-            mapping[node] = self._input(meaning, node.meta["val"])
+            mapping[node] = self._input(meaning, optimizer.value_of(node))
         for node in recording.graph.nodes:
             copied = self._copy(recording, node, mapping, (optimizer, scalars))
             if copied is not None and node.target is _READ_SCALAR:
@@ -157,7 +157,7 @@ class _Join:
         return mapping
 
     def _note_mutated(self, recording: Recording, mapping: Mapping[fx.Node, fx.Node]) -> None:
-        for node in mutated_sources(recording.graph):
+        for node in mutated_by(recording):
             meaning = mapping[node].meta.get("input")
             if meaning is not None and meaning.is_persistent:
                 self.mutated.add(meaning)
@@ -188,11 +188,11 @@ class _Join:
         if node.target is operator.getitem and args in self.elements:
             mapping[node] = self.elements[args]
             return None
-        copied = self.graph.call_function(node.target, args, kwargs)  # type: ignore[arg-type]
+        copied = add_call(self.graph, node.target, args, kwargs)  # type: ignore[arg-type]
         if node.target is operator.getitem:
             self.elements[args] = copied
         if "val" in node.meta:
-            copied.meta["val"] = node.meta["val"]
+            copied.meta["val"] = node.meta["val"] if live is None else live[0].value_of(node)
         mapping[node] = copied
         return copied
 
@@ -229,7 +229,7 @@ class _Join:
             return self._input(Input("hyper", expression[1]), None)
         if expression not in self.expressions:
             operands = tuple(self._emit(part, items) for part in expression[1:])
-            node = self.graph.call_function(ARITHMETIC[expression[0]], operands)
+            node = add_call(self.graph, ARITHMETIC[expression[0]], operands)
             self.expressions[expression] = node
         return self.expressions[expression]
 

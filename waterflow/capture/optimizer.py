@@ -61,6 +61,7 @@ class OptimizerTrace:
         state_after: layouts of the state after the step.
         fixed: hyperparameters that are part of the graph, with their values.
         guards: comparisons of live hyperparameters.
+        values: of each node, where the recording was made for tensors of other shapes.
     """
 
     recording: Recording
@@ -70,6 +71,11 @@ class OptimizerTrace:
     state_after: StateLayout
     fixed: dict[HyperKey, Any]
     guards: list[Guard] = field(default_factory=list)
+    values: Mapping[fx.Node, Any] | None = None
+
+    def value_of(self, node: fx.Node) -> Any:
+        """The (fake) tensors that a node of the recording stands for."""
+        return node.meta.get("val") if self.values is None else self.values[node]
 
     def valid_for(self, values: Mapping[HyperKey, Any]) -> bool:
         """Whether the graph is right for these hyperparameters."""
@@ -88,6 +94,7 @@ def trace_optimizer(
     gradients: Sequence[Layout | None],
     state: StateLayout,
     watch: TraceWatch | None = None,
+    parameters: Sequence[Layout] | None = None,
 ) -> OptimizerTrace:
     """Traces the job's optimizer step with odd values; twice, and compared, where one trace does
     not tell what is live.
@@ -97,17 +104,18 @@ def trace_optimizer(
         gradients: layout of each trained parameter's gradient, None where there is none.
         state: layouts of the state before the step; empty dictionaries before the first step.
         watch: what the traces run in, where others run in it, too.
+        parameters: layouts to trace with, in place of those of the parameters.
 
     Raises:
         NotCapturableError: the step depends on values in a way that a graph cannot follow.
     """
     if watch is None:
         with TraceWatch(job) as watch:
-            return trace_optimizer(job, gradients, state, watch)
+            return trace_optimizer(job, gradients, state, watch, parameters)
     values = hyperparameters(job.optimizer)
     fixed = {key for key, value in values.items() if not traceable(value)}
     for _ in range(len(values) + 1):
-        first = _Attempt(job, gradients, state, fixed, seed=1).run(watch)
+        first = _Attempt(job, gradients, state, fixed, 1, parameters).run(watch)
         if broken := _guards_broken(first, values):
             fixed |= broken
             continue
@@ -115,7 +123,7 @@ def trace_optimizer(
         constants = sure_constants(first.recording, first.floats, held.values())
         if constants is not None:
             return _combine(first, constants, first.floats.guards, held)
-        second = _Attempt(job, gradients, state, fixed, seed=2).run(watch)
+        second = _Attempt(job, gradients, state, fixed, 2, parameters).run(watch)
         if broken := _guards_broken(second, values):
             fixed |= broken
             continue
@@ -137,11 +145,13 @@ class _Attempt:
         state: StateLayout,
         fixed: set[HyperKey],
         seed: int,
+        parameters: Sequence[Layout] | None = None,
     ) -> None:
         self.job = job
         self.gradients = gradients
         self.state = state
         self.fixed = fixed
+        self.parameters = parameters
         self.real = trained_parameters(job.optimizer)
         self.floats = FloatTrace()
         self.random = random.Random(seed)
@@ -171,7 +181,7 @@ class _Attempt:
     def _arguments(self, mode: Any) -> list[torch.Tensor]:
         given: dict[tuple[Any, ...], torch.Tensor] = {}
         for index, parameter in enumerate(self.real):
-            given["parameter", index] = self._twin(mode, parameter)
+            given["parameter", index] = self._parameter(mode, index, parameter)
         for key, value in hyperparameters(self.job.optimizer).items():
             if isinstance(value, torch.Tensor):
                 given["hyper", key] = self._twin(mode, value)
@@ -185,6 +195,15 @@ class _Attempt:
                         given["state", index, key] = value.make()
         self.inputs = list(given)
         return list(given.values())
+
+    def _parameter(self, mode: Any, index: int, parameter: torch.Tensor) -> torch.Tensor:
+        if self.parameters is None:
+            return self._twin(mode, parameter)
+        with mode:
+            twin = self.parameters[index].make().requires_grad_(parameter.requires_grad)
+        if isinstance(parameter, torch.nn.Parameter):
+            twin._is_param = True  # type: ignore[attr-defined]
+        return twin
 
     def _twin(self, mode: Any, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "meta":

@@ -8,6 +8,7 @@ traces up to date that nothing here reads, and writes each graph out as Python c
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_impls import fast_detach
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
+from waterflow.capture.fast_fakes import detached
+
 _aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 #: Fresh tensors that Python numbers were made into: the graph's constant must stay as it is.
 _COPIED = {_aten.lift_fresh.default: _aten.lift_fresh_copy.default}
 #: Operators that ask for numbers of a layout.
@@ -43,15 +46,34 @@ class Recording:
         graph: its nodes have ``meta["val"]``: the (fake) tensors that they stand for.
         constants: the tensors behind its ``get_attr`` nodes.
         outputs: the nodes that it ends in.
+        mutated: what `forward.mutated_by` has found, None before it is asked.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     constants: dict[str, Tensor] = field(default_factory=dict)
     outputs: list[fx.Node] = field(default_factory=list)
+    mutated: frozenset[fx.Node] | None = None
 
     def constant_of(self, node: fx.Node) -> Tensor:
         """The tensor behind a ``get_attr`` node."""
         return self.constants[str(node.target)]
+
+
+def add_call(
+    graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None
+) -> fx.Node:
+    """``graph.call_function``, without a search for symbolic numbers, which captures do not have,
+    and with the name that the target had before."""
+    node = graph.create_node("call_function", target, name=_name_of(target))
+    node.args = args
+    if kwargs:
+        node.kwargs = kwargs
+    return node
+
+
+@functools.cache
+def _name_of(target: Callable[..., Any]) -> str:
+    return str(fx.Graph().call_function(target).name)
 
 
 class Recorder(TorchDispatchMode):
@@ -67,6 +89,11 @@ class Recorder(TorchDispatchMode):
         # Of tensors by their identities, which others may have once these are gone.
         self._nodes: dict[int, tuple[TensorWeakRef, fx.Node]] = {}
         self._is_off = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and the wrapper that keeps dynamo out takes its time."""
+        return False
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
@@ -104,7 +131,7 @@ class Recorder(TorchDispatchMode):
 
     def add_call(self, target: Callable[..., Any], *arguments: Any) -> fx.Node:
         """Records a call that is not made."""
-        return self._graph.call_function(target, tuple(map(self._argument, arguments)))
+        return add_call(self._graph, target, tuple(map(self._argument, arguments)))
 
     def finish(self, outputs: Iterable[Tensor]) -> Recording:
         """The graph that ends in these tensors."""
@@ -115,10 +142,12 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].device
         kwargs = kwargs or {}
         if not _PLAIN.issuperset(types):
             return NotImplemented  # a class of somebody's own says first what it consists of
-        if self._is_off or func is torch.ops.prim.device.default:
+        if self._is_off or func is _DEVICE:
             return func(*args, **kwargs)
         assert isinstance(func, OpOverload)
         if func.namespace == "profiler" or torch.Tag.data_dependent_output in func.tags:
@@ -129,7 +158,7 @@ class Recorder(TorchDispatchMode):
         func = _COPIED.get(func, func)
         given = tuple(map(self._argument, args))
         named = {key: self._argument(value) for key, value in kwargs.items()}
-        node = self._graph.call_function(func, given, named)
+        node = add_call(self._graph, func, given, named)
         result = func(*args, **kwargs)
         self._track(node, result)
         return result
@@ -154,7 +183,7 @@ class Recorder(TorchDispatchMode):
             self._nodes[id(value)] = TensorWeakRef(value), node
         elif isinstance(value, (tuple, list)):
             for index, (part, of_part) in enumerate(zip(value, kept, strict=True)):
-                taken = self._graph.call_function(operator.getitem, (node, index))
+                taken = add_call(self._graph, operator.getitem, (node, index))
                 self._follow(taken, part, of_part)
 
 
@@ -165,7 +194,7 @@ def _as_it_is(value: Any) -> Any:
     gradient as it is where nobody else has it, and copies it where somebody does.
     """
     if isinstance(value, FakeTensor):
-        return fast_detach(value.fake_mode, value)
+        return detached(value)
     if isinstance(value, Tensor):
         return value.detach()
     if isinstance(value, (tuple, list)):

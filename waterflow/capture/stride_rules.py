@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, _meta_registrations
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from waterflow.capture.fast_fakes import fast_result
 
 aten = torch.ops.aten
 
+_DEVICE = torch.ops.prim.device.default
 _GROUPED_MM = getattr(getattr(aten, "_grouped_mm", None), "default", None)
 _product_of_groups = getattr(_meta_registrations, "_create_grouped_mm_output_tensor", None)
 
@@ -41,13 +44,22 @@ class CaptureMode(FakeTensorMode):
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and the wrapper that keeps dynamo out takes its time."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].device
         if func == _GROUPED_MM and _product_of_groups is not None:
             with self:  # its description admits bfloat16 only, the host's kernel other types, too
                 return _product_of_groups(*_arguments_of_groups(*args, **(kwargs or {})))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = fast_result(self, func, args, kwargs)
+        if result is NotImplemented:
+            result = super().__torch_dispatch__(func, types, args, kwargs or {})
         rule = _RULES.get(func)
         if rule is None and func in _HOST_RULES and args[0].device.type == "cpu":
             rule = _HOST_RULES[func]

@@ -207,7 +207,9 @@ class Offer:
             self.seen = assumptions.seen if self.seen is None else self.seen | assumptions.seen
         if not is_last or self.seen is None or not self.assumptions.hold():
             return None
-        narrow = self.assumptions.narrowed(self.seen)
+        narrow = assumptions  # taken for the latest check, as a rule of all that was seen
+        if assumptions.seen != self.seen or not assumptions.hold():
+            narrow = self.assumptions.narrowed(self.seen)
         known = narrow.structure()
         return None if known is None else self.capture.under(Key.of(narrow, known), known)
 

@@ -243,5 +243,5 @@ class StepBuilder:
         specialization.first = steps[0] if len(steps) == 2 else None
         specialization.steady = steps[-1]
         first = steps[0].optimizer if specialization.first is not None else None
-        created = () if first is None else first.outputs.values()
-        self.persistent.note_size(steps, [node.meta["val"] for node in created])
+        created = [] if first is None else map(first.value_of, first.outputs.values())
+        self.persistent.note_size(steps, list(created))

@@ -20,11 +20,11 @@ from waterflow.job.job import Job
 from waterflow.steps.shared_captures import kind_of
 
 #: What a capture takes until one was made: so much, and so much for each tensor that a step makes.
-_CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.03, 7e-4
+_CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.015, 2.2e-4
 #: Tensors that a step makes, where nobody has counted them.
 _TENSORS = 100
 #: What each job takes to join a capture, its own or another's: an account, a tape, a check.
-_JOIN_SECONDS = 0.02
+_JOIN_SECONDS = 0.015
 #: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
 #: first; and the seconds of steps from which on what is seen outweighs that.
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 5e-6, 0.6, 0.1

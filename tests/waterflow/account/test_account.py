@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.support import state
-from waterflow.account import purity
+from waterflow.account import account, purity
 from waterflow.account.account import Account
 from waterflow.account.code_names import names_in
 
@@ -517,3 +517,73 @@ def test_cycles_through_an_account_are_collected():
     del keeper
     gc.collect()
     assert gone == [1]
+
+
+class Reader:
+    """Reads what it is told to; `other` is read by nobody."""
+
+    def __init__(self, helper):
+        self.helper, self.factor, self.other = helper, 2.0, [1]
+
+    def __call__(self):
+        return self.helper() * self.factor
+
+
+class Helper:
+    def __init__(self):
+        self.offset, self.other = 3.0, [1]
+
+    def __call__(self):
+        return self.offset
+
+
+class Curious(Helper):
+    def __call__(self):
+        return self.offset + len(self.other)
+
+
+@pytest.fixture
+def walks(monkeypatch):
+    """The names along which walks went, from here on; nothing is remembered of earlier ones."""
+    found = []
+    run = account.Walk.run
+
+    def counted(self, roots):
+        found.append(self.names)
+        run(self, roots)
+
+    monkeypatch.setattr(account.Walk, "run", counted)
+    monkeypatch.setattr(account, "_KNOWN_NAMES", {})
+    return found
+
+
+def test_names_are_looked_for_once_for_all_of_a_kind(walks):
+    first = Account.take({"call": Reader(Helper())})
+    assert len(walks) > 1
+    walks.clear()
+    second = Account.take({"call": Reader(Helper())})
+    assert walks == [first.names]
+    assert second.names == first.names
+    assert list(map(str, (place.trail for place in second.places))) == list(
+        map(str, (place.trail for place in first.places))
+    )
+
+
+@pytest.mark.parametrize("kinds", [(Helper, Curious), (Curious, Helper)])
+def test_what_others_of_a_kind_read_does_not_count(walks, kinds):
+    alone = []
+    for kind in kinds:
+        account._KNOWN_NAMES.clear()
+        alone.append(Account.take({"call": Reader(kind())}).names)
+    account._KNOWN_NAMES.clear()
+    assert [Account.take({"call": Reader(kind())}).names for kind in kinds] == alone
+    assert alone[0] != alone[1]
+
+
+def test_a_change_is_seen_along_remembered_names(walks):
+    Account.take({"call": Reader(Helper())})
+    reader = Reader(Helper())
+    found = Account.take({"call": reader})
+    assert found.holds()
+    reader.helper.offset = 4.0
+    assert found.difference() == "call.helper.offset"

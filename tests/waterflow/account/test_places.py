@@ -145,3 +145,10 @@ def test_what_tells_its_state_takes_it_back_where_it_can():
     places.Probed(Trail("p"), holder, 7, put_back).restore()
     places.Probed(Trail("p"), holder, 8, None).restore()
     assert holder == [7]
+
+
+def test_names_that_a_module_lacks_are_called_as_its_attributes():
+    trails = {"missing": places.Within(Trail("settings")), "there": Trail("global 'there' of f")}
+    place = places.Names({"there": 1}, trails)
+    assert place.text("missing") == "settings.missing"
+    assert place.text("there") == "global 'there' of f"

@@ -161,6 +161,26 @@ def by_a_method_of_the_model(job):
     return lambda result: job.model.watcher.largest()
 
 
+class Storage:
+    """Names words that hold "grad", as databases do."""
+
+    def upgrade(self):
+        self.downgraded, self.gradual = self.degrade(), None
+
+    def degrade(self):
+        return self.upgrade
+
+
+def with_a_storage(job):
+    storage = Storage()
+    return lambda result: storage.upgrade()
+
+
+def by_a_name_of_two_words(job):
+    job.model.upgraded_gradients = lambda: [p.grad for p in job.model.parameters()]
+    return lambda result: job.model.upgraded_gradients()
+
+
 #: Callback, and whether it looks at gradients.
 LOOKS = {
     "none": (None, False),
@@ -181,6 +201,8 @@ LOOKS = {
     "by a method of the model": (by_a_method_of_the_model, True),
     "evaluates": (lambda job: lambda result: job.model.eval().train(), False),
     "asserts": (asserting, False),
+    "other words": (with_a_storage, False),
+    "two words": (by_a_name_of_two_words, True),
     "copies": (lambda job: lambda result: copy.deepcopy(job.model), False),
     "copies and looks": (lambda job: lambda result: norm_of(copy.deepcopy(job.model)), True),
 }

@@ -8,7 +8,7 @@ from tests.support.data import cross_entropy, rows
 from tests.support.models import Mlp
 from tests.support.steps import first_batch, job_of
 from tests.support.traces import computed
-from waterflow.capture.forward import mutated_sources, storage_ids, trace_forward
+from waterflow.capture.forward import mutated_by, storage_ids, trace_forward
 from waterflow.capture.tracing import StateMovedError
 from waterflow.common.errors import CaptureError
 from waterflow.job.batch import flatten
@@ -78,7 +78,7 @@ class Averaging(Mlp):
 def test_a_buffer_that_is_given_a_new_tensor_is_written_into():
     job, trace = traced(Averaging)
     assert trace.reassigned == ["mean"]
-    written = mutated_sources(trace.recording.graph)
+    written = mutated_by(trace.recording)
     assert written == {sources(trace)[Input("buffer", "mean")]}
     assert job.model.mean.tolist() == [0.0] * 4  # nothing was executed
 

@@ -173,9 +173,22 @@ def test_a_smaller_last_batch_needs_no_new_trace(traced):
     assert len(traced) == 2
 
 
+def test_trials_of_other_widths_share_them(traced):
+    own = partial(optim.AdamW, lr=0.1)
+    jobs = {f"{width}": (partial(Mlp, width), own) for width in (4, 7, 9)}
+    reference = [build(name, model, optimizer=chosen) for name, (model, chosen) in jobs.items()]
+    trials = [build(name, model, optimizer=chosen) for name, (model, chosen) in jobs.items()]
+    expected = [wf.run_eager(job, threads=1) for job in reference]
+    report = wf.run(trials, memory=MEMORY, threads=1)
+    for alone, its_report, job in zip(reference, expected, trials, strict=True):
+        assert_same_numbers(alone, its_report, job, report.jobs[job.name])
+        assert report.jobs[job.name].captured == "captured"
+    assert len(traced) == 2
+
+
 def test_the_latest_are_kept(traced):
     traces = optimizer_cache.OptimizerTraces()
-    for width in (*range(4, 13), 5, 4):  # 4 is the one that had to go
-        job = build(f"{width}", partial(Mlp, width), optimizer=partial(optim.SGD, lr=0.1))
+    for norm in (*range(4, 13), 5, 4):  # 4 is the one that had to go
+        job = build(f"{norm}", Mlp, optimizer=partial(optim.SGD, lr=0.1), clip_grad_norm=norm)
         footprint_of(job, traces=traces)
     assert traced == [*map(str, range(4, 13)), "4"]
