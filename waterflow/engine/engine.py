@@ -11,6 +11,7 @@ from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import DeviceLostError, JobError
 from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
+from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
 from waterflow.engine.events import EVENTS, EventStream, Subscriber, TrainRan, muted_by_errors
@@ -52,6 +53,7 @@ class Engine:
         progress: bool = False,
         check: bool = False,
         audit: str = "log",
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """Takes the budget.
 
@@ -66,6 +68,7 @@ class Engine:
             check: record every memory event for `check_races` (costs memory, for tests).
             audit: how often captured steps are compared with eager ones, where a job does not say
                 it: "log", "all" or "off", see `Job`.
+            checkpoints: those of `run`.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
@@ -96,6 +99,9 @@ class Engine:
         capacity = int(self._arena.statistics().capacity)
         admission = Admission(self.budget, capacity, residency)
         self._queue = JobQueue(self._context, admission)
+        self._checkpoints = checkpoints
+        if checkpoints is not None:
+            checkpoints.serve(self._context, self._queue)
         self._loop = EngineLoop(self._context, self.policy, admission, self._queue)
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
@@ -114,12 +120,18 @@ class Engine:
                 raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
             _check_place(job, self._lanes.device)
             seed = draw_seed() if job.seed is None else job.seed
+            checkpoints = self._checkpoints
+            resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
+                keeps_place=checkpoints is not None and checkpoints.are_written,
+                resumed=resumed,
             )
+            if checkpoints is not None:
+                checkpoints.enter(run)
             _C.set_job_name(self._arena, number, job.name)
             self._queue.add(run)
         return JobHandle(self._queue, run)
@@ -170,9 +182,12 @@ class Engine:
             self._queue.request_stop(job)
 
     def interrupt(self) -> None:
-        """Ends every job after its present step; the report says that the run was interrupted."""
+        """Ends every job after its present step; the report says that the run was interrupted.
+        Where checkpoints are written, each job ends after one."""
         self._interrupted = True
-        self.stop_all()
+        for job in list(self._queue.jobs):
+            if self._checkpoints is None or not self._checkpoints.stop(job):
+                self._queue.request_stop(job)
 
     @property
     def interrupted(self) -> bool:

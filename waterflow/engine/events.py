@@ -119,6 +119,15 @@ class MemoryMoved(NamedTuple):
     held: int
 
 
+class CheckpointWritten(NamedTuple):
+    """A job's checkpoint after so many steps is on disk: `size` bytes, in so many seconds."""
+
+    job: str
+    steps: int
+    size: int
+    seconds: float
+
+
 class EngineEnded(NamedTuple):
     """No job will run any more."""
 
@@ -134,6 +143,7 @@ Event = (
     | GroupsRan
     | StepDone
     | MemoryMoved
+    | CheckpointWritten
     | EngineEnded
 )
 Subscriber = Callable[[Any], None]
