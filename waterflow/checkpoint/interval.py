@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from waterflow.common.errors import JobError
 
-_SECONDS = {"s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
+_SECONDS = {"": 1, "s": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60}
 _SECONDS |= {"h": 3600, "hour": 3600, "d": 86400, "day": 86400}
-_TEXT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]+)", re.ASCII)
+_TEXT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", re.ASCII)
 _EXAMPLES = 'write a number of seconds, or a text such as "30s", "5min", "2h" or "100 steps"'
 
 

@@ -64,6 +64,19 @@ def run(
     device: Device = "cpu",
     policy: PolicyName = "flow",
     out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="directory for a checkpoint of each job")
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help='like "5min" (the default), "90" (seconds) or "100 steps"')
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="directory of checkpoints to go on from; may be --checkpoint's, and new"),
+    ] = None,
+    resume_partly: Annotated[
+        bool, typer.Option("--resume-partly", help="other jobs than those of --resume may be there")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the jobs of FILE.py together and write a report."""
@@ -78,7 +91,17 @@ def run(
         import waterflow as wf
 
         try:
-            result = wf.run(jobs, memory=budget, device=device, policy=policy, progress=True)
+            result = wf.run(
+                jobs,
+                memory=budget,
+                device=device,
+                policy=policy,
+                progress=True,
+                checkpoint=checkpoint,
+                checkpoint_every=checkpoint_every,
+                resume=resume,
+                resume_partly=resume_partly,
+            )
         except DeviceLostError as lost:  # what the host holds is saved, then the process must end
             lost.report.save(out)
             typer.echo(f"error: {lost}\nreport written to {out}", err=True)

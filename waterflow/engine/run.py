@@ -73,17 +73,17 @@ def run(
     checkpoints = None
     if not checkpoint == checkpoint_every == resume is None:
         checkpoints = Checkpoints(jobs, checkpoint, checkpoint_every, resume, resume_partly)
-    engine = Engine(
-        memory,
-        device=device,
-        policy=policy,
-        lanes=lanes,
-        threads=threads,
-        progress=progress,
-        audit=audit,
-        checkpoints=checkpoints,
-    )
     with contextlib.nullcontext() if checkpoints is None else checkpoints.written():
+        engine = Engine(
+            memory,
+            device=device,
+            policy=policy,
+            lanes=lanes,
+            threads=threads,
+            progress=progress,
+            audit=audit,
+            checkpoints=checkpoints,
+        )
         _train(engine, jobs)
     return engine.report()
 
