@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         BudgetError,
         CacheWarning,
         CaptureError,
+        CheckpointError,
+        CheckpointWarning,
         DeviceLostError,
         JobError,
         NonFiniteLossError,
@@ -49,6 +51,8 @@ __all__ = [
     "BudgetError",
     "CacheWarning",
     "CaptureError",
+    "CheckpointError",
+    "CheckpointWarning",
     "DeviceLostError",
     "Engine",
     "Job",
@@ -77,8 +81,9 @@ __all__ = [
 #: Where each name comes from; a test holds it to the imports above.
 _NAMES = {
     "common.errors": (
-        "BudgetError CacheWarning CaptureError DeviceLostError JobError NonFiniteLossError "
-        "NumbersDifferError OpaqueStepWarning PlanError ReportError WaterflowError"
+        "BudgetError CacheWarning CaptureError CheckpointError CheckpointWarning DeviceLostError "
+        "JobError NonFiniteLossError NumbersDifferError OpaqueStepWarning PlanError ReportError "
+        "WaterflowError"
     ),
     "engine.engine": "Engine",
     "engine.handle": "JobHandle",

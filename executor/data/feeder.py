@@ -19,12 +19,24 @@ _PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 @dataclass
 class FeedItem(Generic[Item]):
-    """What a feeder hands out: an item, the end of the data, or an error."""
+    """What a feeder hands out: an item, the end of the data, an error, or a boundary: all steps are
+    done, and nothing is fetched before somebody lets the feeder `go_on`."""
 
     item: Item | None = None
     epoch: int = 0
     error: BaseException | None = None
     end: bool = False
+    boundary: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where in its data a feeder begins: `batches` of `epoch` are done, `steps` in all. Whoever
+    begins that epoch for it hands out an iterator that has these batches behind it."""
+
+    steps: int = 0
+    epoch: int = 0
+    batches: int = 0
 
 
 class _Lent:
@@ -75,6 +87,8 @@ class Feeder(Generic[Item]):
         ahead: Callable[[], int] = lambda: 2,
         prepare_at_once: Callable[[Any], Item | None] = lambda batch: None,
         begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
+        start: Start = Start(),
+        is_due: Callable[[int], bool] = lambda steps: False,
     ) -> None:
         """Args beyond the obvious.
 
@@ -90,8 +104,14 @@ class Feeder(Generic[Item]):
         prepare_at_once: makes the item of a batch that follows in lent work; None where that work
             cannot go on with it.
         begin: begins an epoch, from the data and its number.
+        start: where in the data to begin.
+        is_due: whether somebody wants a boundary after so many steps; asked often, with the lock.
         """
         self._data = data
+        self._start = start
+        self._is_due = is_due
+        self._at_boundary = False
+        self._epoch, self._epoch_began = start.epoch, start.steps - start.batches
         self._prepare = prepare
         self._python = python
         self._epochs = epochs
@@ -108,8 +128,7 @@ class Feeder(Generic[Item]):
         # Of those whose work the thread does: what happens at each step is none of their business.
         self._served = threading.Condition(lock)
         self._rests_until = 0  # so few are left
-        self._done = 0
-        self._fetched = 0
+        self._done = self._fetched = start.steps
         self._stopped = False
         self._over = False  # the thread fetches no more
         self._lent: _Lent | None = None
@@ -164,6 +183,17 @@ class Feeder(Generic[Item]):
         if len(self._queue) <= self._rests_until:
             self._changed.notify_all()
 
+    @property
+    def place(self) -> Start:
+        """At a boundary, where in the data that is."""
+        return Start(self._fetched, self._epoch, self._fetched - self._epoch_began)
+
+    def go_on(self) -> None:
+        """After a boundary: lets the thread fetch the next batch."""
+        with self._changed:
+            self._at_boundary = False
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """Asks the thread to end; a data loader that hangs is left to itself."""
         with self._changed:
@@ -196,7 +226,7 @@ class Feeder(Generic[Item]):
     def following(self) -> FeedItem[Item] | None:
         """In lent work, after the step on the batch before: the next batch, where there is one that
         the work can go on with."""
-        if self._stopped or self._queue or self._begun is not None:
+        if self._stopped or self._queue or self._begun is not None or self._wants_boundary:
             return None
         try:
             fetched = next(self._batches, None)
@@ -231,12 +261,24 @@ class Feeder(Generic[Item]):
             ahead = self._ahead()
             self._rests_until = ahead // 2 if len(self._queue) >= ahead else ahead - 1
         self._wait_until(self._may_fetch)
+        if self._fetched == self._done and self._wants_boundary and not self._stopped:
+            self._rest()
         if self._error is not None:
             raise self._error
         if self._stopped:
             return None
         begun, self._begun = self._begun, None
         return begun or next(self._batches, None)
+
+    @property
+    def _wants_boundary(self) -> bool:
+        return self._fetched > self._start.steps and self._is_due(self._fetched)
+
+    def _rest(self) -> None:
+        """Hands out a boundary, and waits until whoever takes it is done with it."""
+        self._at_boundary = True
+        self._put(FeedItem(epoch=self._epoch, boundary=True))
+        self._wait_until(lambda: self._stopped or not self._at_boundary)
 
     def _put(self, fed: FeedItem[Item]) -> None:
         _C.release_intra_op_threads()  # what it was captured with would hinder the lanes'
@@ -270,16 +312,18 @@ class Feeder(Generic[Item]):
             return True
         if self._begun is not None or self._error is not None:
             return True
-        return len(self._queue) <= self._rests_until and self._may_run_ahead()
+        if len(self._queue) > self._rests_until or self._wants_boundary:
+            return False
+        return self._may_run_ahead()
 
     def _all_batches(self) -> Iterator[tuple[int, Any]]:
         """The batches with their epochs; whoever asks for one knows that it may be fetched."""
-        epoch = 0
+        epoch, skipped = self._start.epoch, self._start.batches
         while self._epochs is None or epoch < self._epochs:
             if self._fetched == self._done:
                 self._enter_epoch(epoch)
+            self._epoch, self._epoch_began, skipped = epoch, self._fetched - skipped, 0
             iterator = self._start_epoch(epoch)
-            fetched_before = self._fetched
             while self._steps is None or self._fetched < self._steps:
                 try:
                     batch = self._next(iterator)
@@ -289,7 +333,7 @@ class Feeder(Generic[Item]):
                 yield epoch, batch
             else:
                 return
-            if self._fetched == fetched_before:
+            if self._fetched == self._epoch_began:
                 raise ValueError(self._nothing(epoch))
             epoch += 1
 

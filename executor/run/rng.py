@@ -105,6 +105,13 @@ class JobRng:
         return copy_generator(shared)  # of a device without jobs: to look at, not to move
 
 
+def is_the_processs(generator: object) -> bool:
+    """Whether this is one of the generators that the process has by itself, or stands for one."""
+    own = (_shared_numpy, _shared_python, _SHARED_HOST._shared)
+    stand_in = isinstance(generator, (_SharedGenerator, _SharedNumpy))
+    return stand_in or any(generator is each for each in own)
+
+
 def copy_generator(generator: torch.Generator) -> torch.Generator:
     """A generator that will draw the same numbers, independently."""
     twin = torch.Generator(device=generator.device)

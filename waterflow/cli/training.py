@@ -67,6 +67,19 @@ def run(
     quantum: Annotated[
         str | None, typer.Option(help='turn in memory under time-slice, like "60s"')
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="directory for a checkpoint of each job")
+    ] = None,
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help='like "5min" (the default), "90" (seconds) or "100 steps"')
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="directory of checkpoints to go on from; may be --checkpoint's, and new"),
+    ] = None,
+    resume_partly: Annotated[
+        bool, typer.Option("--resume-partly", help="other jobs than those of --resume may be there")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train the jobs of FILE.py together and write a report."""
@@ -82,7 +95,16 @@ def run(
 
         try:
             result = wf.run(
-                jobs, memory=budget, device=device, policy=policy, progress=True, quantum=quantum
+                jobs,
+                memory=budget,
+                device=device,
+                policy=policy,
+                progress=True,
+                quantum=quantum,
+                checkpoint=checkpoint,
+                checkpoint_every=checkpoint_every,
+                resume=resume,
+                resume_partly=resume_partly,
             )
         except DeviceLostError as lost:  # what the host holds is saved, then the process must end
             lost.report.save(out)

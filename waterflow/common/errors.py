@@ -70,6 +70,19 @@ class DeviceLostError(WaterflowError, RuntimeError):
     report: Any = None
 
 
+class CheckpointError(WaterflowError, ValueError):
+    """A checkpoint cannot be used for these jobs; names the job, the value and the remedy.
+
+    It is of another model or other code, damaged, missing, or of another version. Nothing has run,
+    and no job has been changed.
+    """
+
+
+class CheckpointWarning(UserWarning):
+    """A job's checkpoint could not be taken or written; says why. The job goes on, and the former
+    checkpoint stays."""
+
+
 class NonFiniteLossError(WaterflowError, ArithmeticError):
     """A job's loss became NaN or infinite and the job asked to stop on that."""
 

@@ -25,3 +25,15 @@ def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Makes durable which files are in a folder: else a power cut may bring back a renamed one.
+
+    Raises OSError if it cannot.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

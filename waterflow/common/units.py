@@ -74,7 +74,8 @@ def format_bytes(size: float, decimals: int = 1) -> str:
     return f"{value / 1024:.{decimals}f} TiB"
 
 
-_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0}
+_SECONDS |= {"minute": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", re.ASCII)
 
 
@@ -87,11 +88,13 @@ def parse_seconds(value: float | str) -> float:
     if type(value) in (int, float):
         return float(value)
     match = _TIME.fullmatch(value.strip().lower()) if isinstance(value, str) else None
-    if match is None or match[2] not in _SECONDS:
+    unit = "" if match is None else match[2]
+    unit = unit if unit in _SECONDS else unit.removesuffix("s")
+    if match is None or unit not in _SECONDS:
         raise JobError(
             f"{value!r} is no time: write a number of seconds, or a text such as '30s' or '5min'"
         )
-    return float(match[1]) * _SECONDS[match[2]]
+    return float(match[1]) * _SECONDS[unit]
 
 
 def format_seconds(seconds: float) -> str:

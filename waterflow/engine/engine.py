@@ -12,6 +12,7 @@ from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import DeviceLostError, JobError
 from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
+from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
 from waterflow.engine.events import (
@@ -62,6 +63,7 @@ class Engine:
         check: bool = False,
         audit: str = "log",
         quantum: float | str | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """Takes the budget.
 
@@ -80,6 +82,7 @@ class Engine:
                 it: "log", "all" or "off", see `Job`.
             quantum: of the policy "time-slice": seconds, or a text such as "60s", after which jobs
                 in memory give way to those that wait for room.
+            checkpoints: those of `run`.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
@@ -111,6 +114,9 @@ class Engine:
         self._context.events.subscribe(self._note_budget, BudgetChanged)
         admission = Admission(self.budget, capacity, residency)
         self._queue = JobQueue(self._context, admission)
+        self._checkpoints = checkpoints
+        if checkpoints is not None:
+            checkpoints.serve(self._context, self._queue)
         self._loop = EngineLoop(self._context, self.policy, admission, self._queue, undoes_packing)
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
@@ -130,13 +136,19 @@ class Engine:
             _check_place(job, self._lanes.device)
             check_job_priority(job.name, job.priority, self.policy)
             seed = draw_seed() if job.seed is None else job.seed
+            checkpoints = self._checkpoints
+            resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
                 throttle=_C.Throttle(self._context.precedence, self._context.calls),
+                keeps_place=checkpoints is not None and checkpoints.are_written,
+                resumed=resumed,
             )
+            if checkpoints is not None:
+                checkpoints.enter(run)
             _C.set_job_name(self._arena, number, job.name)
             self._queue.add(run)
         return JobHandle(self._queue, run, self.policy)
@@ -208,9 +220,12 @@ class Engine:
             self._queue.request_stop(job)
 
     def interrupt(self) -> None:
-        """Ends every job after its present step; the report says that the run was interrupted."""
+        """Ends every job after its present step; the report says that the run was interrupted.
+        Where checkpoints are written, each job ends after one."""
         self._interrupted = True
-        self.stop_all()
+        for job in list(self._queue.jobs):
+            if self._checkpoints is None or not self._checkpoints.stop(job):
+                self._queue.request_stop(job)
 
     @property
     def interrupted(self) -> bool:

@@ -75,7 +75,7 @@ class Entrance:
             fed = job.next_batch()
             if job.resident or job.ended or job.is_called_away or fed is None:
                 continue
-            if fed.item is None:
+            if fed.item is None and not fed.boundary:
                 self.end_of_data(job, fed)
                 continue
             try:

@@ -159,6 +159,15 @@ class BudgetChanged(NamedTuple):
     budget: int
 
 
+class CheckpointWritten(NamedTuple):
+    """A job's checkpoint after so many steps is on disk: `size` bytes, in so many seconds."""
+
+    job: str
+    steps: int
+    size: int
+    seconds: float
+
+
 class EngineEnded(NamedTuple):
     """No job will run any more."""
 
@@ -178,6 +187,7 @@ Event = (
     | DutyChanged
     | PackingDecided
     | BudgetChanged
+    | CheckpointWritten
     | EngineEnded
 )
 Subscriber = Callable[[Any], None]

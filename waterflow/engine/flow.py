@@ -17,7 +17,13 @@ from waterflow.engine.eager_train import account_for_room, run_train
 from waterflow.engine.events import GroupsRan, ShareChanged, TrainRan
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.idle import IdleTimes, why_idle
-from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
+from waterflow.engine.in_flight import (
+    Launch,
+    ScheduledStep,
+    StepsInFlight,
+    pass_boundary,
+    run_eager_step,
+)
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.packing import Packing
 from waterflow.engine.precedence import Precedence
@@ -186,7 +192,10 @@ class _Stretch:
         try:
             while (taken := self._next(lane)) is not None:
                 job, fed, seen = taken
-                if self._is_captured(job, fed):
+                if fed.boundary:
+                    pass_boundary(self._context, self._in_flight, job)
+                    self._give_back(job, captured=False)
+                elif self._is_captured(job, fed):
                     self._run_captured(lane, job, fed, seen)
                 else:
                     self._run_eager(lane, job, fed)
@@ -266,8 +275,9 @@ class _Stretch:
 
     def _take(self, job: JobRun) -> FeedItem[PreparedBatch]:
         self._busy.add(job)
-        self._stepped.add(job)
         fed = job.feeder.take()
+        if not fed.boundary:
+            self._stepped.add(job)
         if self._is_captured(job, fed):
             self._captured += 1
         else:

@@ -183,3 +183,15 @@ def run_eager_step(
             finished = context.run_isolated(job, lambda: job.loop.finish_eager_step(*made.value))
         job.eager.drop_gradients(context.residency)
     return finished is not None
+
+
+def pass_boundary(context: RunContext, in_flight: StepsInFlight, job: JobRun) -> None:
+    """Has done what somebody wants at a boundary that the job's feeder has handed out.
+
+    All steps of the job are done then and no batch is fetched ahead, so its tensors and its random
+    streams are those of the plain loop after as many steps. The caller has the job to himself.
+    """
+    in_flight.complete([job])
+    context.run_isolated(job, job.at_boundary)
+    if not job.stop_requested:  # else its data are not asked for a batch that nobody would take
+        job.feeder.go_on()

@@ -12,6 +12,8 @@ import torch
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.python_turns import PYTHON_TURNS
+from waterflow.checkpoint.cursor import DataCursor
+from waterflow.checkpoint.job_state import Progress
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
@@ -19,7 +21,7 @@ from waterflow.engine.job_needs import JobNeeds
 from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
 from waterflow.executor.data.batches import batches_of
-from waterflow.executor.data.feeder import Feeder, FeedItem
+from waterflow.executor.data.feeder import Feeder, FeedItem, Start
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
@@ -59,6 +61,9 @@ class JobRun:
         captured, eager: its steps, by the way in which they run.
         loop: what comes between its steps.
         needs: what it needs of the arena.
+        cursor: where it is in its data; None where nobody will ask.
+        is_due: whether somebody wants a boundary after so many steps, see `Feeder`.
+        at_boundary: called at one, by whoever has the job to himself then.
     """
 
     def __init__(
@@ -72,12 +77,17 @@ class JobRun:
         on_ready: Callable[[bool], None],
         audit: str = "log",
         tiers: Tiers | None = None,
+        *,
         throttle: Any = None,
+        keeps_place: bool = False,
+        resumed: Progress | None = None,
     ) -> None:
         """Args beyond the obvious.
 
         on_ready: called when its feeder has something, with whether it is not running yet.
         throttle: holds it back for the sake of guaranteed jobs; its own where nobody is to.
+        keeps_place: whether its place in its data is to be known, so that it can be found again.
+        resumed: where it goes on; its own objects are as they were then.
         """
         self.number = number
         self.job = job
@@ -93,6 +103,8 @@ class JobRun:
         self._events = events
         self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
+        self.is_due: Callable[[int], bool] = lambda steps: False
+        self.at_boundary: Callable[[], None] = lambda: None
         self.steps = JobSteps(
             job, lanes.device, self._rng, lanes.threads, captures=captures, tiers=tiers
         )
@@ -102,6 +114,11 @@ class JobRun:
             number, self.steps, self.captured, self.needs, self._at_home, events
         )
         self.loop = UserLoop(job, self._python, self.end, events)
+        start = self._go_on_from(resumed)
+        self.cursor: DataCursor | None = None
+        if keeps_place or resumed is not None:
+            position = None if resumed is None else resumed.position
+            self.cursor = DataCursor(job, self._rng, _begin_epoch, position)
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
             self.steps.preparer.prepare,
@@ -115,9 +132,24 @@ class JobRun:
             name=job.name,
             ahead=self._batches_ahead,
             prepare_at_once=self.steps.preparer.prepare_at_once,
-            begin=_begin_epoch,
+            begin=_begin_epoch if self.cursor is None else self.cursor.begin,
+            start=start,
+            is_due=lambda steps: self.is_due(steps),
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
+
+    def _go_on_from(self, resumed: Progress | None) -> Start:
+        """Where its feeder begins; what the job has done before is known from now on."""
+        if resumed is None:
+            return Start()
+        position = resumed.position
+        self._rng.restore(position.now.own)
+        self.loop.go_on_from(position.epoch, position.steps, position.latest_loss)
+        self.report.seed = resumed.seed
+        self.report.losses[:] = resumed.losses
+        self.report.steps = self.report.resumed_steps = position.steps
+        self.report.epochs = resumed.epochs
+        return Start(position.steps, position.epoch, position.batches)
 
     @property
     def name(self) -> str:
@@ -129,6 +161,12 @@ class JobRun:
     def in_python(self, function: Callable[[], Result]) -> Result:
         """Runs what is to be in the job's caller's context, with its random streams."""
         return self.steps.caller.run(self._rng, function)
+
+    def look(self, function: Callable[[], Result]) -> Result:
+        """Runs Python of the job's that only looks, in its context, on any thread, in turn with
+        traces."""
+        with PYTHON_TURNS.shared():
+            return self.steps.caller.run_apart(self._rng, function)
 
     def _python(self, function: Callable[[], Result]) -> Result:
         """Runs Python of the job's there, in turn with traces."""
@@ -285,9 +323,12 @@ class JobRun:
         if self.state is not JobState.RUNNING:
             return False
         fed = self.next_batch()
-        if fed is None:  # one that waits for its data flows with the others when it comes
+        if fed is None or fed.boundary:  # it flows with the others when its data comes
             captured = not self.captured.exclusive and bool(self.captured.steady)
-            return captured or self.eager.has_room
+            partly = self.steps.opacity.optimizer is not None  # its graphs leave gradients behind
+            flows = captured or (self.eager.has_room and not partly)
+            settled = fed is None or (self.eager.is_as_found and not self._device.queues)
+            return flows and settled
         if fed.item is None:
             return False
         ready = self.captured.ready_step(fed.item) is not None

@@ -12,7 +12,7 @@ from waterflow.engine.entrance import Entrance
 from waterflow.engine.events import EngineEnded
 from waterflow.engine.flow import Batches, FlowExecutor
 from waterflow.engine.flow_planner import FlowPlanner
-from waterflow.engine.in_flight import StepsInFlight
+from waterflow.engine.in_flight import StepsInFlight, pass_boundary
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.resizing import Resizer
@@ -187,6 +187,9 @@ class EngineLoop:
             if not job.may_step:
                 continue
             fed = job.feeder.take()
+            if fed.boundary:
+                pass_boundary(self._context, self._in_flight, job)
+                continue
             if fed.item is None:
                 self._entrance.end_of_data(job, fed)
                 continue

@@ -7,9 +7,11 @@ import contextlib
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from os import PathLike
 from types import FrameType
 
 from waterflow.common.errors import JobError
+from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.engine import Engine
 from waterflow.executor.device.base import Device
 from waterflow.job.job import Job
@@ -28,11 +30,19 @@ def run(
     progress: bool = False,
     audit: str = "log",
     quantum: float | str | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    checkpoint_every: float | str | None = None,
+    resume: str | PathLike[str] | None = None,
+    resume_partly: bool = False,
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
     Every job trains exactly as it would alone. One that fails ends alone, with its error in the
-    report. Ctrl-C ends all after the present step; the report says so.
+    report. Ctrl-C ends all after the present step, and a checkpoint of it where some are written;
+    the report says so.
+
+    A checkpoint holds all that a job needs to go on in another process with the same bits, where
+    the same script builds the same jobs: docs/checkpoints.md tells what, and what not.
 
     Args:
         jobs: the jobs, with unique names.
@@ -48,24 +58,43 @@ def run(
             4, 8, ...), "all" or "off"; a job's own `audit` goes before it.
         quantum: of the policy "time-slice", under which more jobs than fit take turns in memory:
             seconds of a turn, or a text such as "60s".
+        checkpoint: a folder for a checkpoint of each job, the latest one. None: nothing is written.
+        checkpoint_every: how often: seconds, or a text such as "5min" (the default) or "100 steps".
+            Whatever it is, a job that has ended is written, too.
+        resume: a folder of checkpoints from which these jobs go on. Where it is also `checkpoint`
+            and nothing is there yet, they begin.
+        resume_partly: jobs that are not in `resume` begin, and those that are only there stay
+            there; else both are errors.
 
     Raises:
         JobError: an argument cannot be used.
+        CheckpointError: a checkpoint is of other jobs, damaged, missing, or of another version;
+            raised before anything runs.
         BudgetError: a job cannot fit even alone; raised before anything runs.
         DeviceLostError: a kernel has broken the GPU's context; its ``report`` is the run so far.
     """
     jobs = list(jobs)
     _check_jobs(jobs)
-    engine = Engine(
-        memory,
-        device=device,
-        policy=policy,
-        lanes=lanes,
-        threads=threads,
-        progress=progress,
-        audit=audit,
-        quantum=quantum,
-    )
+    checkpoints = None
+    if not checkpoint == checkpoint_every == resume is None:
+        checkpoints = Checkpoints(jobs, checkpoint, checkpoint_every, resume, resume_partly)
+    with contextlib.nullcontext() if checkpoints is None else checkpoints.written():
+        engine = Engine(
+            memory,
+            device=device,
+            policy=policy,
+            lanes=lanes,
+            threads=threads,
+            progress=progress,
+            audit=audit,
+            quantum=quantum,
+            checkpoints=checkpoints,
+        )
+        _train(engine, jobs)
+    return engine.report()
+
+
+def _train(engine: Engine, jobs: Sequence[Job]) -> None:
     engine.hold()
     try:
         with _stopped_by_interrupt(engine), engine:
@@ -76,7 +105,6 @@ def run(
     except KeyboardInterrupt:  # of a handler of the user's own, or the second one
         engine.interrupt()
         engine.close()
-    return engine.report()
 
 
 @contextlib.contextmanager

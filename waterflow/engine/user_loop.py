@@ -39,6 +39,15 @@ class UserLoop:
         #: Tells of steps that nobody has been told of; called before an epoch is entered.
         self.tell_of_steps: Callable[[], None] = tell_nothing
 
+    def go_on_from(self, epoch: int, steps: int, latest_loss: float) -> None:
+        """Begins where another loop has left off."""
+        self.epoch, self.steps, self._latest_loss = epoch, steps, latest_loss
+
+    @property
+    def latest_loss(self) -> float:
+        """The loss of the last step that was told of; NaN before the first."""
+        return self._latest_loss
+
     @property
     def waits_for_loss(self) -> bool:
         """Whether something of the user's must know a step's loss before the next step begins."""

@@ -24,6 +24,8 @@ class JobReport:
     `eager_steps` those that ran as eager Python (these among them), `recaptures` the captures made
     because something that the step reads had changed. `capture_seconds` is what captures took, and
     `capture_shared_with` names the job whose capture the latest is, where it was not made anew.
+    `resumed_steps` are those of `steps` that an earlier run has made, from whose checkpoint the job
+    went on; times and bytes are of this run.
     """
 
     name: str
@@ -46,12 +48,15 @@ class JobReport:
     capture_seconds: float = 0.0
     capture_shared_with: str | None = None
     seed: int | None = None
+    resumed_steps: int = 0
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
     def steps_per_second(self) -> float:
         """Steps per second of the job's wall time; 0 before it has run."""
-        return self.steps / self.wall_seconds if self.wall_seconds > 0 else 0.0
+        return (
+            (self.steps - self.resumed_steps) / self.wall_seconds if self.wall_seconds > 0 else 0.0
+        )
 
     @property
     def ok(self) -> bool:
@@ -82,6 +87,7 @@ class JobReport:
             "capture_seconds": encode_float(self.capture_seconds),
             "capture_shared_with": self.capture_shared_with,
             "seed": self.seed,
+            "resumed_steps": self.resumed_steps,
         }
 
     @classmethod
@@ -111,4 +117,5 @@ class JobReport:
             capture_seconds=fields.number("capture_seconds"),
             capture_shared_with=fields.text_or_none("capture_shared_with"),
             seed=fields.integer_or_none("seed"),
+            resumed_steps=fields.integer("resumed_steps"),
         )

@@ -7,6 +7,7 @@ from waterflow.common import errors
 from waterflow.common.errors import (
     CacheWarning,
     CaptureError,
+    CheckpointWarning,
     DeviceLostError,
     OpaqueStepWarning,
     WaterflowError,
@@ -24,7 +25,7 @@ CLASSES = [
 @pytest.mark.parametrize("error", CLASSES)
 def test_all_have_one_base_and_a_docstring(error):
     assert error.__doc__
-    if error in (CacheWarning, OpaqueStepWarning):
+    if error in (CacheWarning, CheckpointWarning, OpaqueStepWarning):
         assert issubclass(error, UserWarning)
     else:
         assert issubclass(error, WaterflowError)

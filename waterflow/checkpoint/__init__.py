@@ -1,0 +1,1 @@
+"""Checkpoints: a job between two steps as tensors and JSON, on disk, and back."""

@@ -1,0 +1,151 @@
+"""A whole job between two steps: taken, compared with a job, given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from waterflow.checkpoint import model, optimizer
+from waterflow.checkpoint.cursor import Position, length_of
+from waterflow.checkpoint.snapshot import JobSnapshot
+from waterflow.checkpoint.values import DamagedValueError, NotExpressibleError, Packer, Unpacker
+from waterflow.common.errors import CheckpointError
+from waterflow.job.job import Job
+
+RUNNING = "running"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What of a job is not in the user's own objects.
+
+    Attributes:
+        seed: of its torch streams.
+        position: where it stands.
+        losses: of all steps, one each.
+        epochs: passes over the data that are behind it.
+        state: "running", "finished" or "stopped".
+    """
+
+    seed: int | None
+    position: Position
+    losses: Sequence[float]
+    epochs: int
+    state: str = RUNNING
+
+
+def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
+    """A snapshot of the job as it is now; nothing of it changes with the job.
+
+    Args:
+        job: between two steps, its tensors anywhere.
+        progress: the rest of it.
+        before: the plain attributes of its model when it was submitted (`model.attributes_of`).
+
+    Raises:
+        CheckpointError: it holds something that JSON and tensors cannot; names the field.
+    """
+    packer = Packer()
+    try:
+        fields = {
+            "seed": progress.seed,
+            "state": progress.state,
+            "epochs": progress.epochs,
+            "planned": {"epochs": job.epochs, "steps": job.steps},
+            "losses": packer.tensor(torch.tensor(progress.losses, dtype=torch.float64), "losses"),
+            "position": progress.position.pack(packer),
+            "model": model.pack_model(job.model, before, packer),
+            "optimizer": optimizer.pack_optimizer(job, packer),
+            "scheduler": optimizer.pack_scheduler(job, packer),
+        }
+    except NotExpressibleError as error:
+        raise CheckpointError(
+            f"job {job.name!r}: {error} cannot be kept in a checkpoint, which holds tensors, "
+            "numbers, texts and containers of them. Keep it elsewhere, or give its owner a "
+            "state_dict and a load_state_dict that leave it out"
+        ) from error
+    return JobSnapshot(job.name, progress.state, fields, packer.copies())
+
+
+def check(job: Job, snapshot: JobSnapshot) -> None:
+    """Looks whether the snapshot is of this job; changes nothing.
+
+    Raises:
+        CheckpointError: it is not; names the job, all that differs, and the remedy.
+    """
+    problems = list(_misfits(job, snapshot))
+    if problems:
+        shown = "; ".join(problems[:4])
+        more = f"; and {len(problems) - 4} more differences" if len(problems) > 4 else ""
+        raise CheckpointError(
+            f"job {job.name!r}: its checkpoint is of another job: {shown}{more}. Build the job as "
+            "it was, or begin without resume"
+        )
+
+
+def _misfits(job: Job, snapshot: JobSnapshot) -> Iterator[str]:
+    fields, unpacker = snapshot.fields, _unpacker(job, snapshot)
+    yield from model.misfits(job.model, fields["model"], unpacker)
+    yield from optimizer.misfits(job, fields["optimizer"])
+    yield from optimizer.scheduler_misfits(job, fields["scheduler"])
+    here, there = length_of(job), fields["position"]["length"]
+    if here is not None and there is not None and here != there:
+        yield f"the data has {here} batches an epoch, the checkpoint's had {there}"
+    yield from _end_misfits(job, snapshot)
+
+
+def _end_misfits(job: Job, snapshot: JobSnapshot) -> Iterator[str]:
+    """Whether the end that the job has now lies behind it."""
+    planned, position = snapshot.fields["planned"], snapshot.fields["position"]
+    now = {"epochs": job.epochs, "steps": job.steps}
+    if now == planned:
+        return
+    if snapshot.state == "finished":
+        yield f"it has finished with {_ends(planned)} and is to have {_ends(now)}"
+    elif snapshot.state == RUNNING:
+        late = job.steps is not None and job.steps <= position["steps"]
+        if late or (job.epochs is not None and job.epochs <= position["epoch"]):
+            yield (
+                f"it has made {position['steps']} steps, in epoch {position['epoch']}, and is to "
+                f"have {_ends(now)}"
+            )
+
+
+def _ends(planned: dict[str, int | None]) -> str:
+    named = [f"{key}={value}" for key, value in planned.items() if value is not None]
+    return ", ".join(named)
+
+
+def put(job: Job, snapshot: JobSnapshot) -> Progress:
+    """Gives the job's objects the snapshot's state, in their own tensors; returns the rest.
+
+    Args:
+        job: which the snapshot is of (`check`).
+        snapshot: the snapshot.
+
+    Raises:
+        CheckpointError: the snapshot's fields do not fit together.
+    """
+    fields, unpacker = snapshot.fields, _unpacker(job, snapshot)
+    try:
+        model.unpack_model(job.model, fields["model"], unpacker)
+        optimizer.unpack_scheduler(job, fields["scheduler"], unpacker)
+        optimizer.unpack_optimizer(job, fields["optimizer"], unpacker)
+        return Progress(
+            seed=fields["seed"],
+            position=Position.unpack(fields["position"], unpacker),
+            losses=unpacker.view(fields["losses"]).tolist(),
+            epochs=fields["epochs"],
+            state=snapshot.state,
+        )
+    except (DamagedValueError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"job {job.name!r}: its checkpoint cannot be given to it, {error!r}. It was made by "
+            "other code: build the job as it was, or begin without resume"
+        ) from error
+
+
+def _unpacker(job: Job, snapshot: JobSnapshot) -> Unpacker:
+    return Unpacker(snapshot.tensors, job.device)
