@@ -294,11 +294,12 @@ class JobRun:
         if self.state is not JobState.RUNNING:
             return False
         fed = self.next_batch()
-        if fed is None:  # one that waits for its data flows with the others when it comes
+        if fed is None or fed.boundary:  # it flows with the others when its data comes
             captured = not self.captured.exclusive and bool(self.captured.steady)
-            return captured or self.eager.has_room
-        if fed.boundary:
-            return not self._device.queues and self.eager.is_as_found
+            partly = self.steps.opacity.optimizer is not None  # its graphs leave gradients behind
+            flows = captured or (self.eager.has_room and not partly)
+            settled = fed is None or (self.eager.is_as_found and not self._device.queues)
+            return flows and settled
         if fed.item is None:
             return False
         ready = self.captured.ready_step(fed.item) is not None
