@@ -66,12 +66,13 @@ class Packer:
         plain = tensor.detach().resolve_conj().resolve_neg()
         copy = _copied(plain)
         packed: dict[str, Json] = {_TAG: "tensor", "name": key}
+        overlaps = 0 in plain.stride()  # expanded; nothing could be written into such a layout
+        if plain.stride() != copy.stride() and not overlaps:
+            packed["stride"] = list(plain.stride())
         if plain.dtype not in _KEPT_AS_THEY_ARE:
             packed |= {"dtype": str(plain.dtype).removeprefix("torch."), "shape": list(plain.shape)}
             copy = copy.reshape(-1).view(torch.uint8)
         self.tensors[key] = copy
-        if not plain.is_contiguous():
-            packed["stride"] = list(plain.stride())
         if plain.device.type != "cpu":
             packed["on_device"] = True
         return packed
