@@ -1,6 +1,6 @@
 """A run that goes on where it was stopped: by Ctrl-C, a crash, or the end of its time.
 
-    python examples/resume.py      again and again, until all steps are done
+python examples/resume.py      again and again, until all steps are done
 """
 
 import torch

@@ -66,7 +66,7 @@ def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
             "numbers, texts and containers of them. Keep it elsewhere, or give its owner a "
             "state_dict and a load_state_dict that leave it out"
         ) from error
-    return JobSnapshot(job.name, progress.state, fields, packer.tensors)
+    return JobSnapshot(job.name, progress.state, fields, packer.copies())
 
 
 def check(job: Job, snapshot: JobSnapshot) -> None:

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from waterflow.checkpoint.values import Json, Packer, Unpacker
 
 #: Plain attributes of a module by their names: numbers, flags, texts.
 Attributes = dict[str, dict[str, Any]]
 
+_UNMADE = (UninitializedParameter, UninitializedBuffer)  # of lazy modules
 _PLAIN = (bool, int, float, str, type(None))
 _OWN = frozenset(("_parameters", "_buffers", "_modules"))
 
@@ -97,7 +98,7 @@ def misfits(model: nn.Module, packed: Json, unpacker: Unpacker) -> Iterator[str]
     if unknown:
         yield f"the checkpoint has {_listed(unknown)}, which the model has not"
     for name, tensor in own.items():
-        if name not in kept or isinstance(tensor, UninitializedTensorMixin):
+        if name not in kept or isinstance(tensor, _UNMADE):
             continue
         saved = unpacker.view(kept[name])
         if (saved.shape, saved.dtype) != (tensor.shape, tensor.dtype):
@@ -117,21 +118,21 @@ def unpack_model(model: nn.Module, packed: Json, unpacker: Unpacker) -> None:
     for name, tensor in named_tensors(model):
         copy_into(tensor, unpacker.view(packed["tensors"][name]))
     for name, attributes in unpacker.unpack(packed["attributes"]).items():
-        vars(modules[name]).update(attributes)
+        modules[name].__dict__.update(attributes)
     for name, key, kept in packed["loose"]:
         former, saved = vars(modules[name]).get(key), unpacker.view(kept)
         fits = isinstance(former, torch.Tensor) and former.shape == saved.shape
         if fits and former.dtype == saved.dtype:  # type: ignore[union-attr]
             copy_into(former, saved)  # type: ignore[arg-type]
         else:
-            vars(modules[name])[key] = unpacker.tensor(kept)
+            modules[name].__dict__[key] = unpacker.tensor(kept)
     for name, state in packed["extra"].items():
         modules[name].set_extra_state(unpacker.unpack(state))
 
 
 def copy_into(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     """Gives a tensor the values, made first where it is a lazy module's."""
-    if isinstance(tensor, UninitializedTensorMixin):
+    if isinstance(tensor, _UNMADE):
         tensor.materialize(tuple(saved.shape), dtype=saved.dtype)
     with torch.no_grad():
         tensor.detach().copy_(saved)

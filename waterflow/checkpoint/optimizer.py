@@ -140,18 +140,18 @@ def unpack_optimizer(job: Job, packed: Json, unpacker: Unpacker) -> None:
     vars(optimizer).update(unpacker.unpack(packed["numbers"]))
     optimizer.state.clear()
     for key, entries in packed["state"]:
-        found = key if isinstance(key, str) else parameters[key["parameter"]]
+        found: Any = key if isinstance(key, str) else parameters[key["parameter"]]
         optimizer.state[found] = unpacker.unpack(entries)
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
     """Sets a hyperparameter; a tensor keeps its identity, as schedulers hold it."""
-    former = group.get(key)
-    if isinstance(former, torch.Tensor) and isinstance(value, torch.Tensor):
-        if (former.shape, former.dtype) == (value.shape, value.dtype):
-            copy_into(former, value)
-            return
-    group[key] = value
+    former: Any = group.get(key)
+    are_tensors = isinstance(former, torch.Tensor) and isinstance(value, torch.Tensor)
+    if are_tensors and (former.shape, former.dtype) == (value.shape, value.dtype):
+        copy_into(former, value)
+    else:
+        group[key] = value
 
 
 def pack_scheduler(job: Job, packer: Packer) -> Json:

@@ -12,10 +12,14 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 _NAMES = {
     torch.float64: "F64",
@@ -46,11 +50,11 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> tuple[str,
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     digest, size = hashlib.sha256(), 0
     with open(path, "xb") as file:
-        parts = [_bytes_of(tensors[name]) for name in order]
-        for part in (_header(tensors, order), *parts):
-            file.write(part)
+        parts: list[Buffer] = [_header(tensors, order)]
+        parts += [_bytes_of(tensors[name]) for name in order]
+        for part in parts:
             digest.update(part)
-            size += len(part)
+            size += file.write(part)
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest(), size
@@ -73,10 +77,8 @@ def _header(tensors: Mapping[str, torch.Tensor], order: list[str]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    if not tensor.numel():
-        return memoryview(b"")
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+def _bytes_of(tensor: torch.Tensor) -> Buffer:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
 
 
 def read_tensors(path: Path, sha256: str, size: int) -> dict[str, torch.Tensor]:

@@ -4,10 +4,10 @@
     FOLDER/JOB/checkpoint.json            all but the tensors; names their file
     FOLDER/JOB/STEPS-RANDOM.safetensors   the tensors
 
-A file of tensors is written under a new name and made durable; then `checkpoint.json` takes the place
-of the former one in one rename; then the former tensors go. So whenever the process, the disk's space
-or the machine ends, the folder holds the former checkpoint or the new one, whole. Nothing is ever
-unpickled, and both files carry a SHA-256.
+A file of tensors is written under a new name and made durable; then `checkpoint.json` takes the
+place of the former one in one rename; then the former tensors go. So whenever the process, the
+disk's space or the machine ends, the folder holds the former checkpoint or the new one, whole.
+Nothing is ever unpickled, and both files carry a SHA-256.
 """
 
 from __future__ import annotations
@@ -46,6 +46,12 @@ class CheckpointFolder:
     def __str__(self) -> str:
         return str(self.path)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CheckpointFolder) and self.path.resolve() == other.path.resolve()
+
+    def __hash__(self) -> int:
+        return hash(self.path.resolve())
+
     @property
     def exists(self) -> bool:
         """Whether a run has been begun there."""
@@ -61,10 +67,11 @@ class CheckpointFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / "lock", "ab")  # noqa: SIM115
-            names = dict.fromkeys([*(self.jobs() if self.exists else ()), *jobs])
             self._take_lock(self._lock)
-            write_atomically(self.path / "run.json", _sealed({"jobs": list(names)}))
-            sync_folder(self.path)
+            known = self.jobs() if self.exists else []
+            if new := [name for name in jobs if name not in known]:
+                write_atomically(self.path / "run.json", _sealed({"jobs": [*known, *new]}))
+                sync_folder(self.path)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write checkpoints to {self}: {error}. Give checkpoint= another folder"
@@ -107,11 +114,11 @@ class CheckpointFolder:
         try:
             digest, size = write_tensors(tensors, snapshot.tensors)
             fields = {
+                **snapshot.fields,  # of one that was read these four, too, of the former file
                 "job": snapshot.job,
                 "state": snapshot.state,
                 "tensors": {"file": tensors.name, "sha256": digest, "bytes": size},
                 "torch": str(torch.__version__),
-                **snapshot.fields,
             }
             content = _sealed(fields)
             write_atomically(folder / "checkpoint.json", content)
@@ -195,8 +202,8 @@ def _opened(path: Path, job: str | None = None) -> dict[str, Any]:
         raise _damaged(path, job, "it is no checkpoint of waterflow's")
     if found.get("version") != VERSION:
         raise CheckpointError(
-            f"{_of(job)}{path} is of version {found.get('version')!r}, this waterflow reads version "
-            f"{VERSION}: resume with the waterflow that wrote it, or begin without resume"
+            f"{_of(job)}{path} is of version {found.get('version')!r}, this waterflow reads "
+            f"version {VERSION}: resume with the waterflow that wrote it, or begin without resume"
         )
     fields = found.get("fields")
     if hashlib.sha256(_dumped(fields)).hexdigest() != found.get("sha256"):

@@ -14,12 +14,12 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from os import PathLike
-from pathlib import Path
 
 from waterflow.checkpoint.cursor import check_can_be_positioned
 from waterflow.checkpoint.interval import Interval
-from waterflow.checkpoint.job_state import RUNNING, Progress, check, put, take
+from waterflow.checkpoint.job_state import RUNNING, Progress, take
 from waterflow.checkpoint.model import Attributes, attributes_of
+from waterflow.checkpoint.resume import give, read_for
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.checkpoint.store import CheckpointFolder
 from waterflow.checkpoint.writer import SnapshotWriter
@@ -90,30 +90,22 @@ class Checkpoints:
             raise JobError(
                 f"checkpoint_every={every!r} says how often, but no checkpoint= says where to"
             )
+        for job in jobs:
+            check_can_be_positioned(job)
         self._every = Interval.parse(DEFAULT_EVERY if every is None else every)
         self._folder = None if checkpoint is None else CheckpointFolder(checkpoint)
         self._names = [job.name for job in jobs]
-        if checkpoint is not None or resume is not None:
-            for job in jobs:
-                check_can_be_positioned(job)
         self._before = {job.name: attributes_of(job.model) for job in jobs}
-        is_same = None not in (checkpoint, resume) and _same_folder(checkpoint, resume)  # type: ignore[arg-type]
-        if self._folder is not None and self._folder.exists and not is_same:
-            raise CheckpointError(
-                f"{self._folder} holds the checkpoints of a run already: give resume={str(checkpoint)!r} "
-                "to go on with it, or checkpoint= another folder"
-            )
-        source = None if resume is None else CheckpointFolder(resume)
-        self._loaded: list[JobSnapshot] = []  # to be written to another folder first
-        self.resumed: dict[str, Progress] = {}
-        if source is not None and (source.exists or not is_same):
-            self._load(source, jobs, partly, keep=not is_same and self._folder is not None)
+        found = _snapshots(jobs, self._folder, resume, partly)
+        self.resumed = give(jobs, found)
+        is_there = resume is not None and self._folder == CheckpointFolder(resume)
+        self._loaded = [] if is_there else list(found.values())  # to be written first
         self._context: RunContext | None = None
         self._queue: JobQueue | None = None
         self._writer: SnapshotWriter | None = None
         self._lock = threading.Lock()  # guards what follows
         self._runs: dict[str, JobRun] = {}
-        self._next: dict[str, float] = {}  # when each is due
+        self._next: dict[str, float] = {}  # when each is due: a time, or the steps that it is not
         self._given_up: set[str] = set()
         self._stopping: set[str] = set()
         self._warned = False  # of the folder
@@ -122,23 +114,6 @@ class Checkpoints:
     def are_written(self) -> bool:
         """Whether this run writes checkpoints."""
         return self._folder is not None
-
-    # What was there
-
-    def _load(
-        self, source: CheckpointFolder, jobs: Sequence[Job], partly: bool, keep: bool
-    ) -> None:
-        known = source.jobs()
-        if not partly:
-            _check_names(source, known, [job.name for job in jobs])
-        found = [(job, source.read(job.name)) for job in jobs]
-        for job, kept in found:
-            if kept is not None:
-                check(job, kept)
-        for job, kept in found:
-            if kept is not None:
-                self.resumed[job.name] = put(job, kept)
-                self._loaded += [kept] if keep else []
 
     # From the engine
 
@@ -255,31 +230,19 @@ class Checkpoints:
             )
 
 
-def _check_names(source: CheckpointFolder, known: Sequence[str], jobs: Sequence[str]) -> None:
-    """Raises CheckpointError where a run and its checkpoints are not of the same jobs."""
-    new = [name for name in jobs if name not in known]
-    gone = [name for name in known if name not in jobs]
-    if new or gone:
-        parts = []
-        if new:
-            parts.append(f"{_listed(new)} of this run not in it")
-        if gone:
-            parts.append(f"{_listed(gone)} of it not in this run")
+def _snapshots(
+    jobs: Sequence[Job], folder: CheckpointFolder | None, resume: Folder | None, partly: bool
+) -> dict[str, JobSnapshot]:
+    """What there is to go on from; nothing is lost of what is in the folder to write to."""
+    source = None if resume is None else CheckpointFolder(resume)
+    if folder is not None and folder.exists and folder != source:
         raise CheckpointError(
-            f"{source} is of a run with other jobs: {'; '.join(parts)}. Build the same jobs, with "
-            "the same names; or give resume_partly=True, with which jobs that it lacks begin from "
-            "the start, and those that this run lacks stay in it as they are"
+            f"{folder} holds the checkpoints of a run already: give resume={str(folder)!r} to go "
+            "on with it, or checkpoint= another folder"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:5])
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return f"{shown}{more} {'is' if len(names) == 1 else 'are'}"
-
-
-def _same_folder(one: Folder, other: Folder) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
+    if source is None or (source == folder and not source.exists):
+        return {}
+    return read_for(jobs, source, partly)
 
 
 def _warn(text: str) -> None:

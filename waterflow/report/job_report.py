@@ -54,7 +54,9 @@ class JobReport:
     @property
     def steps_per_second(self) -> float:
         """Steps per second of the job's wall time; 0 before it has run."""
-        return (self.steps - self.resumed_steps) / self.wall_seconds if self.wall_seconds > 0 else 0.0
+        return (
+            (self.steps - self.resumed_steps) / self.wall_seconds if self.wall_seconds > 0 else 0.0
+        )
 
     @property
     def ok(self) -> bool:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cpu
 def there_and_back(value):
     packer = Packer()
     packed = json.loads(json.dumps(packer.pack(value, "it"), allow_nan=False))
-    return Unpacker(packer.tensors, torch.device("cpu")).unpack(packed)
+    return Unpacker(packer.copies(), torch.device("cpu")).unpack(packed)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,12 @@ def test_arrays():
     assert np.array_equal(found, array)
 
 
-def test_what_was_packed_no_longer_changes():
+def test_what_was_copied_no_longer_changes():
     tensor, packer = torch.zeros(3), Packer()
     packer.pack({"x": tensor}, "it")
+    copies = packer.copies()
     tensor += 1
-    assert packer.tensors["it.x"].equal(torch.zeros(3))
+    assert copies["it.x"].equal(torch.zeros(3))
 
 
 class Own:
