@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from waterflow.checkpoint.values import Json, Packer, Unpacker
+from waterflow.checkpoint.values import Json, Packer, Unpacker, copy_values
 
 #: Plain attributes of a module by their names: numbers, flags, texts.
 Attributes = dict[str, dict[str, Any]]
@@ -134,8 +134,7 @@ def copy_into(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     """Gives a tensor the values, made first where it is a lazy module's."""
     if isinstance(tensor, _UNMADE):
         tensor.materialize(tuple(saved.shape), dtype=saved.dtype)
-    with torch.no_grad():
-        tensor.detach().copy_(saved)
+    copy_values(tensor.detach(), saved)
 
 
 def _described(tensor: torch.Tensor) -> str:

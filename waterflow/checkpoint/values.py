@@ -155,8 +155,27 @@ def copied_together(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
     copies = {}
     for name, tensor in tensors.items():
         part = whole[places[name] : places[name] + tensor.nbytes]
-        copies[name] = part.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        copies[name] = part.view(tensor.dtype).view(tensor.shape)
+        copy_values(copies[name], tensor)
     return copies
+
+
+def copy_values(to: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copies a tensor's values into another one of its shape and type.
+
+    On the host by one thread: the many that torch takes wait for each other at every tensor, where
+    others train on the same cores.
+    """
+    plain = tensor.device.type == to.device.type == "cpu" and to.is_contiguous()
+    if plain and tensor.is_contiguous() and tensor.numel():
+        np.copyto(_bytes_of(to), _bytes_of(tensor))
+    else:
+        with torch.no_grad():
+            to.copy_(tensor)
+
+
+def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    return tensor.detach().view(-1).view(torch.uint8).numpy()
 
 
 def _name_of(value: Any) -> str:
@@ -222,7 +241,8 @@ class Unpacker:
             made = torch.empty(kept.shape, dtype=kept.dtype, device=device)
         else:
             made = torch.empty_strided(kept.shape, stride, dtype=kept.dtype, device=device)
-        return made.copy_(kept)
+        copy_values(made, kept)
+        return made
 
     def unpack(self, packed: Json) -> Any:
         """A value.
