@@ -1,7 +1,9 @@
 """The examples run as they are, and what their texts say about memory is so."""
 
 import importlib.util
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -24,7 +26,11 @@ def load(name):
 
 
 def test_every_example_is_tested():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {"hpo_digits", "early_stopping"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {
+        "hpo_digits",
+        "early_stopping",
+        "resume",
+    }
 
 
 def test_the_trials_need_more_side_by_side_than_their_budget():
@@ -72,6 +78,29 @@ def test_the_rule_keeps_the_better_half_of_those_that_came():
     results = [wf.StepResult("a", example.RUNGS[0], 0, loss, (0.1,)) for loss in losses]
     assert [rule(result) is wf.STOP for result in results] == [False, True, False, True, False]
     assert rule(wf.StepResult("a", 1, 0, 9.9, (0.1,))) is None
+
+
+def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = load("resume")
+
+    def stop(result):
+        if result.step == 150:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    options = {
+        "threads": 1,
+        "memory": "64MiB",
+        "checkpoint": example.FOLDER,
+        "resume": example.FOLDER,
+    }
+    first = example.job(1e-2)
+    first.on_step = stop
+    assert wf.run([first], **options).interrupted
+    job, alone = example.job(1e-2), example.job(1e-2)
+    report = wf.run([job], **options)
+    assert report[job.name].resumed_steps >= 150
+    assert report[job.name].losses == wf.run_eager(alone, threads=1).losses
 
 
 def test_the_programs_in_the_readme(tmp_path, monkeypatch, capsys):

@@ -150,6 +150,7 @@ RESUMABLE = table(
     generator=dict(model=Mlp, data=with_generator),
     generator_of_two=dict(model=Noisy, data=shared_generator, loss=own_noise),
     augmented=dict(model=Noisy, data=augmented, optimizer=adamw),
+    workers=dict(model=Noisy, data=with_workers),
     by_hand=dict(model=Noisy, data=ShuffledByHand),
     counting=dict(model=Mlp, data=Counting),
     annealed=dict(model=Annealed),

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from waterflow.executor.data.feeder import Feeder
+from waterflow.executor.data.feeder import Feeder, Start
 
 pytestmark = pytest.mark.virtual
 
@@ -205,3 +205,100 @@ def test_stopping_ends_the_thread_that_waits():
     fed.feeder.stop()
     fed.feeder.join(LIMIT)
     assert not fed.feeder._thread.is_alive()
+
+
+class Wish:
+    """Wants a boundary after some numbers of steps, each once."""
+
+    def __init__(self, *steps):
+        self.steps = set(steps)
+
+    def __call__(self, steps):
+        return steps in self.steps
+
+
+def test_a_boundary_comes_when_all_steps_are_done_and_nothing_is_ahead():
+    drawn, wish = [], Wish(2)
+
+    def data():
+        for item in range(4):
+            drawn.append(item)
+            yield item
+
+    fed = Fed(data(), is_due=wish, ahead=4)
+    assert [fed.take(step=False).item for _ in range(2)] == [0, 1]
+    fed.feeder.step_done()
+    time.sleep(0.05)
+    assert fed.feeder.peek() is None  # a step is under way
+    fed.feeder.step_done()
+    found = fed.take(step=False)
+    assert found.boundary
+    assert found.item is None
+    assert drawn == [0, 1]
+    assert fed.feeder.place == Start(steps=2, epoch=0, batches=2)
+    time.sleep(0.05)
+    assert fed.feeder.peek() is None  # it waits for whoever took it
+    wish.steps.clear()
+    fed.feeder.go_on()
+    assert [fed.take().item for _ in range(2)] == [2, 3]
+    assert fed.take().end
+
+
+def test_a_boundary_after_the_last_batch_of_an_epoch_belongs_to_it():
+    wish = Wish(3)
+    fed = Fed([10, 20, 30], epochs=2, is_due=wish)
+    for _ in range(3):
+        fed.take()
+    assert fed.take(step=False).boundary
+    assert fed.feeder.place == Start(3, 0, 3)
+    assert ("epoch", 1) not in fed.log
+    wish.steps = {5}
+    fed.feeder.go_on()
+    assert [(each.epoch, each.item) for each in (fed.take(), fed.take())] == [(1, 10), (1, 20)]
+    assert fed.take(step=False).boundary
+    assert fed.feeder.place == Start(5, 1, 2)
+    fed.feeder.stop()
+    fed.feeder.join(LIMIT)
+    assert not fed.feeder._thread.is_alive()
+
+
+def test_lent_work_ends_at_a_boundary():
+    fed = Fed([1, 2, 3, 4], is_due=Wish(3), prepare_at_once=lambda batch: batch)
+    made = [fed.take(step=False).item]
+
+    def work():
+        fed.feeder.step_done()
+        while (following := fed.feeder.following()) is not None:
+            made.append(following.item)
+            fed.feeder.step_done()
+
+    fed.feeder.lend(work)
+    while not fed.take(step=False).boundary:
+        fed.feeder.step_done()
+    assert fed.feeder.place.steps == 3
+    fed.feeder.stop()
+
+
+@pytest.mark.parametrize(
+    ("start", "left"),
+    [(Start(1, 0, 1), 5), (Start(3, 0, 3), 3), (Start(4, 1, 1), 2), (Start(6, 1, 3), 0)],
+)
+def test_it_goes_on_from_a_place(start, left):
+    """Whoever begins the epoch leaves out what is done; limits and epochs count it."""
+    begun = []
+
+    def begin(data, epoch):
+        begun.append(epoch)
+        return iter(data[start.batches if len(begun) == 1 else 0 :])
+
+    fed = Fed([1, 2, 3], epochs=2, start=start, begin=begin)
+    found, last = fed.all()
+    assert last.end
+    assert len(found) == left
+    assert begun[0] == start.epoch
+    assert all(epoch == 1 for epoch, _ in found[3 - start.batches :]) or start.epoch == 1
+
+
+def test_steps_done_before_count():
+    found, _ = Fed([1, 2, 3], epochs=None, steps=5, start=Start(3, 1, 0)).all()
+    assert found == [(1, 1), (1, 2)]

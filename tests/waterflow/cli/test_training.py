@@ -298,3 +298,32 @@ def test_a_lost_device_saves_the_report_so_far(engine, file, tmp_path):
     assert result.exit_code == 1
     assert "cuda:0 is lost" in result.stderr
     assert Report.load(tmp_path / "out")["a"].losses == [1.0, 0.5]
+
+
+def test_run_writes_checkpoints_and_goes_on_from_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work.py").write_text(REAL_JOBS)
+    options = ["--checkpoint", "runs", "--checkpoint-every", "2 steps", "--resume", "runs"]
+    for resumed in (0, 6):
+        result = call("run", "work.py", *options, "--json")
+        assert result.exit_code == 0, result.output
+        jobs = json.loads(result.stdout)["jobs"]
+        assert [(job["steps"], job["resumed_steps"]) for job in jobs] == [(6, resumed)] * 2
+    assert (tmp_path / "runs" / "a" / "checkpoint.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--resume", "runs"], "there is no checkpoint at runs"),
+        (["--checkpoint-every", "5min"], "no checkpoint= says where to"),
+        (["--checkpoint", "runs", "--checkpoint-every", "often"], "cannot be 'often'"),
+    ],
+)
+def test_wrong_checkpoint_options_are_refused_in_one_line(tmp_path, monkeypatch, options, what):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work.py").write_text(REAL_JOBS)
+    result = call("run", "work.py", *options)
+    assert result.exit_code == 2
+    assert result.stdout.replace("a line of the user's own\n", "") == ""
+    assert what in result.stderr

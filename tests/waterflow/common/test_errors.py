@@ -6,6 +6,7 @@ import pytest
 from waterflow.common import errors
 from waterflow.common.errors import (
     CacheWarning,
+    CheckpointWarning,
     CaptureError,
     DeviceLostError,
     OpaqueStepWarning,
@@ -24,7 +25,7 @@ CLASSES = [
 @pytest.mark.parametrize("error", CLASSES)
 def test_all_have_one_base_and_a_docstring(error):
     assert error.__doc__
-    if error in (CacheWarning, OpaqueStepWarning):
+    if error in (CacheWarning, CheckpointWarning, OpaqueStepWarning):
         assert issubclass(error, UserWarning)
     else:
         assert issubclass(error, WaterflowError)
