@@ -6,8 +6,8 @@ import pytest
 from waterflow.common import errors
 from waterflow.common.errors import (
     CacheWarning,
-    CheckpointWarning,
     CaptureError,
+    CheckpointWarning,
     DeviceLostError,
     OpaqueStepWarning,
     WaterflowError,
