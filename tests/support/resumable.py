@@ -13,7 +13,8 @@ from torch import optim
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.support.data import cross_entropy, pairs, rows
+import waterflow as wf
+from tests.support.data import cross_entropy, loader, pairs, rows
 from tests.support.jobs import adamw, table
 from tests.support.models import Cnn, Mlp, Noisy
 
@@ -150,6 +151,7 @@ RESUMABLE = table(
     generator=dict(model=Mlp, data=with_generator),
     generator_of_two=dict(model=Noisy, data=shared_generator, loss=own_noise),
     augmented=dict(model=Noisy, data=augmented, optimizer=adamw),
+    shared=dict(model=Noisy, data=lambda: wf.shared(loader(), seed=1)),
     workers=dict(model=Noisy, data=with_workers),
     by_hand=dict(model=Noisy, data=ShuffledByHand),
     counting=dict(model=Mlp, data=Counting),

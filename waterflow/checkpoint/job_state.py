@@ -140,10 +140,10 @@ def put(job: Job, snapshot: JobSnapshot) -> Progress:
             epochs=fields["epochs"],
             state=snapshot.state,
         )
-    except (DamagedValueError, KeyError) as error:
+    except (DamagedValueError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"job {job.name!r}: its checkpoint lacks something: {error}. It was made by other "
-            "code: begin without resume"
+            f"job {job.name!r}: its checkpoint cannot be given to it, {error!r}. It was made by "
+            "other code: build the job as it was, or begin without resume"
         ) from error
 
 

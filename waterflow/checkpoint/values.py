@@ -19,6 +19,7 @@ import torch
 Json = Any
 _TAG = "$"
 _ALIGNMENT = 64  # bytes
+_NUMBERS = "biuf"  # kinds of numpy's types
 
 
 #: What a file of tensors has names for, in every version of safetensors since 0.4.
@@ -110,7 +111,7 @@ class Packer:
         pack = _PACKERS.get(kind)
         if pack is not None:
             return pack(self, value, where)
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        if isinstance(value, np.generic) and value.dtype.kind in _NUMBERS:
             return self._array(np.asarray(value), where) | {_TAG: "number"}
         raise NotExpressibleError(f"{where} is a {_name_of(value)}")
 
@@ -124,7 +125,7 @@ class Packer:
         ]
 
     def _array(self, value: np.ndarray[Any, Any], where: str) -> dict[str, Json]:
-        if value.dtype.kind not in "biuf":
+        if value.dtype.kind not in _NUMBERS:
             raise NotExpressibleError(f"{where} is an array of {value.dtype}")
         whole = np.ascontiguousarray(value).reshape(-1)
         data = torch.from_numpy(whole.view(np.uint8).copy())
@@ -268,8 +269,10 @@ class Unpacker:
         return [(self.unpack(key), self.unpack(item)) for key, item in packed["pairs"]]
 
     def _array(self, packed: Json) -> np.ndarray[Any, Any]:
-        data = self.raw(packed["name"]).numpy().copy()
-        return data.view(np.dtype(packed["dtype"])).reshape(packed["shape"])
+        data, dtype = self.raw(packed["name"]).numpy().copy(), np.dtype(packed["dtype"])
+        if dtype.kind not in _NUMBERS:
+            raise DamagedValueError(f"an array of {dtype} is none of numbers")
+        return data.view(dtype).reshape(packed["shape"])
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -55,6 +55,8 @@ def snapshot(run: JobRun, before: Attributes, state: str = RUNNING) -> JobSnapsh
     """
     assert run.cursor is not None
     place, loop = run.feeder.place, run.loop
+    if state == RUNNING and place.steps != loop.steps:
+        raise RuntimeError(f"{place.steps} batches were drawn and {loop.steps} steps made")
     position = run.cursor.position(loop.steps, place.epoch, place.batches, loop.latest_loss)
     report = run.report
     progress = Progress(report.seed, position, list(report.losses), report.epochs, state)

@@ -137,7 +137,12 @@ def test_what_cannot_be_kept_is_named(value, where):
 
 
 def test_foreign_values_are_refused():
-    unpacker = Unpacker({}, torch.device("cpu"))
-    for packed in ({"$": "os.system"}, {"$": "tensor", "name": "x"}, {"$": "dtype", "is": "load"}):
+    unpacker = Unpacker({"bytes": torch.zeros(8, dtype=torch.uint8)}, torch.device("cpu"))
+    for packed in (
+        {"$": "os.system"},
+        {"$": "tensor", "name": "x"},
+        {"$": "dtype", "is": "load"},
+        {"$": "array", "name": "bytes", "dtype": "|O", "shape": [1]},
+    ):
         with pytest.raises(DamagedValueError):
             unpacker.unpack(packed)
