@@ -42,9 +42,10 @@ class Admission:
         """Whether the job may ever enter.
 
         Raises:
-            BudgetError: it does not fit even alone.
+            BudgetError: it does not fit even alone, or not into its own limit.
             JobError: it shares a tensor with an admitted job and one of them trains it.
         """
+        job.check_limit()
         if not self.fits_alone(job):
             raise BudgetError(self._does_not_fit(job))
         self._check_sharing(job, admitted)
@@ -63,7 +64,7 @@ class Admission:
         return (
             f"job {job.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
             f"budget is {self._budget} bytes ({format_bytes(self._budget)}). Raise the budget or "
-            "use a smaller batch."
+            f"use a smaller batch.{job.why_unspilled}"
         )
 
     def _check_sharing(self, job: JobRun, admitted: Sequence[JobRun]) -> None:

@@ -30,6 +30,7 @@ from waterflow.partitioner import Policy, get_policy
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
 from waterflow.steps.shared_captures import SharedCaptures
+from waterflow.steps.spilling import parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
 
@@ -52,6 +53,7 @@ class Engine:
         progress: bool = False,
         check: bool = False,
         audit: str = "log",
+        spill: bool | str = False,
     ) -> None:
         """Takes the budget.
 
@@ -66,6 +68,7 @@ class Engine:
             check: record every memory event for `check_races` (costs memory, for tests).
             audit: how often captured steps are compared with eager ones, where a job does not say
                 it: "log", "all" or "off", see `Job`.
+            spill: whether jobs that do not fit are planned into the memory there is, see `run`.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
@@ -73,6 +76,8 @@ class Engine:
         self.budget = parse_bytes(memory)
         check_audit(audit)
         self._audit = audit
+        self._spills = spill is not False
+        self._spill_to = parse_tier(spill)
         where = get_device(device)
         if type(lanes) is not int or not 1 <= lanes <= 64:
             raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
@@ -119,20 +124,30 @@ class Engine:
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
+                limit=self._limit_of(job),
+                spill_to=self._spill_to,
             )
             _C.set_job_name(self._arena, number, job.name)
             self._queue.add(run)
         return JobHandle(self._queue, run)
 
+    def _limit_of(self, job: Job) -> int | None:
+        """The bytes that the job's steps are planned into; None: whatever they need."""
+        capacity = int(self._arena.statistics().capacity)
+        if job.memory_limit is not None:
+            return min(capacity, parse_bytes(job.memory_limit))
+        return capacity if self._spills and job.capture is not False else None
+
     def _tiers_of(self, job: Job) -> Tiers | None:
         """When the job's steps are captured; None: before they run first, where they can be.
 
+        So are those of a job with a limit, as eager steps know none.
         On devices that queue, eager steps run alone and their memory is not known before: there all
         are captured first.
         """
         if job.capture != "auto" or not tiers_are_on() or "all" in (job.audit, self._audit):
             return None
-        if self._lanes.device.queues:
+        if self._lanes.device.queues or self._limit_of(job) is not None:
             return None
         return Tiers(job, self._costs, self.budget)
 

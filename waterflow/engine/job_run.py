@@ -29,6 +29,7 @@ from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps.shared_captures import SharedCaptures
+from waterflow.steps.spilling import TIERS
 from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")
@@ -66,10 +67,14 @@ class JobRun:
         on_ready: Callable[[bool], None],
         audit: str = "log",
         tiers: Tiers | None = None,
+        limit: int | None = None,
+        spill_to: str = TIERS[0],
     ) -> None:
         """Args beyond the obvious.
 
         on_ready: called when its feeder has something, with whether it is not running yet.
+        limit: bytes that its steps are planned into; None: any.
+        spill_to: where values are spilled to.
         """
         self.number = number
         self.job = job
@@ -81,7 +86,11 @@ class JobRun:
         self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
         self.steps = JobSteps(
-            job, lanes.device, self._rng, lanes.threads, captures=captures, tiers=tiers
+            *(job, lanes.device, self._rng, lanes.threads),
+            captures=captures,
+            tiers=tiers,
+            limit=limit,
+            spill_to=spill_to,
         )
         self.needs = JobNeeds(self.steps)
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
@@ -221,6 +230,29 @@ class JobRun:
         notes, builder = list(opacity.notes), self.steps.builder
         took = builder.seconds, builder.shared_with
         self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, reasons, *took))
+
+    # Its limit
+
+    def check_limit(self) -> None:
+        """Whether its steps keep to its limit, as far as is known.
+
+        Raises:
+            BudgetError: they cannot.
+            JobError: they run as eager Python, which knows no limit, or the tier has no room.
+        """
+        if self.steps.spiller.problem is not None:
+            raise self.steps.spiller.problem
+        if self.job.memory_limit is not None and self.captured.exclusive:
+            raise self.eager.no_limit()
+
+    @property
+    def why_unspilled(self) -> str:
+        """For messages: why a job that may spill does not."""
+        opacity = self.steps.opacity
+        reason = opacity.step or opacity.optimizer_reason
+        if self.steps.spiller.limit is None or reason is None:
+            return ""
+        return f" Its steps cannot be spilled, since they run as eager Python: {reason}"
 
     # Its next step
 

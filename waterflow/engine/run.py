@@ -27,6 +27,7 @@ def run(
     threads: int | None = None,
     progress: bool = False,
     audit: str = "log",
+    spill: bool | str = False,
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
@@ -43,6 +44,9 @@ def run(
         progress: show progress on stderr.
         audit: how often captured steps are compared with eager ones, by bits: "log" (at steps 1, 2,
             4, 8, ...), "all" or "off"; a job's own `audit` goes before it.
+        spill: whether a job that does not fit even alone is planned into the memory there is, by
+            having values that are not needed for long copied to a slower tier and back: True or
+            "memory" for ordinary memory, "disk" for a mapped file in the folder of temporary files.
 
     Raises:
         JobError: an argument cannot be used.
@@ -59,6 +63,7 @@ def run(
         threads=threads,
         progress=progress,
         audit=audit,
+        spill=spill,
     )
     engine.hold()
     try:

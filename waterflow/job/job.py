@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
+from waterflow.common.units import parse_bytes
 from waterflow.job.optimizer_state import trained_parameters
 
 
@@ -116,6 +117,9 @@ class Job:
         stop_on_nan: end the job as failed when its loss is NaN or infinite.
         weight: share of the lanes' time, beside other jobs' weights, under the policy "flow" when
             there are more jobs than lanes.
+        memory_limit: bytes that the job may need at most, or a text such as "2GiB": its captured
+            step is planned into that, by the order of its updates and, where that does not suffice,
+            by spilling. None: whatever it needs.
 
     Raises:
         JobError: an argument is of the wrong kind; the message names the job and the value.
@@ -138,6 +142,7 @@ class Job:
     weight: float = 1.0
     audit: str | None = None
     keep_grads: bool = False
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -190,6 +195,16 @@ class Job:
             self.clip_grad_norm is None or self.clip_grad_norm > 0,
             f"clip_grad_norm must be above 0 or None, got {self.clip_grad_norm!r}",
         )
+        if self.memory_limit is not None:
+            try:
+                self.memory_limit = parse_bytes(self.memory_limit)
+            except JobError as error:
+                raise JobError(f"job {self.name!r}: memory_limit: {error}") from None
+            self._require(
+                self.capture is not False,
+                f"memory_limit={self.memory_limit} needs a captured step, as eager Python cannot be "
+                "spilled: leave out capture=False, or the limit",
+            )
         good_weight = type(self.weight) in (int, float) and 0 < self.weight < float("inf")
         self._require(good_weight, f"weight must be a number above 0, got {self.weight!r}")
         if self.epochs is None and self.steps is None:
