@@ -8,7 +8,6 @@ which follows the captured border.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 
 from torch import fx
 
@@ -43,40 +42,64 @@ def update_early(step: StepGraph) -> StepGraph:
 
 
 def _early_order(step: StepGraph, nodes: list[fx.Node], border: int) -> list[int]:
-    """Indices: the forward pass as captured; behind it whatever belongs to an update as soon as it
-    can run, else the next node as captured."""
+    """Indices: the forward pass and the spine of the backward pass as captured, each update, with
+    all that it alone needs, behind the last node of the spine that it depends on."""
     needed = dependencies(nodes)
-    urgent = _updates(step, nodes, border)
-    ranks = [0 if index < border else 2 - (index in urgent) for index in range(len(nodes))]
-    waiting = [len(needed[index]) for index in range(len(nodes))]
-    users: dict[int, list[int]] = {}
-    for index, others in needed.items():
-        for other in others:
-            users.setdefault(other, []).append(index)
-    ready = [(ranks[index], index) for index, count in enumerate(waiting) if not count]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, index = heapq.heappop(ready)
-        order.append(index)
-        for user in users.get(index, ()):
-            waiting[user] -= 1
-            if not waiting[user]:
-                heapq.heappush(ready, (ranks[user], user))
-    return order
+    served, writing = _served(step, nodes, needed, border)
+    depends = [index < border for index in range(len(nodes))]  # on the forward pass
+    spine = [index < border for index in range(len(nodes))]
+    latest = [index if index < border else -1 for index in range(len(nodes))]  # of the spine
+    updates: dict[int, list[int]] = {}
+    for index in range(border, len(nodes)):
+        depends[index] = any(depends[other] for other in needed[index])
+        spine[index] = depends[index] and served[index] != 1
+        latest[index] = max((latest[other] for other in needed[index]), default=-1)
+        if spine[index]:
+            latest[index] = index
+        elif index in writing:
+            updates.setdefault(latest[index], []).append(index)
+    order: dict[int, None] = {}
+    for index in range(len(nodes)):
+        if spine[index]:
+            _emit(index, needed, order)
+            for update in updates.get(index, ()) if index >= border else ():
+                _emit(update, needed, order)
+    for index in range(len(nodes)):
+        _emit(index, needed, order)
+    return list(order)
 
 
-def _updates(step: StepGraph, nodes: list[fx.Node], border: int) -> set[int]:
-    """Nodes behind the border that serve nothing but to change parameters and the optimizer's
-    state: those that write there, and those whose every reader does or serves one that does."""
+def _emit(index: int, needed: dict[int, set[int]], order: dict[int, None]) -> None:
+    """Puts a node into the order behind all that it needs."""
+    waiting = [index]
+    while waiting:
+        one = waiting[-1]
+        missing = [other for other in needed[one] if other not in order]
+        if one in order or not missing:
+            order.setdefault(one)
+            waiting.pop()
+        else:
+            waiting += sorted(missing, reverse=True)
+
+
+def _served(
+    step: StepGraph, nodes: list[fx.Node], needed: dict[int, set[int]], border: int
+) -> tuple[dict[int, int], set[int]]:
+    """How many parameters' updates need each node behind the border (2: more than one), and which
+    of them write to parameters or the optimizer's state."""
     roots = memory_roots(nodes)
-    inputs = [node for meaning, node in step.inputs.items() if meaning.kind in _UPDATED]
-    kept = {roots[node] for node in inputs if node in roots}
-    found: set[fx.Node] = set()
+    inputs = step.inputs.items()
+    kinds = {roots[node]: meaning.kind for meaning, node in inputs if node in roots}
+    owners: dict[int, set[fx.Node]] = {index: set() for index in range(len(nodes))}
+    writing: set[int] = set()
     for index in range(len(nodes) - 1, border - 1, -1):
-        node = nodes[index]
-        readers = [reader for reader in node.users if reader.op == "call_function"]
-        is_write = any(roots.get(target) in kept for target in writes(node))
-        if is_write or (readers and all(reader in found for reader in readers)):
-            found.add(node)
-    return {index for index, node in enumerate(nodes) if node in found}
+        for target in writes(nodes[index]):
+            kind = kinds.get(roots[target])
+            if kind in _UPDATED:
+                writing.add(index)
+            if kind == "parameter":
+                owners[index].add(roots[target])
+        for other in needed[index]:
+            if len(owners[other]) < 2:
+                owners[other] |= owners[index]
+    return {index: min(2, len(found)) for index, found in owners.items()}, writing

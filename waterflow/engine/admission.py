@@ -85,6 +85,9 @@ class Admission:
 
     def too_small(self, jobs: Sequence[JobRun]) -> str:
         """What to say where some of these jobs do not fit even one after another."""
+        problems = [str(m.steps.spiller.problem) for m in jobs if m.steps.spiller.problem]
+        if problems:  # the smallest that spilling can do, too
+            return " ".join(problems)
         alone = {m.name: m.needs.memory.alone_bytes for m in jobs}
         needs = "; ".join(
             f"{name!r} needs {need} bytes ({format_bytes(need)})" for name, need in alone.items()

@@ -19,6 +19,7 @@ from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
 from waterflow.executor.data.batches import batches_of
 from waterflow.executor.data.feeder import Feeder, FeedItem
+from waterflow.executor.device.storages import storage_key
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
@@ -315,7 +316,12 @@ class JobRun:
         self.steps.cache.collect_persistent()
         if self.captured.tensors_have_changed:
             self.captured.unbind()
-        made = [tensor for tensor in self._made_by_step() if residency.counts(tensor)]
+        away = {storage_key(tensor) for tensor in self.steps.persistent.all_away()}
+        made = [
+            tensor
+            for tensor in self._made_by_step()
+            if residency.counts(tensor) and storage_key(tensor) not in away
+        ]
         residency.keep_only(self.number, [*self.steps.persistent.all(), *made])
 
     def account_for_room(self, residency: Residency) -> None:

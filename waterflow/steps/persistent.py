@@ -127,6 +127,10 @@ class PersistentTensors:
         here = (tensor for meaning, tensor in self.tensors.items() if meaning not in self.away)
         return [*here, *self._specializations.constants()]
 
+    def all_away(self) -> list[torch.Tensor]:
+        """Every tensor that is in the arena only while a step needs it."""
+        return [tensor for meaning, tensor in self.tensors.items() if meaning in self.away]
+
     @property
     def entries(self) -> StateEntries:
         """The entries of the optimizer's state; others after it was collected anew."""

@@ -16,14 +16,18 @@ from waterflow.executor.run.step_use import StepUse
 from waterflow.executor.run.tape import compile_step
 from waterflow.job.batch import FlatBatch
 from waterflow.partitioner.graph.early import update_early
+from waterflow.partitioner.graph.inplace import add_in_place
 from waterflow.partitioner.graph.step_graph import Input
-from waterflow.partitioner.spill import LimitTooSmallError
+from waterflow.partitioner.spill import CopyCost, LimitTooSmallError
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.step_profiler import StepProfiler
 
 TIERS = ("memory", "disk")
 """Where values are spilled to: ordinary memory, or a mapped file."""
+
+#: What copies take there: one core's, and those of a file that is written behind.
+COSTS = {"memory": CopyCost(6e9, 6e9), "disk": CopyCost(1e9, 2e9)}
 
 
 def parse_tier(spill: object) -> str:
@@ -80,6 +84,7 @@ class StepSpiller:
     folder: str | None = None
     problem: BudgetError | JobError | None = None
     _fitted: list[Specialization] = field(default_factory=list)
+    _away: dict[tuple[Input, ...], int] = field(default_factory=dict)
     _store: Any = None
 
     def set_limit(self, limit: int | None) -> None:
@@ -89,7 +94,7 @@ class StepSpiller:
         others than before. `problem` says whether the limit is too small.
         """
         self.limit = limit
-        self.persistent.keep_away(frozenset(), 0)
+        self._keep_away({})
         for specialization in self._fitted:
             self._fit(specialization)
 
@@ -151,20 +156,29 @@ class StepSpiller:
         if self._fits(early, limit):
             return early
         key = limit, self.persistent.away
+        if origin.use is None:
+            origin.use = self.profiler.observe(early, first, origin.flat)
+        used = {meaning for inputs in origin.use.inputs.values() for meaning in inputs}
+        unused = {inputs: n for inputs, n in self._away.items() if used.isdisjoint(inputs)}
         if key not in origin.planned:
-            if origin.use is None:
-                origin.use = self.profiler.observe(early, first, origin.flat)
+            held = self.persistent.full_bytes - sum(unused.values())
             plan = spill_step(
-                *(early.compiled.lowered, origin.use, self.persistent.full_bytes, limit),
+                *(early.compiled.lowered, origin.use, held, limit),
                 alignment=self.device.alignment,
                 required=self.persistent.away,
+                cost=COSTS[self.tier],
             )
             origin.planned[key] = self._prepared(origin, early, plan)
         step = origin.planned[key]
-        plan = step.spill
-        away = frozenset(meaning for inputs in plan.away.values() for meaning in inputs)
-        self.persistent.keep_away(away, plan.away_bytes)
+        sizes = {n: origin.use.values[n].size for n in step.spill.away}
+        self._keep_away({**unused, **{step.spill.away[n]: size for n, size in sizes.items()}})
         return step
+
+    def _keep_away(self, sizes: dict[tuple[Input, ...], int]) -> None:
+        """Has these values be away between steps, each with its inputs and its bytes."""
+        self._away = sizes
+        inputs = frozenset(meaning for inputs in sizes for meaning in inputs)
+        self.persistent.keep_away(inputs, sum(sizes.values()))
 
     def _fits(self, step: PreparedStep, limit: int) -> bool:
         """Whether a step fits as it is, which it can only be where nothing is away."""
@@ -175,6 +189,8 @@ class StepSpiller:
         if origin.early is None:
             captured = origin.captured
             graph = update_early(captured.graph)
+            if graph is not captured.graph:
+                add_in_place(graph.graph, {graph.loss, *graph.outputs.values()}, scaled=True)
             early = PreparedStep(graph, compile_step(graph), captured.optimizer, origin=origin)
             early.compiled.device_input = captured.compiled.device_input
             self.profiler.profile([early] if first is None else [first, early], origin.flat)
