@@ -1,4 +1,4 @@
-"""Plans a step into a memory limit: which values leave for a slower tier, when, and when they return.
+"""Plans a step into a memory limit: which values leave for a slower tier, and when they are back.
 
 A value that is not needed for long is copied out after one use and back before the next. Values are
 chosen greedily, by the bytes times the places over the limit that they free, over what the copies
@@ -108,8 +108,8 @@ class LimitTooSmallError(PlanError):
 
     def __init__(self, limit: int, smallest: int, node: int) -> None:
         super().__init__(
-            f"the step cannot be planned into {limit} bytes: what node {node} itself works on takes "
-            f"{smallest} bytes. A limit of {smallest} bytes or more is needed"
+            f"the step cannot be planned into {limit} bytes: what node {node} works on "
+            f"takes {smallest} bytes. A limit of {smallest} bytes or more is needed"
         )
         self.smallest = smallest
         self.node = node

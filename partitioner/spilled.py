@@ -71,7 +71,8 @@ def sequence_of(plan: SpillPlan, nodes: int) -> list[Node | Move]:
                 places[place].append(Move(end, one))
     found: list[Node | Move] = []
     for number, moves in enumerate(places):
-        found += sorted(moves, key=lambda move: move.end)
+        moves.sort(key=lambda move: move.end)
+        found += moves
         if number < nodes:
             found.append(Node(number))
     return found

@@ -270,8 +270,10 @@ void bind_tape(py::module_& m) {
            py::arg("home"), py::arg("copies"))
       .def("set_tier",
            [](Tape& tape, std::shared_ptr<Tier> tier) { tape.away().set_tier(std::move(tier)); })
-      .def("keep_away", [](Tape& tape, int value,
-                           const at::Tensor& tensor) { return tape.away().keep_away(value, tensor); })
+      .def("keep_away",
+           [](Tape& tape, int value, const at::Tensor& tensor) {
+             return tape.away().keep_away(value, tensor);
+           })
       .def("forget_away", [](Tape& tape) { run_unlocked([&] { tape.away().clear(); }); })
       .def("__len__", &Tape::size)
       .def("set_forward_length", &Tape::set_forward_length)

@@ -1,8 +1,8 @@
 // Storages of a step that are away in a slower tier for a while.
 //
 // All tensors over a storage go and come back with it: only the pointer inside the storage is
-// exchanged, so views stay what they are. While a storage is away its pointer is that of its home, a
-// planned place in the tier, or, of a persistent tensor, the user's own memory. Each move has two
+// exchanged, so views stay what they are. While a storage is away its pointer is that of its home,
+// a planned place in the tier, or, of a persistent tensor, the user's own memory. Each move has two
 // ends, each an instruction of the tape with its place in the plan:
 //
 //     leave .. gone    the copy is under way; the storage may be read, its block is still taken
@@ -25,10 +25,10 @@ enum class MoveEnd { kLeave, kGone, kFetch, kBack };
 // One end of a move.
 struct MoveInstruction {
   MoveEnd end = MoveEnd::kLeave;
-  int value = -1;           // its number among the values that move
-  int slot = -1;            // kLeave: a slot with a tensor over the storage
-  std::size_t home = 0;     // kLeave: offset in the tier
-  bool copies = true;       // kLeave: whether the home has other bytes than the storage by now
+  int value = -1;        // its number among the values that move
+  int slot = -1;         // kLeave: a slot with a tensor over the storage
+  std::size_t home = 0;  // kLeave: offset in the tier
+  bool copies = true;    // kLeave: whether the home has other bytes than the storage by now
 };
 
 class AwayStorages {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "runtime/elementwise.h"
-#include "runtime/spill.h"
 #include "runtime/lane.h"
+#include "runtime/spill.h"
 #include "runtime/views.h"
 
 namespace waterflow {

@@ -49,7 +49,9 @@ class _Seen:
 class UseWatch:
     """Looks at a bound step before and after each instruction of one run."""
 
-    def __init__(self, step: CompiledStep, arena: Any, device: torch.device, alignment: int) -> None:
+    def __init__(
+        self, step: CompiledStep, arena: Any, device: torch.device, alignment: int
+    ) -> None:
         """Takes the step, bound to its tensors, and the arena that it runs in."""
         self._tape = step.tape
         self._lowered: LoweredStep = step.lowered

@@ -1,4 +1,4 @@
-"""Runs each parameter's update as soon as its gradient is there; the step stays bit for bit the same.
+"""Runs each parameter's update as soon as its gradient is there; the step computes the same bits.
 
 A captured step has all updates behind the backward pass, so all gradients are there at once. Only
 nodes of the backward pass and behind it move: kernels of the forward pass ask for gradient mode,

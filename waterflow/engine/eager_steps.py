@@ -244,15 +244,15 @@ class EagerSteps:
         opacity = self._steps.opacity
         reason = opacity.step or opacity.optimizer_reason or "a batch could not be captured"
         return JobError(
-            f"job {self._job.name!r}: memory_limit={self._job.memory_limit} cannot be kept, since "
-            f"its step runs as eager Python, which cannot be spilled: {reason}. Change that, or "
-            "leave out memory_limit"
+            f"job {self._job.name!r}: memory_limit={self._steps.spiller.limit} cannot be kept, "
+            f"since its step runs as eager Python, which cannot be spilled: {reason}. Change that, "
+            "or leave out memory_limit or spill and give it more memory"
         )
 
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
         if self._steps.spiller.limit is not None and batch.trial:
             memory = contextlib.nullcontext()  # beside the budget, as checks
-        elif self._job.memory_limit is not None:
+        elif self._job.memory_limit is not None or self._steps.spiller.is_needed:
             raise self.no_limit()
         self._begin()
         if not batch.trial:

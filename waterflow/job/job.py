@@ -202,8 +202,8 @@ class Job:
                 raise JobError(f"job {self.name!r}: memory_limit: {error}") from None
             self._require(
                 self.capture is not False,
-                f"memory_limit={self.memory_limit} needs a captured step, as eager Python cannot be "
-                "spilled: leave out capture=False, or the limit",
+                f"memory_limit={self.memory_limit} needs a captured step, as eager Python cannot "
+                "be spilled: leave out capture=False, or the limit",
             )
         good_weight = type(self.weight) in (int, float) and 0 < self.weight < float("inf")
         self._require(good_weight, f"weight must be a number above 0, got {self.weight!r}")

@@ -87,6 +87,12 @@ class StepSpiller:
     _away: dict[tuple[Input, ...], int] = field(default_factory=dict)
     _store: Any = None
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether a step is another than was captured, since that one does not fit."""
+        steady = [one.steady for one in self._fitted if one.steady is not None]
+        return any(step.origin.captured is not step for step in steady)
+
     def set_limit(self, limit: int | None) -> None:
         """Plans all steps anew, into another limit; what was away returns where there is room.
 
@@ -170,8 +176,9 @@ class StepSpiller:
             )
             origin.planned[key] = self._prepared(origin, early, plan)
         step = origin.planned[key]
-        sizes = {n: origin.use.values[n].size for n in step.spill.away}
-        self._keep_away({**unused, **{step.spill.away[n]: size for n, size in sizes.items()}})
+        assert step.spill is not None
+        away = {inputs: origin.use.values[value].size for value, inputs in step.spill.away.items()}
+        self._keep_away({**unused, **away})
         return step
 
     def _keep_away(self, sizes: dict[tuple[Input, ...], int]) -> None:

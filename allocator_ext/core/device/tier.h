@@ -1,9 +1,9 @@
 // A slower tier of memory, and the copy lane that moves blocks between it and an arena.
 //
 // The tier is one range, in ordinary memory or a mapped file; who lies where in it is planned like
-// an arena's addresses. Copies are queued to one thread, the copy lane, and are done beside compute.
-// Who waits for a copy helps with what is left of it: a copy that nobody has begun costs no more
-// than a memcpy, and one that is half done at most half of it.
+// an arena's addresses. Copies are queued to one thread, the copy lane, and are done beside
+// compute. Who waits for a copy helps with what is left of it: a copy that nobody has begun costs
+// no more than a memcpy, and one that is half done at most half of it.
 #pragma once
 
 #include <atomic>
