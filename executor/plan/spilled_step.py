@@ -1,4 +1,4 @@
-"""A step lowered under a spill plan: its instructions with the moves between them, and its memory."""
+"""A step lowered under a spill plan: its instructions with the moves between them; its memory."""
 
 from __future__ import annotations
 

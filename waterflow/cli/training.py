@@ -63,6 +63,10 @@ def run(
     memory: Memory = None,
     device: Device = "cpu",
     policy: PolicyName = "flow",
+    spill: Annotated[
+        str | None,
+        typer.Option(help="plan jobs that do not fit into the memory, by spilling: memory or disk"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +82,14 @@ def run(
         import waterflow as wf
 
         try:
-            result = wf.run(jobs, memory=budget, device=device, policy=policy, progress=True)
+            result = wf.run(
+                jobs,
+                memory=budget,
+                device=device,
+                policy=policy,
+                progress=True,
+                spill=spill or False,
+            )
         except DeviceLostError as lost:  # what the host holds is saved, then the process must end
             lost.report.save(out)
             typer.echo(f"error: {lost}\nreport written to {out}", err=True)

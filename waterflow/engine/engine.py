@@ -79,6 +79,11 @@ class Engine:
         self._spills = spill is not False
         self._spill_to = parse_tier(spill)
         where = get_device(device)
+        if self._spills and where.queues:
+            raise JobError(
+                f"spill={spill!r} on {where.name}: steps are spilled on the CPU only so far; leave out "
+                "spill, and give the run more memory or its jobs smaller batches"
+            )
         if type(lanes) is not int or not 1 <= lanes <= 64:
             raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
         self.policy = get_policy(policy) if isinstance(policy, str) else policy
@@ -135,6 +140,11 @@ class Engine:
         """The bytes that the job's steps are planned into; None: whatever they need."""
         capacity = int(self._arena.statistics().capacity)
         if job.memory_limit is not None:
+            if self._lanes.device.queues:
+                raise JobError(
+                    f"job {job.name!r}: memory_limit={job.memory_limit} on {self.device}: steps are "
+                    "planned into a limit on the CPU only so far; leave out memory_limit"
+                )
             return min(capacity, parse_bytes(job.memory_limit))
         return capacity if self._spills and job.capture is not False else None
 

@@ -10,6 +10,7 @@ import torch
 import waterflow as wf
 from tests.support.differences import MEMORY, assert_same_numbers
 from tests.support.jobs import MODELS, OPTIMIZERS, TRAINING
+from tests.support.steps import steady_steps
 from tests.support.zoo_jobs import BERT, CNN, LSTM, jobs_of
 from waterflow.engine.engine import Engine
 
@@ -82,7 +83,7 @@ def test_numbers_are_equal_at_the_smallest_limit(name):
     assert_same_numbers(*eager(name), job, report.jobs[job.name])
     assert report.extent_bytes <= limit
     assert all(
-        step.memory.profile.num_nodes == len(step.compiled.tape) for step in run.captured.steady
+        step.memory.profile.num_nodes == len(step.compiled.tape) for step in steady_steps(run)
     )
 
 
@@ -151,7 +152,7 @@ def test_a_job_that_fits_is_left_alone():
     report, run = trained(zoo(CNN), None, memory="64MiB", spill=True)
     assert report.ok
     assert spills(run) == []
-    assert all(step.origin.early is None for step in run.captured.steady)
+    assert all(step.origin.early is None for step in steady_steps(run))
 
 
 def test_order_comes_before_spilling():
@@ -178,7 +179,7 @@ def test_order_comes_before_spilling():
     assert_same_numbers(twin, wf.run_eager(twin, threads=1), one, report.jobs["deep"])
     assert report.extent_bytes <= limit
     assert spills(run) == []
-    assert all(step.origin.early is step for step in run.captured.steady)
+    assert all(step.origin.early is step for step in steady_steps(run))
 
 
 def test_less_than_one_operator_works_on_is_refused_before_anything_runs():
@@ -296,21 +297,21 @@ def test_a_limit_can_change_between_steps():
     job = zoo(CNN)
     _, run = trained(job, int(zoo_peak(CNN) * 0.6), spill=True)
     spiller, persistent = run.steps.spiller, run.steps.persistent
-    (steady,) = [step for step in run.steps.cache.steps() if not step.creates_state]
+    (steady,) = steady_steps(run)
     assert steady.spill is not None
     limit = spiller.limit
     assert persistent.final_bytes < persistent.full_bytes
     spiller.set_limit(int(zoo_peak(CNN) * 0.4))
-    (tighter,) = [step for step in run.steps.cache.steps() if not step.creates_state]
+    (tighter,) = steady_steps(run)
     assert tighter.spill.moved_bytes > steady.spill.moved_bytes
     assert persistent.final_bytes + tighter.memory.extent <= zoo_peak(CNN) * 0.4
     spiller.set_limit(1000)
     assert isinstance(spiller.problem, wf.BudgetError)
     spiller.set_limit(limit)
-    (again,) = [step for step in run.steps.cache.steps() if not step.creates_state]
+    (again,) = steady_steps(run)
     assert again is steady  # remembered
     assert spiller.problem is None
     spiller.set_limit(None)
-    (free,) = [step for step in run.steps.cache.steps() if not step.creates_state]
+    (free,) = steady_steps(run)
     assert free is steady.origin.captured
     assert persistent.final_bytes == persistent.full_bytes
