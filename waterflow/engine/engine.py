@@ -81,8 +81,8 @@ class Engine:
         where = get_device(device)
         if self._spills and where.queues:
             raise JobError(
-                f"spill={spill!r} on {where.name}: steps are spilled on the CPU only so far; leave out "
-                "spill, and give the run more memory or its jobs smaller batches"
+                f"spill={spill!r} on {where.name}: steps are spilled on the CPU only so far; leave "
+                "out spill, and give the run more memory or its jobs smaller batches"
             )
         if type(lanes) is not int or not 1 <= lanes <= 64:
             raise JobError(f"lanes must be a whole number from 1 to 64, got {lanes!r}")
@@ -142,8 +142,8 @@ class Engine:
         if job.memory_limit is not None:
             if self._lanes.device.queues:
                 raise JobError(
-                    f"job {job.name!r}: memory_limit={job.memory_limit} on {self.device}: steps are "
-                    "planned into a limit on the CPU only so far; leave out memory_limit"
+                    f"job {job.name!r}: memory_limit={job.memory_limit} on {self.device}: steps "
+                    "are planned into a limit on the CPU only so far; leave out memory_limit"
                 )
             return min(capacity, parse_bytes(job.memory_limit))
         return capacity if self._spills and job.capture is not False else None
