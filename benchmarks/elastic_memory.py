@@ -6,9 +6,9 @@
 Per model and limit the speed of a warm captured step over the unlimited one's, in turns with it and
 with the step that has no plan: every value out right after its use, and in right before the next.
 The limit is a share of the most bytes that the step holds when it is not limited, with the
-persistent ones; the peak is the arena's. A limit under what one operator works on has a row without a
-speed, and the smallest limit instead. With one intra-op thread the copy lane has a core of its own
-where there are two.
+persistent ones; the peak is the arena's. A limit under what one operator works on has a row without
+a speed, and the smallest limit instead. With one intra-op thread the copy lane has a core of its
+own where there are two.
 """
 
 from __future__ import annotations
