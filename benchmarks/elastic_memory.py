@@ -79,11 +79,10 @@ class Bench:
     def naive(self) -> PreparedStep:
         """The step with everything away whenever it is not used."""
         spiller, origin = self.steps.spiller, self.whole.origin
+        step = spiller._early(origin, None)
         if origin.use is None:
-            origin.use = spiller.profiler.observe(origin.captured, None, origin.flat)
-            origin.early = origin.captured
+            origin.use = spiller.profiler.observe(step, None, origin.flat)
         full = self.steps.persistent.full_bytes
-        step = origin.early
         plan = spill_all(step.compiled.lowered, origin.use, full, alignment=64)
         away = frozenset(meaning for inputs in plan.away.values() for meaning in inputs)
         self.steps.persistent.keep_away(away, plan.away_bytes)
