@@ -69,7 +69,15 @@ class Admission:
 
     def _check_sharing(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
-        shared = [(t, self._residency.users(t) - {job.number}) for t in job.steps.persistent.all()]
+        away = [
+            (m.number, {storage_key(t) for t in m.steps.persistent.all_away()}) for m in admitted
+        ]
+        own = [*job.steps.persistent.all(), *job.steps.persistent.all_away()]
+        shared = [
+            (t, (self._residency.users(t) | {n for n, keys in away if storage_key(t) in keys}))
+            for t in own
+        ]
+        shared = [(tensor, users - {job.number}) for tensor, users in shared]
         shared = [(tensor, others) for tensor, others in shared if others]
         if not shared:
             return

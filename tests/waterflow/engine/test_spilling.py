@@ -221,6 +221,17 @@ def test_a_limit_that_is_none(limit):
         wf.Job("a", **parts, memory_limit="1MiB", capture=False)
 
 
+def test_weights_that_are_away_are_nobody_elses():
+    """Where both jobs keep weights away, no reservation says who has them."""
+    limit = int(zoo_peak(CNN) * 0.45)
+    one, other = zoo(CNN, memory_limit=limit), zoo(CNN, memory_limit=limit)
+    other.name, other.model = "other", one.model
+    other.optimizer = torch.optim.SGD(one.model.parameters(), 0.1, momentum=0.9)
+    report = wf.run([one, other], memory="8MiB", threads=1)
+    assert report.jobs[one.name].state == "finished"
+    assert "share a tensor" in report.jobs["other"].error
+
+
 def test_a_tier_that_is_none():
     with pytest.raises(wf.JobError, match="'tape'"):
         wf.run([zoo(CNN)], memory="8MiB", spill="tape")
