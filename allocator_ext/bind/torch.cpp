@@ -216,6 +216,14 @@ void add_arithmetic(Tape& tape, Arithmetic operation, int target, int left, int 
   tape.add(std::move(instruction));
 }
 
+void add_move(Tape& tape, MoveEnd end, int value, int slot, std::size_t home, bool copies) {
+  Instruction instruction;
+  instruction.kind = Instruction::Kind::kMove;
+  instruction.slot = slot;
+  instruction.move = {end, value, slot, home, copies};
+  tape.add(std::move(instruction));
+}
+
 double loss_of(const std::variant<double, at::Tensor>& loss) {
   const auto* host = std::get_if<at::Tensor>(&loss);
   return host == nullptr ? std::get<double>(loss) : host->item().toDouble();
@@ -240,6 +248,17 @@ void bind_tape(py::module_& m) {
       .value("DIVIDE", Arithmetic::kDivide)
       .value("POWER", Arithmetic::kPower)
       .finalize();
+  py::native_enum<MoveEnd>(m, "MoveEnd", "enum.Enum")
+      .value("LEAVE", MoveEnd::kLeave)
+      .value("GONE", MoveEnd::kGone)
+      .value("FETCH", MoveEnd::kFetch)
+      .value("BACK", MoveEnd::kBack)
+      .finalize();
+  py::class_<Tier, std::shared_ptr<Tier>>(m, "Tier")
+      .def_static("memory", &Tier::memory, py::arg("size"))
+      .def_static("file", &Tier::file, py::arg("folder"), py::arg("size"))
+      .def_property_readonly("capacity", &Tier::capacity)
+      .def_property_readonly("moved", &Tier::moved);
   py::class_<Tape, std::shared_ptr<Tape>>(m, "Tape")
       .def(py::init<int, int>(), py::arg("slots"), py::arg("registers"))
       .def("add_operator", &add_operator)
@@ -247,6 +266,15 @@ void bind_tape(py::module_& m) {
       .def("add_read_scalar", &add_read_scalar)
       .def("add_read_loss", &add_read_loss)
       .def("add_arithmetic", &add_arithmetic)
+      .def("add_move", &add_move, py::arg("end"), py::arg("value"), py::arg("slot"),
+           py::arg("home"), py::arg("copies"))
+      .def("set_tier",
+           [](Tape& tape, std::shared_ptr<Tier> tier) { tape.away().set_tier(std::move(tier)); })
+      .def("keep_away",
+           [](Tape& tape, int value, const at::Tensor& tensor) {
+             return tape.away().keep_away(value, tensor);
+           })
+      .def("forget_away", [](Tape& tape) { run_unlocked([&] { tape.away().clear(); }); })
       .def("__len__", &Tape::size)
       .def("set_forward_length", &Tape::set_forward_length)
       .def("set_slot", &Tape::set_slot)

@@ -157,6 +157,9 @@ void Tape::execute(Instruction& instruction) {
       return compute(instruction);
     case Instruction::Kind::kReadLoss:
       return read_loss(slots_[instruction.slot]);
+    case Instruction::Kind::kMove:
+      return away_.move(instruction.move,
+                        instruction.slot < 0 ? nullptr : &slots_[instruction.slot]);
   }
 }
 
@@ -285,6 +288,11 @@ void Tape::compute(const Instruction& instruction) {
       target = power(left, right);
       return;
   }
+}
+
+void Tape::abandon() {
+  away_.abandon();
+  clear(transient_);
 }
 
 void Tape::clear(const std::vector<int>& slots) {

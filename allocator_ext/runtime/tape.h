@@ -16,6 +16,7 @@
 
 #include "runtime/elementwise.h"
 #include "runtime/lane.h"
+#include "runtime/spill.h"
 #include "runtime/views.h"
 
 namespace waterflow {
@@ -52,7 +53,7 @@ struct Result {
 enum class Arithmetic { kNegate, kAdd, kSubtract, kMultiply, kDivide, kPower };
 
 struct Instruction {
-  enum class Kind { kOperator, kLoad, kReadScalar, kArithmetic, kReadLoss };
+  enum class Kind { kOperator, kLoad, kReadScalar, kArithmetic, kReadLoss, kMove };
   Kind kind = Kind::kOperator;
   std::string name;
   std::optional<c10::OperatorHandle> op;
@@ -62,6 +63,7 @@ struct Instruction {
   int input = -1, slot = -1;  // kLoad: batch tensor -> slot; kReadScalar, kReadLoss: slot
   int target = -1, left = -1, right = -1;      // kArithmetic and kReadScalar: registers
   Arithmetic operation = Arithmetic::kNegate;  // kArithmetic
+  MoveInstruction move;                        // kMove
   // Ways round the dispatcher, of operators that have one; views are of the tensor in `slot`.
   std::unique_ptr<ViewMemo> views;
   std::unique_ptr<Elementwise> elementwise;
@@ -97,7 +99,9 @@ class Tape {
   void clear(const std::vector<int>& slots);
   // The slots that only hold values while a step runs; and their end when a step has failed.
   void set_transient(std::vector<int> slots) { transient_ = std::move(slots); }
-  void abandon() { clear(transient_); }
+  void abandon();
+  // The storages that are away for a while.
+  AwayStorages& away() { return away_; }
 
  private:
   void execute(Instruction& instruction);
@@ -112,6 +116,7 @@ class Tape {
   void store(const Instruction& instruction);
 
   std::vector<Instruction> instructions_;
+  AwayStorages away_;
   ElementwisePlans plans_;  // that its elementwise instructions share
   std::vector<at::Tensor> slots_;
   std::vector<double> registers_;

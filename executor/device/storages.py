@@ -46,3 +46,12 @@ def storage_bytes(tensors: Iterable[torch.Tensor], device: Device) -> int:
     """Bytes that an arena counts for the storages behind these tensors, each once."""
     unique = [t for t in unique_storages(tensors).values() if t.device == device.tensors]
     return sum(rounded(t.untyped_storage().nbytes(), device.alignment) for t in unique)
+
+
+def over(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    """The tensor's twin over another storage."""
+    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    with torch.no_grad():
+        twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        twin = torch._conj(twin) if tensor.is_conj() else twin
+        return torch._neg_view(twin) if tensor.is_neg() else twin

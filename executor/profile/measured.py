@@ -7,16 +7,17 @@ writes, so nothing that the job owns changes.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.device.base import Device
-from waterflow.executor.device.storages import span_of, storage_key, unique_storages
+from waterflow.executor.device.storages import over, span_of, storage_key, unique_storages
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.profile import EVENT, Profile
@@ -25,6 +26,16 @@ Key = TypeVar("Key", bound=Hashable)
 
 #: A step that takes longer than this is profiled by a single run.
 _WARM_UP_LIMIT_SECONDS = 2.0
+
+
+class Watch(Protocol):
+    """Looks at a step beside its run."""
+
+    def before(self, index: int) -> None:
+        """An instruction is about to run."""
+
+    def after(self, index: int, log: Any) -> None:
+        """An instruction has run; `log` is what the arena has done for it."""
 
 
 class Scratch:
@@ -57,7 +68,7 @@ class Scratch:
         storages = unique_storages(tensors[key] for key in written)
         copies = {key: self._copy(tensor) for key, tensor in storages.items()}
         return {
-            key: _over(tensor, copies[storage_key(tensor)])
+            key: over(tensor, copies[storage_key(tensor)])
             if storage_key(tensor) in copies
             else tensor
             for key, tensor in tensors.items()
@@ -104,21 +115,27 @@ class Scratch:
         self.arena.finish()
         return float(step.tape.loss)
 
-    def measure(self, step: CompiledStep, *, name: str, repeatable: bool) -> Profile:
+    def measure(
+        self, step: CompiledStep, *, name: str, repeatable: bool, watch: Watch | None = None
+    ) -> Profile:
         """Runs a bound step and returns what it did; its outputs stay in its slots.
 
         Args:
             step: the compiled step.
             name: the job's name.
             repeatable: whether it may run twice, the first time to warm up.
+            watch: looks at each instruction of one more run, whose profile this is.
         """
         started = time.perf_counter()
         profile = self._run_logged(step.tape, name)
         if repeatable and time.perf_counter() - started < _WARM_UP_LIMIT_SECONDS:
             profile = self._run_logged(step.tape, name)
+        if watch is not None:
+            seen = self._run_logged(step.tape, name, watch)  # whose times count the watch, too
+            profile = dataclasses.replace(seen, node_seconds=profile.node_seconds)
         return profile
 
-    def _run_logged(self, tape: Any, name: str) -> Profile:
+    def _run_logged(self, tape: Any, name: str, watch: Watch | None = None) -> Profile:
         self.arena.synchronize()
         self.arena.record(True)
         self.arena.take_log()
@@ -127,24 +144,19 @@ class Scratch:
         try:
             with _C.LaneScope(self.arena, 0, 0):
                 for index in range(len(tape)):
+                    if watch is not None:
+                        watch.before(index)
                     tape.run(index, index + 1)
                     marks.append(self._clock.mark(0))
                     logs.append(self.arena.take_log())
+                    if watch is not None:
+                        watch.after(index, logs[-1])
         finally:
             self.arena.record(False)
             self.arena.take_log()
         self._clock.wait(marks[-1])
         seconds = np.diff([self._clock.seconds(mark) for mark in marks])
         return Profile(_events(logs), np.maximum(seconds, 0.0), 0, "measured", name)
-
-
-def _over(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
-    """The tensor's twin over another storage."""
-    twin = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    with torch.no_grad():
-        twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
-        twin = torch._conj(twin) if tensor.is_conj() else twin
-        return torch._neg_view(twin) if tensor.is_neg() else twin
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -165,7 +165,28 @@ class ReadLoss(NamedTuple):
         return "loss"
 
 
-Instruction = Load | CallOperator | ReadScalar | Compute | ReadLoss
+class MoveStorage(NamedTuple):
+    """One end of a move of a storage to the slower tier, or back; see `runtime/spill.h`.
+
+    `slot` holds a tensor over it where a transient one leaves for its `home`, an offset in the
+    tier; `copies` says whether other bytes are there.
+    """
+
+    node: fx.Node
+    end: _C.MoveEnd
+    value: int
+    slot: int
+    home: int
+    copies: bool
+    release: Sequence[int] = ()
+
+    @property
+    def name(self) -> str:
+        """As profiles have it."""
+        return f"spill.{self.end.name.lower()}"
+
+
+Instruction = Load | CallOperator | ReadScalar | Compute | ReadLoss | MoveStorage
 """All name the slots that are released after them, and the node that they come from."""
 
 
@@ -206,6 +227,31 @@ class LoweredStep:
 def lower_step(step: StepGraph) -> LoweredStep:
     """Lowers a step graph; the instructions keep the graph's order of nodes."""
     return _Lowering(step).run()
+
+
+def slots_read(instruction: Instruction) -> list[int]:
+    """The slots whose tensors an instruction is given."""
+    if isinstance(instruction, (ReadScalar, ReadLoss)):
+        return [instruction.slot]
+    if not isinstance(instruction, CallOperator):
+        return []
+    found: list[int] = []
+    for kind, payload in instruction.arguments:
+        if kind == _C.ArgumentKind.SLOT:
+            found.append(payload)
+        elif kind == _C.ArgumentKind.SLOTS:
+            found += [slot for slot in payload if slot != NOWHERE]
+    return found
+
+
+def slots_written(instruction: Instruction) -> list[int]:
+    """The slots that an instruction puts tensors into."""
+    if isinstance(instruction, Load):
+        return [instruction.slot]
+    if not isinstance(instruction, CallOperator):
+        return []
+    nested = [one if isinstance(one, list) else [one] for one in instruction.results]
+    return [slot for slots in nested for slot in slots if slot != NOWHERE]
 
 
 def holders_of(node: fx.Node) -> list[fx.Node]:

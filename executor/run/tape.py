@@ -10,12 +10,14 @@ import torch
 from torch import fx
 
 from waterflow.allocator_ext import _C
+from waterflow.executor.device.storages import over
 from waterflow.executor.run.instructions import (
     CallOperator,
     Compute,
     Instruction,
     Load,
     LoweredStep,
+    MoveStorage,
     ReadLoss,
     ReadScalar,
     lower_step,
@@ -37,6 +39,7 @@ class CompiledStep:
         boundary: first instruction of the backward pass, None if there is none.
         names: an operator's name per instruction.
         device_input: where its batch arrives, None where it is on the device already.
+        away: values that are away between steps, with the inputs over each (`spilled_step`).
     """
 
     tape: Any
@@ -48,6 +51,7 @@ class CompiledStep:
     boundary: int | None = None
     names: list[str] = field(default_factory=list)
     device_input: Any = None
+    away: Mapping[int, tuple[Input, ...]] = field(default_factory=dict)
 
     def bind(self, tensors: Mapping[Input, torch.Tensor]) -> None:
         """Puts persistent tensors into their slots, and views of them that never change.
@@ -55,8 +59,15 @@ class CompiledStep:
         Aliases of them, in fact: what the user does with a tensor itself (swaps it for another,
         say) may depend on nobody else holding it.
         """
+        stand_ins: dict[Input, torch.UntypedStorage] = {}
+        for value, meanings in self.away.items():
+            stand_in = self.tape.keep_away(value, tensors[meanings[0]]).untyped_storage()
+            stand_ins.update(dict.fromkeys(meanings, stand_in))
         for meaning, slot in self.inputs.items():
-            self.tape.set_slot(slot, tensors[meaning].detach())
+            tensor = tensors[meaning].detach()
+            if meaning in stand_ins:
+                tensor = over(tensor, stand_ins[meaning])
+            self.tape.set_slot(slot, tensor)
         for slot, make in self._views:
             with torch.no_grad():
                 self.tape.set_slot(slot, make())
@@ -66,6 +77,7 @@ class CompiledStep:
         self.tape.clear([*self.inputs.values(), *(slot for slot, _ in self._views)])
         self.tape.clear(self.transient)
         self.tape.set_batch([])
+        self.tape.forget_away()
 
     _views: list[tuple[int, Callable[[], torch.Tensor]]] = field(default_factory=list)
 
@@ -112,6 +124,8 @@ def _emit(tape: _C.Tape, instruction: Instruction) -> None:
             tape.add_load(place, slot, release)
         case ReadLoss(_, slot, release):
             tape.add_read_loss(slot, release)
+        case MoveStorage(_, end, value, slot, home, copies, _):
+            tape.add_move(end, value, slot, home, copies)
 
 
 def _view_maker(tape: _C.Tape, lowered: LoweredStep, node: fx.Node) -> Callable[[], torch.Tensor]:

@@ -18,7 +18,7 @@ _ADD = torch.ops.aten.add.Tensor
 _ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 
 
-def add_in_place(graph: fx.Graph, kept: Collection[fx.Node]) -> None:
+def add_in_place(graph: fx.Graph, kept: Collection[fx.Node], *, scaled: bool = False) -> None:
     """Turns sums into in-place ones where nobody reads the first summand's memory afterwards.
 
     The numbers stay the same bit for bit: it is the same kernel.
@@ -26,6 +26,8 @@ def add_in_place(graph: fx.Graph, kept: Collection[fx.Node]) -> None:
     Args:
         graph: a captured graph, changed in place.
         kept: nodes whose values are read after the step.
+        scaled: sums with a factor, too, as of weight decay. Autograd makes none; an optimizer that
+            does keeps the first summand, which is then one more copy of the largest gradient.
     """
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     if not any(node.target is _ADD for node in nodes):
@@ -41,7 +43,7 @@ def add_in_place(graph: fx.Graph, kept: Collection[fx.Node]) -> None:
         return root
 
     for position, node in enumerate(nodes):
-        if node.target is not _ADD or node.kwargs or len(node.args) != 2:
+        if node.target is not _ADD or len(node.args) != 2 or (node.kwargs and not scaled):
             continue
         first, second = node.args
         if not isinstance(first, fx.Node) or not _alike(first, node):

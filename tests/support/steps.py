@@ -39,6 +39,11 @@ def steps_of(job, **options):
     return JobSteps(job, HostDevice(), JobRng(0), 1, **options)
 
 
+def steady_steps(run):
+    """The steps of a job run that make no state, as they are now."""
+    return [step for step in run.steps.cache.steps() if not step.creates_state]
+
+
 def first_batch(job):
     return next(iter(job.data))
 

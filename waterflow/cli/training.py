@@ -63,6 +63,10 @@ def run(
     memory: Memory = None,
     device: Device = "cpu",
     policy: PolicyName = "flow",
+    spill: Annotated[
+        str | None,
+        typer.Option(help="plan jobs that do not fit into the memory, by spilling: memory or disk"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
     quantum: Annotated[
         str | None, typer.Option(help='turn in memory under time-slice, like "60s"')
@@ -105,6 +109,7 @@ def run(
                 checkpoint_every=checkpoint_every,
                 resume=resume,
                 resume_partly=resume_partly,
+                spill=spill or False,
             )
         except DeviceLostError as lost:  # what the host holds is saved, then the process must end
             lost.report.save(out)

@@ -47,9 +47,10 @@ class Admission:
         """Whether the job may ever enter.
 
         Raises:
-            BudgetError: it does not fit even alone.
+            BudgetError: it does not fit even alone, or not into its own limit.
             JobError: it shares a tensor with an admitted job and one of them trains it.
         """
+        job.check_limit()
         if not self.fits_alone(job):
             raise BudgetError(self._does_not_fit(job))
         self._check_sharing(job, admitted)
@@ -68,12 +69,20 @@ class Admission:
         return (
             f"job {job.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
             f"budget is {self._budget} bytes ({format_bytes(self._budget)}). Raise the budget or "
-            "use a smaller batch."
+            f"use a smaller batch.{job.why_unspilled}"
         )
 
     def _check_sharing(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
-        shared = [(t, self._residency.users(t) - {job.number}) for t in job.steps.persistent.all()]
+        away = [
+            (m.number, {storage_key(t) for t in m.steps.persistent.all_away()}) for m in admitted
+        ]
+        own = [*job.steps.persistent.all(), *job.steps.persistent.all_away()]
+        shared = [
+            (t, (self._residency.users(t) | {n for n, keys in away if storage_key(t) in keys}))
+            for t in own
+        ]
+        shared = [(tensor, users - {job.number}) for tensor, users in shared]
         shared = [(tensor, others) for tensor, others in shared if others]
         if not shared:
             return
@@ -89,6 +98,9 @@ class Admission:
 
     def too_small(self, jobs: Sequence[JobRun]) -> str:
         """What to say where some of these jobs do not fit even one after another."""
+        problems = [str(m.steps.spiller.problem) for m in jobs if m.steps.spiller.problem]
+        if problems:  # the smallest that spilling can do, too
+            return " ".join(problems)
         alone = {m.name: m.needs.memory.alone_bytes for m in jobs}
         needs = "; ".join(
             f"{name!r} needs {need} bytes ({format_bytes(need)})" for name, need in alone.items()

@@ -80,6 +80,8 @@ class CapturedSteps:
         """Whether this captured step is to be compared with the eager one."""
         if step is None or step not in specialization.checked:
             return True
+        if step.creates_state and self._steps.spiller.limit is not None:
+            return True  # its memory is not planned: the eager step takes ordinary memory
         return self.checks.is_due(self.begun + 1, self._seconds_of(step))
 
     def _seconds_of(self, step: PreparedStep) -> float:

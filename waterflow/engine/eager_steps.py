@@ -13,7 +13,7 @@ import torch
 
 from waterflow.account.purity import observer, undisturbed
 from waterflow.capture.opaque import has_own_zero_grad
-from waterflow.common.errors import NumbersDifferError
+from waterflow.common.errors import JobError, NumbersDifferError
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.events import EagerStepBegun, EventStream, StepChecked
 from waterflow.engine.job_needs import JobNeeds
@@ -239,7 +239,21 @@ class EagerSteps:
         self._captured.begin()
         self._events.publish(EagerStepBegun(self._job.name))
 
+    def no_limit(self) -> JobError:
+        """What to raise where a job with a limit of its own has to run eager steps."""
+        opacity = self._steps.opacity
+        reason = opacity.step or opacity.optimizer_reason or "a batch could not be captured"
+        return JobError(
+            f"job {self._job.name!r}: memory_limit={self._steps.spiller.limit} cannot be kept, "
+            f"since its step runs as eager Python, which cannot be spilled: {reason}. Change that, "
+            "or leave out memory_limit or spill and give it more memory"
+        )
+
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
+        if self._steps.spiller.limit is not None and batch.trial:
+            memory = contextlib.nullcontext()  # beside the budget, as checks
+        elif self._job.memory_limit is not None or self._steps.spiller.is_needed:
+            raise self.no_limit()
         self._begin()
         if not batch.trial:
             return self._python(lambda: self._make(batch, memory))  # type: ignore[no-any-return]

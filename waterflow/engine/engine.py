@@ -40,6 +40,7 @@ from waterflow.partitioner.policies import TimeSlice
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
 from waterflow.steps.shared_captures import SharedCaptures
+from waterflow.steps.spilling import parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
 
@@ -64,6 +65,7 @@ class Engine:
         audit: str = "log",
         quantum: float | str | None = None,
         checkpoints: Checkpoints | None = None,
+        spill: bool | str = False,
     ) -> None:
         """Takes the budget.
 
@@ -83,6 +85,7 @@ class Engine:
             quantum: of the policy "time-slice": seconds, or a text such as "60s", after which jobs
                 in memory give way to those that wait for room.
             checkpoints: those of `run`.
+            spill: whether jobs that do not fit are planned into the memory there is, see `run`.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
@@ -90,10 +93,17 @@ class Engine:
         self.budget = self._largest_budget = parse_bytes(memory)
         check_audit(audit)
         self._audit = audit
+        self._spills = spill is not False
+        self._spill_to = parse_tier(spill)
         where = get_device(device)
         undoes_packing = lanes == "auto"
         lanes = _number_of_lanes(lanes)
         self.policy = _policy(policy, quantum)
+        if self._spills and where.queues:
+            raise JobError(
+                f"spill={spill!r} on {where.name}: steps are spilled on the CPU only so far; leave "
+                "out spill, and give the run more memory or its jobs smaller batches"
+            )
         self.device = where.name
         default = torch.get_num_threads()
         self._lanes = Lanes(where, self.budget, lanes, _threads(threads, lanes, default), default)
@@ -146,6 +156,8 @@ class Engine:
                 throttle=_C.Throttle(self._context.precedence, self._context.calls),
                 keeps_place=checkpoints is not None and checkpoints.are_written,
                 resumed=resumed,
+                limit=self._limit_of(job),
+                spill_to=self._spill_to,
             )
             if checkpoints is not None:
                 checkpoints.enter(run)
@@ -153,15 +165,28 @@ class Engine:
             self._queue.add(run)
         return JobHandle(self._queue, run, self.policy)
 
+    def _limit_of(self, job: Job) -> int | None:
+        """The bytes that the job's steps are planned into; None: whatever they need."""
+        capacity = int(self._arena.statistics().capacity)
+        if job.memory_limit is not None:
+            if self._lanes.device.queues:
+                raise JobError(
+                    f"job {job.name!r}: memory_limit={job.memory_limit} on {self.device}: steps "
+                    "are planned into a limit on the CPU only so far; leave out memory_limit"
+                )
+            return min(capacity, parse_bytes(job.memory_limit))
+        return capacity if self._spills and job.capture is not False else None
+
     def _tiers_of(self, job: Job) -> Tiers | None:
         """When the job's steps are captured; None: before they run first, where they can be.
 
+        So are those of a job with a limit, as eager steps know none.
         On devices that queue, eager steps run alone and their memory is not known before: there all
         are captured first.
         """
         if job.capture != "auto" or not tiers_are_on() or "all" in (job.audit, self._audit):
             return None
-        if self._lanes.device.queues:
+        if self._lanes.device.queues or self._limit_of(job) is not None:
             return None
         return Tiers(job, self._costs, self.budget)
 

@@ -47,6 +47,7 @@ class JobNeeds:
         return NeedsKnown(job, final, max(peaks))
 
     def _relevant_steps(self) -> list[PreparedStep]:
-        """The steps that may still run: the first one is over once the state exists."""
-        exists = self._steps.persistent.state_exists
+        """The steps that may still run: the first one is over once the state exists. Under a limit
+        it is the eager one, which takes ordinary memory as checks do."""
+        exists = self._steps.persistent.state_exists or self._steps.spiller.limit is not None
         return [step for step in self._steps.cache.steps() if not (exists and step.creates_state)]

@@ -22,6 +22,7 @@ from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
 from waterflow.executor.data.batches import batches_of
 from waterflow.executor.data.feeder import Feeder, FeedItem, Start
+from waterflow.executor.device.storages import storage_key
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
@@ -33,6 +34,7 @@ from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps.shared_captures import SharedCaptures
+from waterflow.steps.spilling import TIERS
 from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")
@@ -81,6 +83,8 @@ class JobRun:
         throttle: Any = None,
         keeps_place: bool = False,
         resumed: Progress | None = None,
+        limit: int | None = None,
+        spill_to: str = TIERS[0],
     ) -> None:
         """Args beyond the obvious.
 
@@ -88,6 +92,8 @@ class JobRun:
         throttle: holds it back for the sake of guaranteed jobs; its own where nobody is to.
         keeps_place: whether its place in its data is to be known, so that it can be found again.
         resumed: where it goes on; its own objects are as they were then.
+        limit: bytes that its steps are planned into; None: any.
+        spill_to: where values are spilled to.
         """
         self.number = number
         self.job = job
@@ -106,7 +112,11 @@ class JobRun:
         self.is_due: Callable[[int], bool] = lambda steps: False
         self.at_boundary: Callable[[], None] = lambda: None
         self.steps = JobSteps(
-            job, lanes.device, self._rng, lanes.threads, captures=captures, tiers=tiers
+            *(job, lanes.device, self._rng, lanes.threads),
+            captures=captures,
+            tiers=tiers,
+            limit=limit,
+            spill_to=spill_to,
         )
         self.needs = JobNeeds(self.steps)
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
@@ -289,6 +299,29 @@ class JobRun:
         took = builder.seconds, builder.shared_with
         self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, reasons, *took))
 
+    # Its limit
+
+    def check_limit(self) -> None:
+        """Whether its steps keep to its limit, as far as is known.
+
+        Raises:
+            BudgetError: they cannot.
+            JobError: they run as eager Python, which knows no limit, or the tier has no room.
+        """
+        if self.steps.spiller.problem is not None:
+            raise self.steps.spiller.problem
+        if self.job.memory_limit is not None and self.captured.exclusive:
+            raise self.eager.no_limit()
+
+    @property
+    def why_unspilled(self) -> str:
+        """For messages: why a job that may spill does not."""
+        opacity = self.steps.opacity
+        reason = opacity.step or opacity.optimizer_reason
+        if self.steps.spiller.limit is None or reason is None:
+            return ""
+        return f" Its steps cannot be spilled, since they run as eager Python: {reason}"
+
     # Its next step
 
     def next_batch(self) -> FeedItem[PreparedBatch] | None:
@@ -353,7 +386,12 @@ class JobRun:
         self.steps.cache.collect_persistent()
         if self.captured.tensors_have_changed:
             self.captured.unbind()
-        made = [tensor for tensor in self._made_by_step() if residency.counts(tensor)]
+        away = {storage_key(tensor) for tensor in self.steps.persistent.all_away()}
+        made = [
+            tensor
+            for tensor in self._made_by_step()
+            if residency.counts(tensor) and storage_key(tensor) not in away
+        ]
         residency.keep_only(self.number, [*self.steps.persistent.all(), *made])
 
     def account_for_room(self, residency: Residency) -> None:

@@ -34,6 +34,7 @@ def run(
     checkpoint_every: float | str | None = None,
     resume: str | PathLike[str] | None = None,
     resume_partly: bool = False,
+    spill: bool | str = False,
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
@@ -65,6 +66,9 @@ def run(
             and nothing is there yet, they begin.
         resume_partly: jobs that are not in `resume` begin, and those that are only there stay
             there; else both are errors.
+        spill: whether a job that does not fit even alone is planned into the memory there is, by
+            having values that are not needed for long copied to a slower tier and back: True or
+            "memory" for ordinary memory, "disk" for a mapped file in the folder of temporary files.
 
     Raises:
         JobError: an argument cannot be used.
@@ -88,6 +92,7 @@ def run(
             progress=progress,
             audit=audit,
             quantum=quantum,
+            spill=spill,
             checkpoints=checkpoints,
         )
         _train(engine, jobs)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
+from waterflow.common.units import parse_bytes
 from waterflow.job.optimizer_state import trained_parameters
 
 
@@ -136,6 +137,9 @@ class Job:
         priority: "guaranteed" runs as if it were alone: it goes first, and others beside it are
             held back as far as they would slow it down. "opportunistic" lives from what all others
             leave. "normal": a fair share among its equals. Under the policy "flow".
+        memory_limit: bytes that the job may need at most, or a text such as "2GiB": its captured
+            step is planned into that, by the order of its updates and, where that does not suffice,
+            by spilling. None: whatever it needs.
 
     Raises:
         JobError: an argument is of the wrong kind; the message names the job and the value.
@@ -159,6 +163,7 @@ class Job:
     priority: str = "normal"
     audit: str | None = None
     keep_grads: bool = False
+    memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -213,6 +218,16 @@ class Job:
         )
         check_weight(self.weight, f"job {self.name!r}: ")
         check_priority(self.priority, f"job {self.name!r}: ")
+        if self.memory_limit is not None:
+            try:
+                self.memory_limit = parse_bytes(self.memory_limit)
+            except JobError as error:
+                raise JobError(f"job {self.name!r}: memory_limit: {error}") from None
+            self._require(
+                self.capture is not False,
+                f"memory_limit={self.memory_limit} needs a captured step, as eager Python cannot "
+                "be spilled: leave out capture=False, or the limit",
+            )
         if self.epochs is None and self.steps is None:
             self.epochs = 1
 

@@ -14,6 +14,7 @@ from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.specializations import Specializations
+from waterflow.steps.spilling import TIERS, StepSpiller
 from waterflow.steps.step_binder import StepBinder
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_cache import StepCache
@@ -35,11 +36,14 @@ class JobSteps:
         caller: the context of the thread that submitted the job.
         may_try: whether eager steps may come first, to be observed.
         tiers: when its steps are captured; None: before they run first.
+        limit: bytes that its steps are planned into; None: any.
+        spill_to: where values are spilled to: one of `spilling.TIERS`.
         prefetcher: brings its batches to the device, None where they are there already.
         opacity: what of its step is not captured.
         persistent: what it holds between steps.
         trials: what its observed steps have shown.
         binder: gives its steps their tensors.
+        spiller: plans its steps into the limit.
         builder: makes its steps, or takes them from a job that has the same.
         cache: which step serves a batch.
         preparer: makes its batches ready to run.
@@ -53,11 +57,14 @@ class JobSteps:
     caller: CallerContext = field(default_factory=CallerContext)
     may_try: bool = True
     tiers: Tiers | None = None
+    limit: int | None = None
+    spill_to: str = TIERS[0]
     prefetcher: BatchPrefetcher | None = field(init=False, default=None)
     opacity: Opacity = field(init=False)
     persistent: PersistentTensors = field(init=False)
     trials: Trials = field(init=False)
     binder: StepBinder = field(init=False)
+    spiller: StepSpiller = field(init=False)
     builder: StepBuilder = field(init=False)
     cache: StepCache = field(init=False)
     preparer: BatchPreparer = field(init=False)
@@ -72,6 +79,9 @@ class JobSteps:
         self.trials = Trials(job, caller, opacity, may_try=self.may_try)
         self.binder = StepBinder(job, rng, self.persistent)
         profiler = StepProfiler(device, rng, self.threads, self.binder)
+        self.spiller = StepSpiller(
+            job.name, device, self.persistent, profiler, self.limit, self.spill_to
+        )
         self.builder = builder = StepBuilder(
             job,
             rng,
@@ -81,6 +91,7 @@ class JobSteps:
             self.trials,
             self.persistent,
             profiler,
+            self.spiller,
             self.prefetcher,
         )
         self.cache = StepCache(job, specializations, self.persistent, builder, opacity, self.trials)

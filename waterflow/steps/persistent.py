@@ -24,7 +24,9 @@ class PersistentTensors:
     Attributes:
         tensors: parameters, buffers and the optimizer's state, by what they are to a step.
         state_exists: whether the optimizer has state.
-        final_bytes: bytes that the job holds between steps at most, its state included.
+        full_bytes: bytes of all that persists at most, the optimizer's state included.
+        away: what is not in the arena between steps, but in a slower tier.
+        away_bytes: bytes of that, once all of it is there.
         version: counts the changes of the set of tensors.
         were_replaced: whether the model was ever given other tensors.
     """
@@ -47,8 +49,10 @@ class PersistentTensors:
         self._prefetcher = prefetcher
         self.tensors: dict[Input, torch.Tensor] = {}
         self.state_exists = False
-        self.final_bytes = 0
+        self.full_bytes = 0
         self.version = 0
+        self.away: frozenset[Input] = frozenset()
+        self.away_bytes = 0
         self.were_replaced = False
         self._noted: set[tuple[Input, int, int]] = set()
         self._bytes: tuple[Hashable, int] = (None, 0)  # of what, and how many
@@ -85,8 +89,25 @@ class PersistentTensors:
             created: tensors like those that a first step will add.
         """
         constants = [tensor for step in steps for tensor in step.graph.constants]
-        size = self._size([*self.all(), *constants]) + storage_bytes(created, self._device)
-        self.final_bytes = max(self.final_bytes, size)
+        held = [*self.tensors.values(), *self._specializations.constants(), *constants]
+        size = self._size(held) + storage_bytes(created, self._device)
+        self.full_bytes = max(self.full_bytes, size)
+
+    def keep_away(self, inputs: frozenset[Input], size: int) -> None:
+        """From now on these are in the arena only while a step needs them.
+
+        Args:
+            inputs: what they are to a step.
+            size: their bytes, as the arena counts them.
+        """
+        if inputs != self.away:
+            self.version += 1
+        self.away, self.away_bytes = inputs, size
+
+    @property
+    def final_bytes(self) -> int:
+        """Bytes that the job holds between steps at most, its state included."""
+        return self.full_bytes - self.away_bytes
 
     def _size(self, tensors: Iterable[torch.Tensor]) -> int:
         device_input = 0 if self._prefetcher is None else self._prefetcher.size
@@ -96,14 +117,19 @@ class PersistentTensors:
     def bytes(self) -> int:
         """Bytes that the job holds between steps, now."""
         constants = self._specializations.constants()
-        key = (self.version, tuple(map(id, constants)), self._size(()))
+        key = (self.version, tuple(map(id, constants)), self._size(()), self.away)
         if self._bytes[0] != key:
-            self._bytes = key, self._size([*self.tensors.values(), *constants])
+            self._bytes = key, self._size(self.all())
         return self._bytes[1]
 
     def all(self) -> list[torch.Tensor]:
         """Every tensor that should live in the arena while the job is in it."""
-        return [*self.tensors.values(), *self._specializations.constants()]
+        here = (tensor for meaning, tensor in self.tensors.items() if meaning not in self.away)
+        return [*here, *self._specializations.constants()]
+
+    def all_away(self) -> list[torch.Tensor]:
+        """Every tensor that is in the arena only while a step needs it."""
+        return [tensor for meaning, tensor in self.tensors.items() if meaning in self.away]
 
     @property
     def entries(self) -> StateEntries:

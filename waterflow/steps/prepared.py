@@ -11,6 +11,7 @@ from waterflow.capture.forward import ForwardTrace
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.executor.data.staging import PinnedBatch
 from waterflow.executor.plan.piled_step import Piles
+from waterflow.executor.plan.spilled_step import SpilledStep
 from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.run.tape import CompiledStep
 from waterflow.job.batch import FlatBatch
@@ -28,6 +29,8 @@ class PreparedStep:
         optimizer: the optimizer's trace in it, None where the optimizer runs eagerly.
         memory: its profile, ready for planning.
         piles: the step piled up, where it flows.
+        origin: what it was before it was planned into a memory limit (`spilling`).
+        spill: the plan by which its values are spilled, None where none are.
     """
 
     graph: StepGraph
@@ -36,6 +39,8 @@ class PreparedStep:
     memory: StepMemory = field(init=False)
     piles: Piles = field(init=False)
     valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
+    origin: Any = None
+    spill: SpilledStep | None = None
 
     @property
     def creates_state(self) -> bool:

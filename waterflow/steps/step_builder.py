@@ -33,6 +33,7 @@ from waterflow.steps.shared_captures import (
     first_sight,
     shared_capture,
 )
+from waterflow.steps.spilling import StepSpiller
 from waterflow.steps.step_profiler import StepProfiler
 from waterflow.steps.trials import Trials
 
@@ -66,6 +67,7 @@ class StepBuilder:
         trials: whether a step may be traced yet.
         persistent: what the job holds between steps.
         profiler: what the steps allocate.
+        spiller: plans the steps into the job's limit.
         prefetcher: brings batches to the device, None where they are there already.
         draws: whether a step that was built draws random numbers on the host.
         seconds: what all that was built has taken, without waits for jobs that look alike.
@@ -80,6 +82,7 @@ class StepBuilder:
     trials: Trials
     persistent: PersistentTensors
     profiler: StepProfiler
+    spiller: StepSpiller
     prefetcher: BatchPrefetcher | None = None
     draws: bool = False
     seconds: float = 0.0
@@ -95,6 +98,12 @@ class StepBuilder:
             TrialNeeded: an eager step has to come first, under observation.
             CaptureError, or whatever the user's code raises: it cannot be captured exactly.
         """
+        specialization = self._built(flat)
+        with self._timed():
+            self.spiller.fit(specialization, flat)
+        return specialization
+
+    def _built(self, flat: FlatBatch) -> Specialization:
         sight = first_sight(self.job, flat)
         with self._timed():
             found = self._find(sight)
@@ -115,6 +124,7 @@ class StepBuilder:
         with TraceWatch(self.job, self.rng, self.caller, self.trials.seen) as watch:
             traces = self._optimizer_traces(specialization.forward, watch)
         self._add_steps(specialization, flat, traces)
+        self.spiller.fit(specialization, flat)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

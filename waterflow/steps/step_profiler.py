@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -12,7 +13,10 @@ from waterflow.executor.device.base import Device
 from waterflow.executor.plan.piled_step import Piles
 from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.executor.profile.measured import Scratch
+from waterflow.executor.profile.usage import UseWatch
 from waterflow.executor.run.rng import JobRng
+from waterflow.executor.run.step_use import StepUse
+from waterflow.executor.run.tape import CompiledStep, compile_step
 from waterflow.job.batch import FlatBatch
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.profile import Profile
@@ -60,8 +64,42 @@ class StepProfiler:
             step.memory = StepMemory(profile, self.device.alignment)
             step.piles = Piles(step.memory)
 
-    def _measure(self, steps: Sequence[PreparedStep], flat: FlatBatch) -> list[Profile]:
-        """Runs the steps in turn on scratch copies of all that they write to."""
+    def observe(self, step: PreparedStep, first: PreparedStep | None, flat: FlatBatch) -> StepUse:
+        """What a step uses when.
+
+        Args:
+            step: it stays bound as it is.
+            first: the one that makes the state that it needs; None where the state exists.
+            flat: a batch for them.
+        """
+        twins = [
+            PreparedStep(one.graph, compile_step(one.graph, one.compiled.lowered), one.optimizer)
+            for one in (first, step)
+            if one is not None
+        ]
+        watched: list[UseWatch] = []
+
+        def watch(bound: CompiledStep, arena: Any) -> UseWatch:
+            where, alignment = self.device.tensors, self.device.alignment
+            watched.append(UseWatch(bound, arena, where, alignment))
+            return watched[0]
+
+        profiles = self.device.profile(lambda: self._measure(twins, flat, watch))
+        return watched[0].result(profiles[-1])
+
+    def _measure(
+        self,
+        steps: Sequence[PreparedStep],
+        flat: FlatBatch,
+        watch: Callable[[CompiledStep, Any], UseWatch] | None = None,
+    ) -> list[Profile]:
+        """Runs the steps in turn on scratch copies of all that they write to.
+
+        Args:
+            steps: in the order in which they come.
+            flat: a batch for them.
+            watch: makes the watch of the last one, bound, and the arena.
+        """
         scratch = Scratch(self.device)
         profiles: list[Profile] = []
         made: dict[Input, torch.Tensor] = {}
@@ -72,8 +110,12 @@ class StepProfiler:
             for step, tensors in zip(steps, twins, strict=True):
                 inputs, registers = {**tensors, **made}, self.binder.registers(step)
                 scratch.bind(step.compiled, inputs, batch, generators, registers)
+                is_watched = watch is not None and step is steps[-1]
                 profile = scratch.measure(
-                    step.compiled, name=self.binder.job.name, repeatable=not step.creates_state
+                    step.compiled,
+                    name=self.binder.job.name,
+                    repeatable=not step.creates_state,
+                    watch=watch(step.compiled, scratch.arena) if is_watched else None,  # type: ignore[misc]
                 )
                 profiles.append(profile)
                 for key, slot in step.compiled.outputs.items():

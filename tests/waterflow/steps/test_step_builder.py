@@ -31,6 +31,7 @@ def builder_of(job):
         steps.trials,
         steps.persistent,
         profiler,
+        steps.spiller,
     )
     return made, steps
 

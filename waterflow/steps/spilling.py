@@ -1,0 +1,242 @@
+"""Plans a job's captured steps into a memory limit: by their order first, then by spilling."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+from waterflow.allocator_ext import _C
+from waterflow.common.errors import BudgetError, JobError
+from waterflow.common.units import format_bytes
+from waterflow.executor.device.base import Device
+from waterflow.executor.plan.piled_step import Piles
+from waterflow.executor.plan.spilled_step import SpilledStep, spill_step
+from waterflow.executor.run.step_use import StepUse
+from waterflow.executor.run.tape import compile_step
+from waterflow.job.batch import FlatBatch
+from waterflow.partitioner.graph.early import update_early
+from waterflow.partitioner.graph.inplace import add_in_place
+from waterflow.partitioner.graph.step_graph import Input
+from waterflow.partitioner.spill import CopyCost, LimitTooSmallError
+from waterflow.steps.persistent import PersistentTensors
+from waterflow.steps.prepared import PreparedStep, Specialization
+from waterflow.steps.step_profiler import StepProfiler
+
+TIERS = ("memory", "disk")
+"""Where values are spilled to: ordinary memory, or a mapped file."""
+
+#: What copies take there: one core's, and those of a file that is written behind.
+COSTS = {"memory": CopyCost(6e9, 6e9), "disk": CopyCost(1e9, 2e9)}
+
+
+def parse_tier(spill: object) -> str:
+    """The tier that a user's `spill` names; raises JobError where it names none."""
+    if isinstance(spill, bool):
+        return TIERS[0]
+    if spill not in TIERS:
+        raise JobError(f"spill must be True, False, 'memory' or 'disk', got {spill!r}")
+    return str(spill)
+
+
+@dataclass(eq=False)
+class Origin:
+    """A step before it was planned into a limit.
+
+    Attributes:
+        captured: as it was captured.
+        flat: a batch for it.
+        early: the same with early updates, once that was asked for.
+        use: what `early` uses when, once that was asked for.
+        planned: the step under each limit so far, and with what was away before.
+    """
+
+    captured: PreparedStep
+    flat: FlatBatch
+    early: PreparedStep | None = None
+    use: StepUse | None = None
+    planned: dict[tuple[int, frozenset[Input]], PreparedStep] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class StepSpiller:
+    """Plans the steps of one job into its limit.
+
+    Only while none of its steps is under way, as captures are made.
+
+    Attributes:
+        job: the job's name.
+        device: where it trains.
+        persistent: what the job holds between steps; told what is away.
+        profiler: looks at what steps use.
+        limit: bytes that the job may need, taking its steps alone; None: any.
+        tier: one of `TIERS`.
+        folder: where the file lies, if the tier is one; None: where temporary files do.
+        problem: why its steps cannot be planned into the limit; None where they can.
+    """
+
+    job: str
+    device: Device
+    persistent: PersistentTensors
+    profiler: StepProfiler
+    limit: int | None = None
+    tier: str = TIERS[0]
+    folder: str | None = None
+    problem: BudgetError | JobError | None = None
+    _fitted: list[Specialization] = field(default_factory=list)
+    _away: dict[tuple[Input, ...], int] = field(default_factory=dict)
+    _store: Any = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a step is another than was captured, since that one does not fit."""
+        steady = [one.steady for one in self._fitted if one.steady is not None]
+        return any(step.origin.captured is not step for step in steady)
+
+    def set_limit(self, limit: int | None) -> None:
+        """Plans all steps anew, into another limit; what was away returns where there is room.
+
+        The job's tensors are to be accounted for afterwards, and its steps to be bound: they are
+        others than before. `problem` says whether the limit is too small.
+        """
+        self.limit = limit
+        self._keep_away({})
+        for specialization in self._fitted:
+            self._fit(specialization)
+
+    def fit(self, specialization: Specialization, flat: FlatBatch) -> None:
+        """Has a specialization's steady step be one that the limit allows.
+
+        The first step stays: it is the eager one, which makes the optimizer's state in ordinary
+        memory. Where there is no such plan, `problem` says so, and the step stays as it was.
+
+        Args:
+            specialization: whose steps have their memory.
+            flat: a batch for them.
+        """
+        step = specialization.steady
+        if step is None or step.optimizer is None:
+            return
+        step.origin = step.origin or Origin(step, flat)
+        self._fitted = [one for one in self._fitted if one is not specialization]
+        self._fitted.append(specialization)
+        if self.limit is not None:
+            away = self.persistent.away
+            self._fit(specialization)
+            if self.persistent.away != away:  # the others' steps have to know
+                for one in self._fitted[:-1]:
+                    self._fit(one)
+
+    def _fit(self, specialization: Specialization) -> None:
+        step = specialization.steady
+        assert step is not None
+        origin: Origin = step.origin
+        specialization.steady = origin.captured
+        if self.limit is None:
+            return
+        try:
+            specialization.steady = self.spilled(origin, self.limit, specialization.first)
+            self.problem = None
+        except LimitTooSmallError as error:
+            self.problem = self._too_small(self.limit, error.smallest)
+        except JobError as error:
+            self.problem = error
+
+    def spilled(self, origin: Origin, limit: int, first: PreparedStep | None) -> PreparedStep:
+        """A step planned into a limit; itself where it fits. Remembered per limit.
+
+        Args:
+            origin: the step.
+            limit: bytes.
+            first: the step before it, which makes the optimizer's state; None where there is none.
+
+        Raises:
+            LimitTooSmallError: there is no such plan.
+            JobError: there is no room in the tier.
+        """
+        if self.persistent.state_exists:
+            first = None
+        if self._fits(origin.captured, limit):
+            return origin.captured
+        early = self._early(origin, first)
+        if self._fits(early, limit):
+            return early
+        key = limit, self.persistent.away
+        if origin.use is None:
+            origin.use = self.profiler.observe(early, first, origin.flat)
+        used = {meaning for inputs in origin.use.inputs.values() for meaning in inputs}
+        unused = {inputs: n for inputs, n in self._away.items() if used.isdisjoint(inputs)}
+        if key not in origin.planned:
+            held = self.persistent.full_bytes - sum(unused.values())
+            plan = spill_step(
+                *(early.compiled.lowered, origin.use, held, limit),
+                alignment=self.device.alignment,
+                required=self.persistent.away,
+                cost=COSTS[self.tier],
+            )
+            origin.planned[key] = self._prepared(origin, early, plan)
+        step = origin.planned[key]
+        assert step.spill is not None
+        away = {inputs: origin.use.values[value].size for value, inputs in step.spill.away.items()}
+        self._keep_away({**unused, **away})
+        return step
+
+    def _keep_away(self, sizes: dict[tuple[Input, ...], int]) -> None:
+        """Has these values be away between steps, each with its inputs and its bytes."""
+        self._away = sizes
+        inputs = frozenset(meaning for inputs in sizes for meaning in inputs)
+        self.persistent.keep_away(inputs, sum(sizes.values()))
+
+    def _fits(self, step: PreparedStep, limit: int) -> bool:
+        """Whether a step fits as it is, which it can only be where nothing is away."""
+        return not self.persistent.away and self.persistent.full_bytes + step.memory.extent <= limit
+
+    def _early(self, origin: Origin, first: PreparedStep | None) -> PreparedStep:
+        """The step with early updates, or as captured where that needs less."""
+        if origin.early is None:
+            captured = origin.captured
+            graph = update_early(captured.graph)
+            if graph is not captured.graph:
+                add_in_place(graph.graph, {graph.loss, *graph.outputs.values()}, scaled=True)
+            early = PreparedStep(graph, compile_step(graph), captured.optimizer, origin=origin)
+            early.compiled.device_input = captured.compiled.device_input
+            self.profiler.profile([early] if first is None else [first, early], origin.flat)
+            better = early.memory.extent < captured.memory.extent
+            origin.early = early if better else captured
+        return origin.early
+
+    def _prepared(self, origin: Origin, step: PreparedStep, plan: SpilledStep) -> PreparedStep:
+        """A step of its own, with a tape that spills."""
+        compiled = compile_step(step.graph, plan.lowered)
+        compiled.device_input = step.compiled.device_input
+        compiled.away = plan.away
+        compiled.tape.set_tier(self._tier(plan.tier_bytes))
+        spilled = PreparedStep(step.graph, compiled, step.optimizer, origin=origin, spill=plan)
+        spilled.memory = plan.memory.of_job(self.job)
+        spilled.piles = Piles(spilled.memory)
+        return spilled
+
+    def _tier(self, size: int) -> Any:
+        """The tier, at least so large. Steps of a job take turns, so they share it."""
+        if self._store is None or self._store.capacity < size:
+            try:
+                self._store = self._new_tier(size)
+            except RuntimeError as error:
+                raise JobError(
+                    f"job {self.job!r}: {error}. Have it spill to another folder or to memory, or "
+                    "give it more memory"
+                ) from error
+        return self._store
+
+    def _new_tier(self, size: int) -> Any:
+        if self.tier == "disk":
+            return _C.Tier.file(self.folder or tempfile.gettempdir(), size)
+        return _C.Tier.memory(size)
+
+    def _too_small(self, limit: int, smallest: int) -> BudgetError:
+        return BudgetError(
+            f"job {self.job!r}: its step cannot be planned into {limit} bytes "
+            f"({format_bytes(limit)}), even by spilling: what one operator works on takes "
+            f"{smallest} bytes ({format_bytes(smallest)}). Give it that much or more, or use a "
+            "smaller batch."
+        )
