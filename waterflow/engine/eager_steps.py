@@ -239,6 +239,15 @@ class EagerSteps:
         self._captured.begin()
         self._events.publish(EagerStepBegun(self._job.name))
 
+    @property
+    def _knows_no_limit(self) -> bool:
+        """Whether an eager step breaks a limit. Not where its batch was ready before there was one:
+        then those that follow are captured."""
+        opacity, steps = self._steps.opacity, self._steps
+        opaque = opacity.step is not None or opacity.optimizer_reason is not None
+        has_limit = self._job.memory_limit is not None or steps.spiller.is_needed
+        return has_limit and (opaque or steps.tiers is None)
+
     def no_limit(self) -> JobError:
         """What to raise where a job with a limit of its own has to run eager steps."""
         opacity = self._steps.opacity
@@ -252,7 +261,7 @@ class EagerSteps:
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
         if self._steps.spiller.limit is not None and batch.trial:
             memory = contextlib.nullcontext()  # beside the budget, as checks
-        elif self._job.memory_limit is not None or self._steps.spiller.is_needed:
+        elif self._knows_no_limit:
             raise self.no_limit()
         self._begin()
         if not batch.trial:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -128,6 +127,7 @@ class Engine:
         if checkpoints is not None:
             checkpoints.serve(self._context, self._queue)
         self._loop = EngineLoop(self._context, self.policy, admission, self._queue, undoes_packing)
+        self._loop.limits.spills = self._spills
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
         self._loop.start()
@@ -163,7 +163,7 @@ class Engine:
                 checkpoints.enter(run)
             _C.set_job_name(self._arena, number, job.name)
             self._queue.add(run)
-        return JobHandle(self._queue, run, self.policy)
+        return JobHandle(self._queue, run, self.policy, self._loop.limits)
 
     def _limit_of(self, job: Job) -> int | None:
         """The bytes that the job's steps are planned into; None: whatever they need."""
@@ -220,8 +220,7 @@ class Engine:
             JobError: no budget, or more than the device has. Nothing has changed.
         """
         budget = parse_bytes(memory)
-        inside = threading.current_thread().name.startswith("waterflow-")
-        self._queue.request_resize(budget, wait=not inside)
+        self._queue.ask(lambda: self._loop.limits.resize(budget))
 
     def _note_budget(self, event: BudgetChanged) -> None:
         self.budget = event.budget

@@ -153,6 +153,13 @@ class PackingDecided(NamedTuple):
     gain: float
 
 
+class LimitChanged(NamedTuple):
+    """A job's steps are planned into so many bytes from now on; None: whatever they need."""
+
+    job: str
+    limit: int | None
+
+
 class BudgetChanged(NamedTuple):
     """All jobs together may hold so many bytes from now on."""
 
@@ -186,6 +193,7 @@ Event = (
     | ShareChanged
     | DutyChanged
     | PackingDecided
+    | LimitChanged
     | BudgetChanged
     | CheckpointWritten
     | EngineEnded

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from waterflow.common.errors import JobError
+from waterflow.common.units import parse_bytes
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.limits import Limits
 from waterflow.job.job import check_priority, check_weight
 from waterflow.partitioner import Policy
 from waterflow.report.job_report import JobReport, State
@@ -23,10 +25,11 @@ def check_job_priority(name: str, priority: str, policy: Policy) -> None:
 class JobHandle:
     """A submitted job, seen from outside."""
 
-    def __init__(self, queue: JobQueue, job: JobRun, policy: Policy) -> None:
+    def __init__(self, queue: JobQueue, job: JobRun, policy: Policy, limits: Limits) -> None:
         self._queue = queue
         self._job = job
         self._policy = policy
+        self._limits = limits
 
     @property
     def name(self) -> str:
@@ -64,6 +67,23 @@ class JobHandle:
         """
         check_weight(weight, f"job {self.name!r}: ")
         self._queue.set_share(self._job, weight=weight)
+
+    def set_memory_limit(self, memory: int | str | None) -> None:
+        """Plans the job's steps into another limit, also under what they need now: by their order
+        first, then by spilling (see `Job.memory_limit`). The same numbers, later.
+
+        Returns when it is done, between two steps; in a callback at once.
+
+        Args:
+            memory: bytes that the job may need, taking its steps alone, or a text such as "1GiB".
+                None: no limit of its own.
+
+        Raises:
+            BudgetError: what one operator works on is more; says how much. Nothing has changed.
+            JobError: it has ended, or its steps run as eager Python. Nothing has changed.
+        """
+        limit = None if memory is None else parse_bytes(memory)
+        self._queue.ask(lambda: self._limits.limit_job(self._job, limit))
 
     def suspend(self, timeout: float | None = 0.0) -> bool:
         """Has the job rest after its present step, and give its memory to the others.

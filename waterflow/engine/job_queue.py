@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import BudgetError, JobError
@@ -14,13 +15,21 @@ from waterflow.engine.states import JobState
 from waterflow.partitioner.policies.fair_share import Priority
 
 
-class Resize:
-    """Somebody's wish for another budget, and what came of it."""
+class Wish:
+    """What somebody wants done between steps, and what came of it."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
         self.error: Exception | None = None
         self.done = threading.Event()
+
+    def grant(self) -> None:
+        """Does it; an error is the asker's."""
+        try:
+            self._action()
+        except (BudgetError, JobError) as error:
+            self.error = error
+        self.done.set()
 
 
 class JobQueue:
@@ -38,7 +47,7 @@ class JobQueue:
         self.jobs: list[JobRun] = []
         self.broken: BaseException | None = None
         self.holds_admission = False
-        self._resizes: list[Resize] = []
+        self._wishes: list[Wish] = []
         self._closing = False
         self._over = threading.Event()
         context.events.subscribe(self._wake_at_an_end, StateChanged)
@@ -121,33 +130,36 @@ class JobQueue:
             self._context.state.wait_for(is_decided, timeout)
             return job.state is JobState.SUSPENDED
 
-    def request_resize(self, budget: int, wait: bool) -> None:
-        """Asks for another budget, and waits until it is granted or refused.
+    def ask(self, action: Callable[[], None]) -> None:
+        """Has something done on the engine's thread, while no step is under way; returns when it is
+        done. On a thread of the engine's own, such as in a callback, at once.
 
         Raises:
-            JobError: the engine is closed, or the device does not have so much.
-            BudgetError: what is held does not fit.
+            JobError: the engine has ended; or what the action raises.
+            BudgetError: the action raises it.
         """
-        wish = Resize(budget)
+        wish = Wish(action)
         with self._context.state:
             if self._over.is_set() or self.broken is not None:
-                raise JobError("the engine has ended; make a new one with another budget")
-            self._resizes.append(wish)
+                raise JobError("the engine has ended; make a new one")
+            self._wishes.append(wish)
             self._context.wake()
-        while wait and not wish.done.wait(0.5) and not self._over.is_set():
+        if threading.current_thread().name.startswith("waterflow-"):
+            return
+        while not wish.done.wait(0.5) and not self._over.is_set():
             pass
         if wish.error is not None:
             raise wish.error
 
-    def next_resize(self) -> Resize | None:
-        """The first wish for another budget that has not been answered; None where all have."""
+    def next_wish(self) -> Wish | None:
+        """The first wish that has not been granted; None where all have."""
         with self._context.state:
-            return self._resizes.pop(0) if self._resizes else None
+            return self._wishes.pop(0) if self._wishes else None
 
     @property
-    def wants_resize(self) -> bool:
-        """Whether somebody waits for another budget."""
-        return bool(self._resizes)
+    def has_wishes(self) -> bool:
+        """Whether somebody wants something done between steps."""
+        return bool(self._wishes)
 
     def wait_for_end(self, job: JobRun, timeout: float | None) -> bool:
         """Waits until the job has ended and left; returns whether it has, within the timeout."""
@@ -182,7 +194,7 @@ class JobQueue:
             return not self._is_over()
 
     def _has_work(self) -> bool:
-        return self.wants_resize or any(map(self.needs_attention, self.jobs))
+        return self.has_wishes or any(map(self.needs_attention, self.jobs))
 
     def _is_over(self) -> bool:
         return self._closing and all(job.is_gone for job in self.jobs)

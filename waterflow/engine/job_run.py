@@ -14,6 +14,7 @@ from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
+from waterflow.common.units import parse_bytes
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
@@ -55,6 +56,7 @@ class JobRun:
         state: where it is in its life.
         gives_way: whether it is to rest because it is others' turn in memory.
         stop_requested: whether somebody wants it to end after its present step.
+        memory_limit: bytes that it may need by its own limit, as it is now; None: any.
         priority: who goes before whom, and its share among equals (`weight`), as they are now.
         throttle: holds it back for the sake of guaranteed jobs.
         suspend_requested: whether somebody wants it to rest, from its present step's end on.
@@ -104,6 +106,7 @@ class JobRun:
         self.gives_way = False
         self.priority = Priority[job.priority.upper()]
         self.weight = job.weight
+        self.memory_limit = None if job.memory_limit is None else parse_bytes(job.memory_limit)
         self.throttle = throttle or _C.Throttle(_C.Precedence(), _C.Signal())
         self.resident = False
         self._events = events
@@ -301,6 +304,37 @@ class JobRun:
 
     # Its limit
 
+    def set_limit(self, limit: int | None, residency: Residency) -> None:
+        """Plans its steps into another limit. Between steps only.
+
+        Args:
+            limit: bytes that it may need, taking its steps alone; None: any.
+            residency: where it has its places.
+
+        Raises:
+            BudgetError: what one operator works on is more; nothing has changed.
+            JobError: its steps run as eager Python, or the tier has no room; nothing has changed.
+        """
+        if limit is not None and self.captured.exclusive:
+            raise self.eager.no_limit()
+        former = self.steps.spiller.limit
+        self._plan_into(limit, residency)
+        problem = self.steps.spiller.problem
+        if problem is not None:
+            self._plan_into(former, residency)
+            raise problem
+        if limit is not None and self.steps.tiers is not None:
+            self.steps.tiers.insists = True
+        self.tell_of_needs()
+
+    def _plan_into(self, limit: int | None, residency: Residency) -> None:
+        self.steps.spiller.problem = None
+        self.steps.spiller.set_limit(limit)
+        self.needs.measured_extent = 0  # of steps under another limit
+        self.captured.unbind()
+        if self.resident:
+            self.account(residency)
+
     def check_limit(self) -> None:
         """Whether its steps keep to its limit, as far as is known.
 
@@ -310,7 +344,7 @@ class JobRun:
         """
         if self.steps.spiller.problem is not None:
             raise self.steps.spiller.problem
-        if self.job.memory_limit is not None and self.captured.exclusive:
+        if self.memory_limit is not None and self.captured.exclusive:
             raise self.eager.no_limit()
 
     @property

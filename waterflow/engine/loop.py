@@ -15,7 +15,7 @@ from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.in_flight import StepsInFlight, pass_boundary
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
-from waterflow.engine.resizing import Resizer
+from waterflow.engine.limits import Limits
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
@@ -51,7 +51,7 @@ class EngineLoop:
         self._in_flight = StepsInFlight(context)
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._turns = Turns(policy, queue, admission)
-        self._resizer = Resizer(context, queue, admission, self._in_flight)
+        self.limits = Limits(context, queue, admission)
         self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
         self._flow = FlowExecutor(
             context,
@@ -112,11 +112,18 @@ class EngineLoop:
         """Whoever comes and goes does so here."""
         self._entrance.start_new()
         self._entrance.end_stopped()
-        self._resizer.grant()
+        self._grant_wishes()
         self._turns.next()
         self._entrance.suspend_and_resume()
         self._flow.close_rooms(self._queue.jobs)
         self._entrance.admit()
+
+    def _grant_wishes(self) -> None:
+        while (wish := self._queue.next_wish()) is not None:
+            self._in_flight.complete_all()
+            self._context.arena.synchronize()
+            wish.grant()
+            self._context.wake()
 
     def _run_steps(self) -> None:
         """A round of all jobs; or, under a policy that lets jobs flow, a round of those that need
@@ -156,7 +163,7 @@ class EngineLoop:
             nonlocal calls, called_away, others
             if calls != self._context.calls.calls:
                 calls = int(self._context.calls.calls)
-                called_away = self._queue.wants_resize or any(
+                called_away = self._queue.has_wishes or any(
                     job.is_called_away and not job.ended for job in flowing
                 )
                 others = [j for j in self._queue.jobs if not (j in flowing or j.is_gone)]

@@ -22,6 +22,7 @@ from waterflow.engine.events import (
     Event,
     GroupsRan,
     JobJoined,
+    LimitChanged,
     NeedsKnown,
     PackingDecided,
     ShareChanged,
@@ -94,6 +95,9 @@ class Recorder:
             case PackingDecided():
                 how = "side by side" if event.side_by_side else "in turns"
                 self._decide("", f"{how}: {event.gain:.2f} times as fast side by side")
+            case LimitChanged():
+                size = "none" if event.limit is None else format_bytes(event.limit)
+                self._decide(event.job, f"its limit is {size}")
             case BudgetChanged():
                 self._decide("", f"the budget is {format_bytes(event.budget)}")
             case EngineEnded():

@@ -164,12 +164,14 @@ class Tiers:
         budget: of the engine, in bytes.
         guess: what the job may need, until a step has shown it; None before its first batch is
             there.
+        insists: whether every batch from now on is to be captured, whether that pays or not.
     """
 
     job: Job
     costs: CaptureCosts
     budget: int
     guess: MemoryNeed | None = None
+    insists: bool = False
     _starts_eagerly: bool = True
     _steps: int = 0
     _shapes: dict[Hashable, _Shape] = field(default_factory=dict)
@@ -241,6 +243,9 @@ class Tiers:
     def stays_eager(self, signature: Hashable) -> bool:
         """Whether the next step on such a batch is the user's own Python."""
         if signature in self._captured:
+            return False
+        if self.insists:
+            self._captured[signature] = "captured at once: eager steps know no limit"
             return False
         if not self._starts_eagerly:
             why = f"the budget of {format_bytes(self.budget)} may be short for eager steps"

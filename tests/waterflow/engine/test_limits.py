@@ -1,8 +1,9 @@
-"""The budget changed while jobs run: held at every moment, nobody's numbers touched."""
+"""Limits changed while jobs run: held from then on, nobody's numbers touched."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import waterflow as wf
 from tests.waterflow.engine.test_suspension import (
     Stops,
     assert_equal_to_eager,
+    cross_entropy,
     make_job,
     needed,
 )
@@ -156,3 +158,114 @@ def test_what_is_given_up_is_the_systems_at_once() -> None:
         engine.resize("2GiB")
         handle.resume()
         assert handle.result(60).state == "finished"
+
+
+# Of one job
+
+
+def make_deep(name: str, **options: Any) -> wf.Job:
+    """A perceptron whose activations are most of what it needs."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1))]
+    model = nn.Sequential(*layers, nn.Linear(64, 10))
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randn(512, 64, generator=generator) for _ in range(4)]
+    data = [(one, torch.randint(10, (512,), generator=generator)) for one in rows]
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    settings: dict[str, Any] = {"data": data, "steps": 40, "seed": 0, "capture": True, **options}
+    return wf.Job(name, model=model, optimizer=optimizer, loss=cross_entropy, **settings)
+
+
+def in_thread(action: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=action)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("capture", [True, "auto"])
+@pytest.mark.parametrize("policy", ["flow", "temporal"])
+def test_a_limit_under_what_a_job_needs_and_none_again(policy: str, capture: Any) -> None:
+    stops = Stops(6, 20)
+    need = needed(make_deep("a"))
+    job, beside = make_deep("a", on_step=stops, capture=capture), make_job("b", 1, capture=True)
+    with wf.Engine("64MiB", policy=policy, threads=1) as engine:
+        handle, other = engine.submit(job), engine.submit(beside)
+        run = handle._job
+        with stops.at(6):
+            asked = in_thread(lambda: handle.set_memory_limit(need * 7 // 10))
+        asked.join(60)
+        with stops.at(20):
+            assert run.needs.memory.alone_bytes <= need * 7 // 10
+            assert run.steps.spiller.is_needed
+            asked = in_thread(lambda: handle.set_memory_limit(None))
+        asked.join(60)
+        assert handle.result(60).state == other.result(60).state == "finished"
+        assert not run.steps.spiller.is_needed
+    assert_equal_to_eager(job, handle.result(), make_deep("a"))
+    assert_equal_to_eager(beside, other.result(), make_job("b", 1))
+    said = [decision.what for decision in engine.report().decisions if decision.job == "a"]
+    assert said[0].startswith("its limit is ")
+    assert said[-1] == "its limit is none"
+
+
+def test_the_memory_of_steps_keeps_to_the_limit() -> None:
+    """As the arena counts it, from the moment at which the limit holds."""
+    stops = Stops(6, 20)
+    need = needed(make_deep("a"))
+    limit = need * 6 // 10
+    job = make_deep("a", on_step=stops)
+    with wf.Engine("64MiB", threads=1, check=True) as engine:
+        handle = engine.submit(job)
+        with stops.at(6):
+            asked = in_thread(lambda: handle.set_memory_limit(limit))
+        asked.join(60)
+        with stops.at(20):
+            engine._arena.reset_peaks()
+        handle.result(60)
+        assert engine._arena.statistics().peak <= limit
+    assert engine.check_races() == []
+    assert_equal_to_eager(job, handle.result(), make_deep("a"))
+
+
+def test_limits_that_cannot_be_are_refused_and_change_nothing() -> None:
+    stops = Stops(6)
+    job = make_deep("a", on_step=stops)
+    opaque = make_deep("opaque", capture=False, steps=400)
+    errors: list[Exception] = []
+
+    def ask(handle: wf.JobHandle, memory: str) -> None:
+        try:
+            handle.set_memory_limit(memory)
+        except (wf.BudgetError, wf.JobError) as error:
+            errors.append(error)
+
+    with wf.Engine("64MiB", threads=1) as engine:
+        handle, other = engine.submit(job), engine.submit(opaque)
+        with stops.at(6):
+            asked = in_thread(lambda: (ask(handle, "4KiB"), ask(other, "4KiB"))[0])
+        asked.join(60)
+        handle.result(60)
+        ask(handle, "32MiB")
+    assert "job 'a': its step cannot be planned into 4096 bytes" in str(errors[0])
+    assert "job 'opaque': memory_limit=" in str(errors[1])
+    assert "job 'a' is finished and has no limit any more" in str(errors[2])
+    assert_equal_to_eager(job, handle.result(), make_deep("a"))
+    assert_equal_to_eager(opaque, other.result(), make_deep("opaque", steps=400))
+
+
+def test_jobs_that_may_spill_follow_a_smaller_budget() -> None:
+    stops = Stops(6, 20)
+    need = needed(make_deep("a"))
+    job = make_deep("a", on_step=stops)
+    with wf.Engine("64MiB", threads=1, spill=True) as engine:
+        handle = engine.submit(job)
+        with stops.at(6):
+            asked = in_thread(lambda: engine.resize(need * 7 // 10))
+        asked.join(60)
+        assert engine.budget == need * 7 // 10
+        with stops.at(20):
+            assert handle._job.steps.spiller.is_needed
+            asked = in_thread(lambda: engine.resize("64MiB"))
+        asked.join(60)
+        assert handle.result(60).state == "finished"
+    assert_equal_to_eager(job, handle.result(), make_deep("a"))

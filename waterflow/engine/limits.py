@@ -1,0 +1,152 @@
+"""Limits that are changed while jobs run: of one job, and the budget itself.
+
+A job's steps are planned into its limit (`steps/spilling.py`); under a smaller budget the arena
+shrinks at its end. All on the engine's thread, between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from waterflow.common.errors import BudgetError, JobError
+from waterflow.common.units import format_bytes
+from waterflow.engine.admission import Admission
+from waterflow.engine.context import RunContext
+from waterflow.engine.events import BudgetChanged, LimitChanged
+from waterflow.engine.job_queue import JobQueue
+from waterflow.engine.job_run import JobRun
+from waterflow.executor.plan.need import fit_in_turn
+from waterflow.partitioner.policies.fair_share import Priority
+
+
+class Limits:
+    """Changes the limits of one engine and its jobs.
+
+    Attributes:
+        spills: whether jobs without a limit of their own are planned into the budget.
+    """
+
+    def __init__(self, context: RunContext, queue: JobQueue, admission: Admission) -> None:
+        self._context = context
+        self._queue = queue
+        self._admission = admission
+        self.spills = False
+
+    def limit_job(self, job: JobRun, limit: int | None) -> None:
+        """Gives a job another limit of its own.
+
+        Args:
+            job: the job.
+            limit: bytes that it may need, taking its steps alone; None: no limit of its own.
+
+        Raises:
+            BudgetError: what one operator works on is more. Nothing has changed.
+            JobError: it has ended, or its steps know no limit. Nothing has changed.
+        """
+        if job.ended:
+            raise JobError(f"job {job.name!r} is {job.state.status} and has no limit any more")
+        if limit is not None and self._context.lanes.device.queues:
+            raise JobError(
+                f"job {job.name!r}: a limit of {limit} on {self._context.lanes.device.name}: steps "
+                "are planned into a limit on the CPU only so far; suspend the job, or leave it"
+            )
+        capacity = int(self._context.arena.statistics().capacity)
+        job.set_limit(self._effective(job, limit, capacity), self._context.residency)
+        job.memory_limit = limit
+        self._admission.somebody_left()
+        self._context.events.publish(LimitChanged(job.name, limit))
+
+    def _effective(self, job: JobRun, limit: int | None, capacity: int) -> int | None:
+        """The bytes that the job's steps are planned into, under a limit of its own."""
+        if limit is not None:
+            return min(limit, capacity)
+        return capacity if self.spills and job.job.capture is not False else None
+
+    def resize(self, budget: int) -> None:
+        """Changes the budget.
+
+        Raises:
+            BudgetError: what is held does not fit. Nothing has changed.
+            JobError: the device does not have so much. Nothing has changed.
+        """
+        arena = self._context.arena
+        units = budget // int(arena.alignment) * int(arena.alignment)
+        former = self._plan_into(units)
+        try:
+            self._shrink_or_grow(budget, units)
+        except (BudgetError, JobError):
+            for job, limit in former.items():
+                job.set_limit(limit, self._context.residency)
+            raise
+        self._admission.change_budget(budget, units)
+        self._context.events.publish(BudgetChanged(budget))
+
+    def _plan_into(self, capacity: int) -> dict[JobRun, int | None]:
+        """Plans the steps of jobs that may spill into the new budget; returns their former limits.
+        One for which there is no such plan keeps its own, and may turn out not to fit."""
+        former: dict[JobRun, int | None] = {}
+        for job in self._queue.jobs:
+            known = job.steps.spiller.limit
+            limit = self._effective(job, job.memory_limit, capacity)
+            if job.ended or limit == known or limit is None:
+                continue
+            try:
+                job.set_limit(limit, self._context.residency)
+                former[job] = known
+            except (BudgetError, JobError):
+                continue
+        return former
+
+    def _shrink_or_grow(self, budget: int, units: int) -> None:
+        arena = self._context.arena
+        staying = self._staying(units, budget)
+        for job in self._queue.jobs:
+            if job.resident and not job.ended and job not in staying:
+                job.gives_way = True
+                job.suspend(self._context.residency)
+        if units < int(arena.live_end):
+            self._context.residency.repack()  # what is in the way moves down
+        if not arena.resize(units):
+            raise self._refused(budget)
+
+    def _staying(self, capacity: int, budget: int) -> list[JobRun]:
+        """The jobs that stay in memory: all that are not opportunistic, and as many of the others
+        as fit beside them, those that came first first."""
+        residents = [job for job in self._queue.jobs if job.resident and not job.ended]
+        first = [job for job in residents if job.priority is not Priority.OPPORTUNISTIC]
+        if first and not _fit(first, capacity):
+            raise BudgetError(self._too_small(first, budget))
+        staying = list(first)
+        for job in residents:
+            if job not in staying and _fit([*staying, job], capacity):
+                staying.append(job)
+        return staying
+
+    def _too_small(self, jobs: Sequence[JobRun], budget: int) -> str:
+        held = "; ".join(
+            f"{job.name!r} holds {format_bytes(job.needs.memory.persistent_bytes)} and needs "
+            f"{format_bytes(job.needs.memory.step_bytes)} for a step"
+            for job in jobs
+        )
+        return (
+            f"the budget cannot become {budget} bytes ({format_bytes(budget)}): {held}. Suspend or "
+            "stop some of these jobs first, or make them opportunistic"
+        )
+
+    def _refused(self, budget: int) -> Exception:
+        statistics = self._context.arena.statistics()
+        if budget > int(statistics.capacity):
+            return JobError(
+                f"the budget cannot become {budget} bytes ({format_bytes(budget)}): "
+                f"{self._context.lanes.device.name} does not have so much"
+            )
+        held = {job.name: int(self._context.arena.held(job.number)) for job in self._queue.jobs}
+        names = ", ".join(f"{name!r}: {format_bytes(size)}" for name, size in held.items() if size)
+        return BudgetError(
+            f"the budget cannot become {budget} bytes ({format_bytes(budget)}): what is held lies "
+            f"in the way and cannot be moved ({names})"
+        )
+
+
+def _fit(jobs: Sequence[JobRun], capacity: int) -> bool:
+    return fit_in_turn([job.needs.memory for job in jobs], capacity)
