@@ -56,6 +56,7 @@ class StateStore(ClusterState):
 
     def _occupy(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
         alone = []
+        self._load_changed.update(gpus)
         for gpu in gpus:
             there = self._occupants[gpu]
             self._occupants[gpu] = (*there, index)
@@ -67,6 +68,7 @@ class StateStore(ClusterState):
 
     def _vacate(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
         alone = []
+        self._load_changed.update(gpus)
         for gpu in gpus:
             there = self._occupants[gpu] = tuple(j for j in self._occupants[gpu] if j != index)
             if not there:

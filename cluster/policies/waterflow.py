@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from waterflow.cluster.local.coordinator import OnGpu, limits
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
-from waterflow.cluster.policies.sizing import Draft, grow, keep_or_stop, place, start_waiting
+from waterflow.cluster.policies.sizing import (
+    Draft,
+    grow,
+    keep_or_stop,
+    place,
+    start_waiting,
+)
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
 MOST_WAITING = 10  # more, and jobs run on half of their GPUs
@@ -63,9 +69,11 @@ class Waterflow(Policy):
         draft = self._draft(state, owners, halve=False)
         if draft.waiting(state) > self._most_waiting:
             draft = self._draft(state, owners, halve=True)
-        if draft.room and not draft.waiting(state):
-            grow(state, draft)
-        start, move = place(state, draft)
+        all_run = not draft.waiting(state)
+        placed = place(state, draft)
+        if all_run:
+            grow(state, draft, placed)
+        start, move = placed.start, placed.move
         evicted = self._evicted(state, draft, move)
         plan = _Plan(draft, owners=owners)
         if draft.waiting(state):

@@ -365,6 +365,7 @@ class Simulation:
 def _check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec) -> None:
     if not jobs:
         raise JobError("the trace has no jobs")
+    least = min(node.memory for node in cluster.nodes)
     for number, job in enumerate(jobs):
         if job.index != number:
             raise JobError(f"job {job.name!r} has the number {job.index} and is job {number}")
@@ -373,7 +374,7 @@ def _check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec) -> None:
                 f"job {job.name!r} asks for {job.gpus} GPUs and the cluster has {cluster.gpus}: "
                 "simulate a larger cluster, or leave the job out (--skip-too-large)"
             )
-        if job.floor > min(node.memory for node in cluster.nodes):
+        if job.floor > least:
             raise JobError(
                 f"job {job.name!r} needs {job.floor} bytes on each GPU, and not all GPUs have them"
             )
