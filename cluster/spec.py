@@ -30,6 +30,8 @@ class JobSpec:
         guaranteed: it has a claim to its tenant's quota; an opportunistic job runs on what is left.
         memory: bytes on each GPU at its most; 0 where the trace does not say.
         least_memory: bytes it can be squeezed to, as the planner's memory curve says; 0: `memory`.
+        curve: (share of `memory`, speed) from small to large: how fast it is on less, of its speed
+            on all, as the planner's memory curve says; none: nothing is known.
         utilization: share of the time in which it keeps its GPUs busy, 0 to 1.
         batch: samples per step over all GPUs; 0 where the trace does not say.
         stages: seconds of a step on the host, on the GPU and on the network, where a trace says.
@@ -46,6 +48,7 @@ class JobSpec:
     guaranteed: bool = True
     memory: int = 0
     least_memory: int = 0
+    curve: tuple[tuple[float, float], ...] = ()
     utilization: float = 1.0
     batch: int = 0
     stages: tuple[float, ...] = ()

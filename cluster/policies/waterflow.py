@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from waterflow.cluster.local.coordinator import OnGpu, limits
+from waterflow.cluster.local.memory import coordinated, squeezed
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.policies.sizing import (
@@ -166,7 +167,10 @@ class Waterflow(Policy):
         if guest.spec.floor + host.spec.floor > memory:
             return 0.0
         pair = (OnGpu(host.spec, False), OnGpu(guest.spec, True))
-        return limits(pair, state.speeds)[1]
+        given = coordinated(pair, memory)
+        if squeezed(host.spec, given[0]) < 1.0:
+            return 0.0  # the host would notice
+        return limits(pair, state.speeds)[1] * squeezed(guest.spec, given[1])
 
     def _finish(
         self,

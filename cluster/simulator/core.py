@@ -13,6 +13,7 @@ from heapq import heapify, heappop, heappush
 from math import inf, isinf, isnan
 
 from waterflow.cluster.local.coordinator import Limits, OnGpu, limits
+from waterflow.cluster.local.memory import MemoryRule, coordinated, squeezed
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.simulator.costs import FREE, Costs
@@ -47,6 +48,8 @@ class Simulation:
         costs: Costs = FREE,
         failures: Failures = NO_FAILURES,
         sharing: Limits = limits,
+        memory: MemoryRule = coordinated,
+        memory_grows: bool = True,
         check: Check | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -57,6 +60,9 @@ class Simulation:
         self._costs = costs
         self._failures = failures
         self._sharing = sharing
+        self._memory = memory
+        # Frameworks as they are never get back what they did not have when they began.
+        self._had: dict[int, int] | None = None if memory_grows else {}
         self._check = check
         self._progress = progress
         self._state = StateStore(cluster, self._speeds)
@@ -317,7 +323,8 @@ class Simulation:
             if job is None or not job.gpus:
                 continue
             alone = self._speeds.step_time(job.spec, len(job.gpus), state.nodes_of(job.gpus))
-            step_time = alone / self._share(job)
+            share = self._share(job)
+            step_time = alone / share if share else inf
             if step_time != job.step_time:
                 state.put_same_place(_with(_counted(job, state.now, job.gpus), step_time=step_time))
                 self._versions[index] += 1
@@ -326,15 +333,30 @@ class Simulation:
 
     def _share(self, job: JobState) -> float:
         """A job is as fast as on the GPU where it is slowest."""
-        state, share, seen = self._state, 1.0, set()
+        state, share = self._state, 1.0
+        seen: set[tuple[tuple[int, ...], int]] = set()
         for gpu in job.gpus:
             there = tuple(state.occupants(gpu))
-            if len(there) == 1 or there in seen:
+            memory = state.cluster.nodes[state.cluster.owner[gpu]].memory
+            enough = job.spec.memory <= memory
+            if (len(there) == 1 and enough and not self._had) or (there, memory) in seen:
                 continue
-            seen.add(there)
+            seen.add((there, memory))
             jobs = [OnGpu(state.jobs[i].spec, state.jobs[i].opportunistic) for i in there]
-            share = min(share, self._sharing(jobs, self._speeds)[there.index(job.spec.index)])
+            at = there.index(job.spec.index)
+            speed = self._sharing(jobs, self._speeds)[at]
+            if job.spec.memory:
+                speed *= squeezed(job.spec, self._given(jobs, at, memory))
+            share = min(share, speed)
         return share
+
+    def _given(self, jobs: Sequence[OnGpu], at: int, memory: int) -> int:
+        """The bytes of a GPU that one of the jobs on it has."""
+        given = self._memory(jobs, memory)[at]
+        if self._had is not None:
+            index = jobs[at].spec.index
+            given = self._had[index] = min(given, self._had.get(index, given))
+        return given
 
     def _push_end(self, job: JobState) -> None:
         if self._costs.every_event is None and not isinf(job.step_time):

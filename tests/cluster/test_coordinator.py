@@ -41,9 +41,13 @@ def test_packing_is_kept_where_it_pays(name):
 
 def test_a_guaranteed_job_loses_no_more_than_the_tolerance():
     pair = [OnGpu(job(0, utilization=0.9), False), OnGpu(job(1), True)]
-    first, guest = limits(pair, Pairs(0.5))
-    assert first == 1 - TOLERANCE
-    assert guest == pytest.approx(0.1)  # the gaps
+    assert limits(pair, Pairs(0.5)) == [1.0, pytest.approx(0.1)]  # in the gaps, at no cost
+    busy = [OnGpu(job(0), False), OnGpu(job(1), True)]
+    first, guest = limits(busy, Pairs(0.5))
+    assert first == pytest.approx(1 - TOLERANCE)  # no gaps: 2 % of the time costs 1 %
+    assert guest == pytest.approx(0.02 * 0.5)
+    # Two guests cost no more than one.
+    assert limits([*busy, OnGpu(job(2), True)], Pairs(0.5))[0] == pytest.approx(1 - TOLERANCE)
 
 
 def test_one_alone_has_all():
