@@ -23,7 +23,7 @@ from typing import Any
 
 COUNTS = (1_000, 10_000, 69_351)
 NODES = 160
-POLICIES = "fifo,tiresias"
+POLICIES = "fifo,srtf,tiresias,gittins,elastic-tiresias,antman,gandiva,waterflow"
 _GAP = 74.7  # seconds between two submissions, on average, in the trace
 _SIZES = ((1, 70), (2, 8), (4, 9), (8, 9), (16, 2), (32, 1), (64, 1))
 

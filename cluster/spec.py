@@ -33,6 +33,7 @@ class JobSpec:
         curve: (share of `memory`, speed) from small to large: how fast it is on less, of its speed
             on all, as the planner's memory curve says; none: nothing is known.
         utilization: share of the time in which it keeps its GPUs busy, 0 to 1.
+        adaptive: it declares that it can grow into idle GPUs and shrink again (Gandiva, 4.1).
         batch: samples per step over all GPUs; 0 where the trace does not say.
         stages: seconds of a step on the host, on the GPU and on the network, where a trace says.
     """
@@ -50,6 +51,7 @@ class JobSpec:
     least_memory: int = 0
     curve: tuple[tuple[float, float], ...] = ()
     utilization: float = 1.0
+    adaptive: bool = False
     batch: int = 0
     stages: tuple[float, ...] = ()
 

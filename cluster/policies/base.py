@@ -24,12 +24,14 @@ class Policy(ABC):
         source: the paper, or the simulator, that it comes from.
         summary: what it does, in half a line.
         shares: it puts several jobs on one GPU.
+        turns_on_servers: jobs that share take turns on all GPUs of their server, not on one.
     """
 
     name: ClassVar[str]
     source: ClassVar[str]
     summary: ClassVar[str]
     shares: ClassVar[bool] = False
+    turns_on_servers: ClassVar[bool] = False
 
     def level(self, job: JobState) -> int:
         """The queue that a new job goes to."""

@@ -6,7 +6,8 @@ faster: the local coordinator undoes a packing that does not pay. When GPUs are 
 share move there, then jobs that are spread over more nodes than they need, and nodes that are
 almost empty are emptied. Jobs of a lower class never take turns with those of a higher one.
 
-Jobs do not grow: Gandiva grows only those that ask for it, which no public trace says.
+Jobs that declare that they can (`JobSpec.adaptive`) grow into idle GPUs of their server when nobody
+has come for a while, and shrink as soon as somebody waits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from waterflow.cluster.free import Placer
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.state import NOTHING, ClusterState, JobState, Plan
 
+IDLE = 60.0  # seconds without a new job after which jobs grow
 MOVES = 8  # at one decision
 _EMPTY = 0.75  # a node with so much of its GPUs free is emptied (3 of 4 in the paper)
 
@@ -40,6 +42,7 @@ class Gandiva(Policy):
     source = "Gandiva, section 4.2 (Algorithm 1)"
     summary = "early feedback: jobs share GPUs in turns or packed, and move to better places"
     shares = True
+    turns_on_servers = True
 
     def level(self, job: JobState) -> int:
         """Opportunistic jobs have a queue of their own, after all others."""
@@ -48,18 +51,24 @@ class Gandiva(Policy):
     def decide(self, state: ClusterState) -> Plan:
         """Place those that wait; if nobody does, better the places of those that run."""
         draft = _Draft(state.placer())
+        quiet_since = state.memory if isinstance(state.memory, float) else 0.0
+        wake = inf
         if state.waiting:
+            _shrink(state, draft)
             self._start(state, draft)
-        if state.free and not draft.start:
+            quiet_since = state.now
+        elif state.free:
             _unshare(state, draft)
             _bring_together(state, draft)
             _defragment(state, draft)
-        if not draft.start and not draft.move:
+            if not draft.move:
+                wake = _grow(state, draft, quiet_since + IDLE)
+        if not draft.start and not draft.move and wake == inf and not state.waiting:
             return NOTHING
         # Whoever still waits may share with those that start now: asked again at once.
-        left = state.waiting - len(draft.start)
-        wake = state.now if draft.start and left else inf
-        return Plan(start=draft.start, move=draft.move, wake=wake)
+        if draft.start and state.waiting > len(draft.start):
+            wake = state.now
+        return Plan(start=draft.start, move=draft.move, wake=wake, memory=quiet_since)
 
     def _start(self, state: ClusterState, draft: _Draft) -> None:
         affinity = _affinities(state)
@@ -82,6 +91,48 @@ class Gandiva(Policy):
                         for size, nodes in draft.others.items():
                             if size != job.spec.gpus:
                                 nodes.add(node)
+
+
+def _shrink(state: ClusterState, draft: _Draft) -> None:
+    """Jobs that have grown give back what those that wait need."""
+    need = sum(state.pending(level).gpus for level in range(state.levels)) - draft.placer.total
+    for job in state.all_running() if need > 0 else ():
+        extra = len(job.gpus) - job.spec.gpus
+        if extra > 0 and need > 0:
+            size = len(job.gpus) - min(extra, need)
+            draft.placer.give(job.gpus[size:], state.cluster.owner)
+            draft.move[job.spec.index] = job.gpus[:size]
+            need -= len(job.gpus) - size
+
+
+def _grow(state: ClusterState, draft: _Draft, after: float) -> float:
+    """Idle GPUs go to adaptive jobs of their server, one by one to who gains most.
+
+    Returns when to ask again, if it is too early.
+    """
+    able = {
+        job.spec.index: list(job.gpus)
+        for job in state.all_running()
+        if job.spec.adaptive and state.nodes_of(job.gpus) == 1
+    }
+    if not able:
+        return inf
+    if state.now < after:
+        return after
+    owner, time = state.cluster.owner, state.speeds.step_time
+
+    def gain(index: int) -> float:
+        spec, size = state.jobs[index].spec, len(able[index])
+        room = draft.placer.count(owner[able[index][0]])
+        return time(spec, size, 1) / time(spec, size + 1, 1) - 1 if room else 0.0
+
+    while True:
+        best = max(able, key=lambda index: (gain(index), -index))
+        if gain(best) <= 0:
+            break
+        able[best] += draft.placer.take_from(owner[able[best][0]], 1)
+        draft.move[best] = tuple(sorted(able[best]))
+    return inf
 
 
 def _affinities(state: ClusterState) -> dict[int, int]:

@@ -26,7 +26,8 @@ from waterflow.cluster.policies.sizing import (
 )
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
-MOST_WAITING = 10  # more, and jobs run on half of their GPUs
+MOST_WAITING = 10  # more, and jobs run on half of their GPUs; on small clusters, one in
+_GPUS_EACH = 8  # so many GPUs
 LEAST = 0.2  # of its speed alone, that a guest must keep
 CANDIDATES = 64  # jobs for which a host is sought at one decision
 HOSTS = 16  # that are looked at for each of them
@@ -68,7 +69,7 @@ class Waterflow(Policy):
         """Owners and their sizes, then guests."""
         owners = _without_host(state)
         draft = self._draft(state, owners, halve=False)
-        if draft.waiting(state) > self._most_waiting:
+        if draft.waiting(state) > min(self._most_waiting, state.available // _GPUS_EACH):
             draft = self._draft(state, owners, halve=True)
         all_run = not draft.waiting(state)
         placed = place(state, draft)

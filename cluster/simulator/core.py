@@ -14,6 +14,7 @@ from math import inf, isinf, isnan
 
 from waterflow.cluster.local.coordinator import Limits, OnGpu, limits
 from waterflow.cluster.local.memory import MemoryRule, coordinated, squeezed
+from waterflow.cluster.local.turns import server_shares
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.simulator.costs import FREE, Costs
@@ -71,6 +72,7 @@ class Simulation:
         self._sequence = 0
         self._versions = [0] * len(jobs)  # of a job's end: an event of an older one is void
         self._watched = [inf] * len(jobs)
+        self._turns: dict[int, dict[int, float]] = {}  # by node, while speeds are worked out
         self._wake_version = 0
         self._ending: list[int] = []
         self._unfinished = len(jobs)
@@ -313,11 +315,16 @@ class Simulation:
         """The jobs on some GPUs."""
         if not self._policy.shares:
             return set()
+        if self._policy.turns_on_servers:
+            cluster = self._state.cluster
+            nodes = {cluster.owner[gpu] for gpu in gpus}
+            gpus = (g for n in nodes for g in range(cluster.firsts[n], cluster.firsts[n + 1]))
         return {index for gpu in gpus for index in self._state.occupants(gpu)}
 
     def _respeed(self, jobs: Iterable[int]) -> None:
         """Say anew how fast jobs are, whose neighbours have changed."""
         state = self._state
+        self._turns.clear()
         for index in sorted(jobs):
             job = state.jobs.get(index)
             if job is None or not job.gpus:
@@ -334,6 +341,9 @@ class Simulation:
     def _share(self, job: JobState) -> float:
         """A job is as fast as on the GPU where it is slowest."""
         state, share = self._state, 1.0
+        if self._policy.turns_on_servers:
+            index, owner = job.spec.index, state.cluster.owner
+            return min(self._turns_on(node)[index] for node in {owner[gpu] for gpu in job.gpus})
         seen: set[tuple[tuple[int, ...], int]] = set()
         for gpu in job.gpus:
             there = tuple(state.occupants(gpu))
@@ -342,13 +352,25 @@ class Simulation:
             if (len(there) == 1 and enough and not self._had) or (there, memory) in seen:
                 continue
             seen.add((there, memory))
-            jobs = [OnGpu(state.jobs[i].spec, state.jobs[i].opportunistic) for i in there]
+            jobs = self._on_gpu(there)
             at = there.index(job.spec.index)
             speed = self._sharing(jobs, self._speeds)[at]
             if job.spec.memory:
                 speed *= squeezed(job.spec, self._given(jobs, at, memory))
             share = min(share, speed)
         return share
+
+    def _on_gpu(self, jobs: Iterable[int]) -> list[OnGpu]:
+        known = self._state.jobs
+        return [OnGpu(known[index].spec, known[index].opportunistic) for index in jobs]
+
+    def _turns_on(self, node: int) -> dict[int, float]:
+        if node not in self._turns:
+            firsts = self._state.cluster.firsts
+            gpus = range(firsts[node], firsts[node + 1])
+            there = [self._on_gpu(self._state.occupants(gpu)) for gpu in gpus]
+            self._turns[node] = server_shares(there, self._speeds)
+        return self._turns[node]
 
     def _given(self, jobs: Sequence[OnGpu], at: int, memory: int) -> int:
         """The bytes of a GPU that one of the jobs on it has."""
