@@ -99,6 +99,7 @@ class ClusterSpec:
         firsts = (0, *accumulate(node.gpus for node in self.nodes))
         owner = tuple(n for n, node in enumerate(self.nodes) for _ in range(node.gpus))
         object.__setattr__(self, "_firsts", firsts)
+        object.__setattr__(self, "_largest", max(node.gpus for node in self.nodes))
         object.__setattr__(self, "_owner", owner)
 
     @classmethod
@@ -141,6 +142,11 @@ class ClusterSpec:
         return int(self._firsts[-1])
 
     @property
+    def largest(self) -> int:
+        """GPUs of the largest node."""
+        return int(self._largest)
+
+    @property
     def firsts(self) -> Sequence[int]:
         """The number of each node's first GPU, and at last the number of all GPUs."""
         return self._firsts
@@ -151,4 +157,5 @@ class ClusterSpec:
         return self._owner
 
     _firsts: Any = field(init=False, repr=False, compare=False, default=())
+    _largest: Any = field(init=False, repr=False, compare=False, default=0)
     _owner: Any = field(init=False, repr=False, compare=False, default=())

@@ -144,6 +144,8 @@ class ClusterState:
         self._claims = [0] * cluster.gpus  # jobs on each GPU that are not opportunistic
         self._loads: list[tuple[float, int]] = [(0.0, gpu) for gpu in range(cluster.gpus)]
         self._load_of = [0.0] * cluster.gpus
+        self._crowded: set[int] = set()
+        self._spread: set[int] = set()
         self._load_changed: set[int] = set()  # since the list was last asked for
 
     @property
@@ -189,6 +191,14 @@ class ClusterState:
     def occupants(self, gpu: int) -> Sequence[int]:
         """The jobs on a GPU."""
         return self._occupants[gpu]
+
+    def crowded(self) -> Sequence[int]:
+        """The GPUs with more than one job."""
+        return sorted(self._crowded)
+
+    def spread(self) -> Sequence[int]:
+        """The jobs that run on more nodes than they would need."""
+        return sorted(self._spread)
 
     def by_load(self) -> Sequence[tuple[float, int]]:
         """All GPUs with the utilization of the jobs on them, added up: the freest first."""

@@ -22,6 +22,8 @@ def server_shares(gpus: Sequence[Sequence[OnGpu]], speeds: Speeds) -> dict[int, 
     packed on their GPU. The others take turns on all other GPUs: those with a claim first, and
     within a class all alike.
     """
+    if all(len(there) < 2 for there in gpus):
+        return {job.spec.index: 1.0 for there in gpus for job in there}
     found: dict[int, float] = {}
     demand: Counter[bool] = Counter()
     turning: dict[int, bool] = {}
