@@ -35,6 +35,7 @@ class JobSpec:
         utilization: share of the time in which it keeps its GPUs busy, 0 to 1.
         adaptive: it declares that it can grow into idle GPUs and shrink again (Gandiva, 4.1).
         batch: samples per step over all GPUs; 0 where the trace does not say.
+        line: where the trace has it; 0: it is from no file.
         stages: seconds of a step on the host, on the GPU and on the network, where a trace says.
     """
 
@@ -54,6 +55,12 @@ class JobSpec:
     adaptive: bool = False
     batch: int = 0
     stages: tuple[float, ...] = ()
+    line: int = field(default=0, compare=False)
+
+    @property
+    def called(self) -> str:
+        """Its name, and where the trace has it, for messages."""
+        return f"job {self.name!r}" + (f" (line {self.line})" if self.line else "")
 
     @property
     def seconds(self) -> float:
@@ -84,13 +91,15 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.nodes):
-            if node.gpus < 1 or node.memory < 0:
+            if node.gpus < 1:
                 raise JobError(
-                    f"node {number} has {node.gpus} GPUs of {node.memory} bytes: a node needs at "
-                    "least one GPU; leave nodes without GPUs out"
+                    f"node {number} has {node.gpus} GPUs: a node needs at least one; leave nodes "
+                    "without GPUs out"
                 )
         if not self.nodes:
             raise JobError("the cluster has no GPUs: give it at least one node (--nodes 1)")
+        if any(node.memory < 0 for node in self.nodes):
+            raise JobError("a node's GPUs have less than no memory: give 0 GiB or more")
         if self.sharing < 1:
             raise JobError(f"sharing is {self.sharing}: jobs on one GPU are at least 1")
         for tenant, gpus in self.quotas.items():

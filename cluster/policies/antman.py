@@ -47,6 +47,7 @@ class AntMan(Policy):
     source = "AntMan, section 3.3 (Algorithm 1)"
     summary = "quotas; opportunistic jobs in the gaps of guaranteed ones, upgraded when they can be"
     shares = True
+    keeps_quotas = True
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
@@ -113,6 +114,8 @@ class AntMan(Policy):
     def _start_or_upgrade(self, state: ClusterState, draft: _Draft, job: JobState) -> bool:
         """Job upgrade: where it runs, if nobody has a claim there; else it moves."""
         if job.running and not any(state.claimed(g) or g in draft.claimed for g in job.gpus):
+            for gpu in job.gpus:
+                self._make_room(state, draft, gpu, job)
             draft.placer.take(job.gpus, state.cluster.owner)
             draft.claimed.update(job.gpus)
             draft.used[job.spec.tenant] += len(job.gpus)
@@ -132,9 +135,17 @@ class AntMan(Policy):
         if job.running:
             draft.leaves.add(job.spec.index)
         for gpu in gpus:
-            if not _fits(state, draft, gpu, job):
+            if not _fits(state, draft, gpu, job, opportunistic=False):
                 draft.stop.update(_there(state, draft, gpu))
         return gpus
+
+    def _make_room(self, state: ClusterState, draft: _Draft, gpu: int, job: JobState) -> None:
+        """Jobs beside one that is upgraded stop where it cannot have all its memory."""
+        cluster = state.cluster
+        others = [i for i in _there(state, draft, gpu) if i != job.spec.index]
+        used = sum(state.jobs[i].spec.floor for i in others) + draft.memory.get(gpu, 0)
+        if others and used + job.spec.memory > cluster.nodes[cluster.owner[gpu]].memory:
+            draft.stop.update(others)
 
     def _start_opportunistic(self, state: ClusterState, draft: _Draft) -> None:
         """Opportunistic jobs, then guaranteed ones that have waited for long."""
@@ -186,7 +197,9 @@ class AntMan(Policy):
         """Put a job on the freest GPUs; they are busy from then on."""
         found = []
         for gpu in gpus:
-            if _leaves_a_place(state, draft, gpu) and _fits(state, draft, gpu, job):
+            if _leaves_a_place(state, draft, gpu) and _fits(
+                state, draft, gpu, job, opportunistic=True
+            ):
                 found.append(gpu)
                 if len(found) == job.spec.gpus:
                     break
@@ -209,7 +222,7 @@ class AntMan(Policy):
         (draft.move if job.running else draft.start)[job.spec.index] = gpus
         draft.opportunistic[job.spec.index] = opportunistic
         for gpu in gpus:
-            draft.memory[gpu] = draft.memory.get(gpu, 0) + job.spec.floor
+            draft.memory[gpu] = draft.memory.get(gpu, 0) + _bytes(job, opportunistic)
             draft.count[gpu] += 1
         if not opportunistic:
             draft.claimed.update(gpus)
@@ -246,12 +259,23 @@ def _there(state: ClusterState, draft: _Draft, gpu: int) -> list[int]:
     return [i for i in there if i not in draft.stop and i not in draft.leaves]
 
 
-def _fits(state: ClusterState, draft: _Draft, gpu: int, job: JobState) -> bool:
+def _bytes(job: JobState, opportunistic: bool) -> int:
+    """What a job has to have: all it asks for with a claim, else as little as can be."""
+    return job.spec.floor if opportunistic else job.spec.memory
+
+
+def _fits(
+    state: ClusterState, draft: _Draft, gpu: int, job: JobState, *, opportunistic: bool
+) -> bool:
     cluster, there = state.cluster, _there(state, draft, gpu)
     if len(there) + draft.count[gpu] >= cluster.sharing:
         return False
-    used = sum(state.jobs[index].spec.floor for index in there) + draft.memory.get(gpu, 0)
-    return used + job.spec.floor <= cluster.nodes[cluster.owner[gpu]].memory
+    memory = cluster.nodes[cluster.owner[gpu]].memory
+    if not there and not draft.count[gpu]:
+        return job.spec.floor <= memory
+    stay = (state.jobs[index] for index in there)
+    used = sum(_bytes(other, other.opportunistic) for other in stay) + draft.memory.get(gpu, 0)
+    return used + _bytes(job, opportunistic) <= memory
 
 
 def _leaves_a_place(state: ClusterState, draft: _Draft, gpu: int) -> bool:

@@ -415,12 +415,13 @@ def _check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec) -> None:
             raise JobError(f"job {job.name!r} has the number {job.index} and is job {number}")
         if job.gpus > cluster.gpus:
             raise JobError(
-                f"job {job.name!r} asks for {job.gpus} GPUs and the cluster has {cluster.gpus}: "
+                f"{job.called} asks for {job.gpus} GPUs and the cluster has {cluster.gpus}: "
                 "simulate a larger cluster, or leave the job out (--skip-too-large)"
             )
         if job.floor > least:
             raise JobError(
-                f"job {job.name!r} needs {job.floor} bytes on each GPU, and not all GPUs have them"
+                f"{job.called} needs {job.floor} bytes on each GPU, and not all GPUs have them: "
+                "simulate GPUs with more memory (--memory-gib), or leave the job out"
             )
 
 

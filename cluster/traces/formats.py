@@ -82,6 +82,12 @@ def _with_model(row: Row, *, submit: str, iterations: str) -> JobSpec:
     """A job with one of ElasticFlow's models; the columns of its submission and its iterations."""
     steps = row.number(iterations)
     seconds = row.number("duration")
+    model = row.text("model_name")
+    known = load_json("elasticflow_a100")["iterations_per_second"]
+    if model not in known:
+        near = get_close_matches(model, known, n=2) or sorted(known)[:3]
+        remedy = f"near: {', '.join(near)}; or leave models out, with job,submit,gpus,seconds"
+        raise row.error("model_name", f"{model!r} has no measured throughput", remedy)
     return JobSpec(
         index=0,
         name=row.text("job_id"),
@@ -89,7 +95,7 @@ def _with_model(row: Row, *, submit: str, iterations: str) -> JobSpec:
         gpus=row.gpus("num_gpu"),
         steps=steps or seconds,
         step_seconds=seconds / steps if steps else 1.0,
-        model=row.text("model_name"),
+        model=model,
         batch=int(row.number("batch_size")),
     )
 

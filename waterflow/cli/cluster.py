@@ -61,6 +61,7 @@ def simulate(
     Ctrl-C ends the policy at work with what it has done (exit code 130); the others are left out.
     """
     from waterflow.cluster import make_policy, read_trace
+    from waterflow.common.errors import JobError
 
     with one_line_errors(), clean_stdout(as_json):
         machines = _machines(cluster, nodes, gpus_per_node, memory_gib)
@@ -68,6 +69,8 @@ def simulate(
         if skip_too_large:
             jobs = _small_enough(jobs, machines)
         names = [name.strip() for name in policy.split(",") if name.strip()]
+        if not names:
+            raise JobError("no policy is named: say --policy fifo,tiresias")
         for name in names:
             make_policy(name, compat)
         settings = _settings(costs, failures, seed, pairs)
