@@ -46,7 +46,7 @@ class ElasticTiresias(Tiresias):
         if draft.waiting(state) > self._most_waiting:
             draft = self._draft(state, down, halve=True)
         all_run = not draft.waiting(state)
-        placed = place(state, draft)
+        placed = place(state, draft, keep=all_run)
         if all_run:
             grow(state, draft, placed)
         ranks = new_ranks(state, down, draft.stops, draft.starts)

@@ -54,10 +54,8 @@ def keep_or_stop(draft: Draft, job: JobState, *, half: bool) -> None:
 def grow(state: ClusterState, draft: Draft, placed: Placed) -> None:
     """Give what is idle, one by one, to the job that gains most by one more GPU.
 
-    Those that have grown before keep what nobody has taken, so few jobs change at one event. What
-    a job gains depends on where the GPU is: on another node it may gain nothing.
+    What a job gains depends on where the GPU is: on another node it may gain nothing.
     """
-    _keep(state, draft, placed)
     if not placed.placer.total:
         return
     gain = _Gains(state)
@@ -92,21 +90,6 @@ def grow(state: ClusterState, draft: Draft, placed: Placed) -> None:
             placed.put(index, tuple(sorted(gpus)))
 
 
-def _keep(state: ClusterState, draft: Draft, placed: Placed) -> None:
-    """Jobs take back what they have given and nobody has taken."""
-    owner = state.cluster.owner
-    for index, gpus in placed.given.items():
-        kept = [gpu for gpu in gpus if placed.placer.has(gpu, owner[gpu])]
-        if not kept:
-            continue
-        placed.placer.take(kept, owner)
-        draft.sizes[index] += len(kept)
-        draft.room -= len(kept)
-        placed.move[index] = tuple(sorted((*placed.move[index], *kept)))
-        if len(kept) == len(gpus):
-            del placed.move[index]
-
-
 class _Gains:
     """What one more GPU brings, (t(p+1) - t(p)) / t(p); jobs of a kind gain alike."""
 
@@ -132,7 +115,6 @@ class Placed:
     placer: Placer
     start: Places = field(default_factory=dict)
     move: Places = field(default_factory=dict)
-    given: dict[int, list[int]] = field(default_factory=dict)  # by jobs that have become smaller
 
     def gpus(self, state: ClusterState, index: int) -> tuple[int, ...]:
         """A job's GPUs from now on."""
@@ -143,35 +125,100 @@ class Placed:
         (self.start if index in self.start else self.move)[index] = gpus
 
 
-def place(state: ClusterState, draft: Draft) -> Placed:
-    """Starts and moves. A job that shrinks stays on as few nodes as it can; none grows but one
-    that gets back what it asked for, which keeps all that it has.
+class _Spare:
+    """What jobs have beyond their size, by node: taken back where somebody needs it."""
+
+    def __init__(self, state: ClusterState, draft: Draft, placed: Placed) -> None:
+        self._state, self._draft, self._placed = state, draft, placed
+        self._found: dict[int, list[tuple[int, int]]] | None = None
+        self._lost: dict[int, set[int]] = {}
+
+    @property
+    def _on(self) -> dict[int, list[tuple[int, int]]]:
+        """By node: GPUs, and the jobs that have them. Worked out when it is first asked for."""
+        if self._found is None:
+            self._found = self._find()
+        return self._found
+
+    def _find(self) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        owner = self._state.cluster.owner
+        for index, size in self._draft.sizes.items():
+            gpus = self._state.jobs[index].gpus
+            if len(gpus) > size:
+                kept = _closest(gpus, size, owner)
+                for gpu in gpus[size:] if kept == gpus[:size] else set(gpus).difference(kept):
+                    found.setdefault(owner[gpu], []).append((gpu, index))
+        return found
+
+    def place(self, count: int) -> tuple[int, ...]:
+        """GPUs for a job, on one node if there is any."""
+        placer = self._placed.placer
+        if placer.best_fit(count) is None and self._on:
+            short = ((count - placer.count(node), node) for node in self._on)
+            able = [(few, node) for few, node in short if len(self._on[node]) >= few]
+            if able:
+                self._take(*reversed(min(able)))
+        if count > placer.total:
+            self.take_all()
+        return _found(placer, count)
+
+    def take_all(self) -> None:
+        """Everybody is as large as the draft says."""
+        for node in sorted(self._on):
+            self._take(node, len(self._on[node]))
+
+    def _take(self, node: int, count: int) -> None:
+        there = sorted(self._on[node])
+        self._on[node] = there[count:]
+        self._placed.placer.give([gpu for gpu, _ in there[:count]], self._state.cluster.owner)
+        for gpu, index in there[:count]:
+            self._lost.setdefault(index, set()).add(gpu)
+
+    def settle(self) -> None:
+        """Jobs keep what is left to them."""
+        draft = self._draft
+        for index, size in draft.sizes.items():
+            left = len(self._state.jobs[index].gpus) - len(self._lost.get(index, ()))
+            if left > size:
+                draft.sizes[index] = left
+                draft.room -= left - size
+        for index, lost in self._lost.items():
+            gpus = self._state.jobs[index].gpus
+            self._placed.move[index] = tuple(gpu for gpu in gpus if gpu not in lost)
+
+
+def place(state: ClusterState, draft: Draft, *, keep: bool) -> Placed:
+    """Starts and moves. None grows but one that gets back what it asked for.
+
+    Jobs that are larger than the draft says give what others need, on a node where that is enough,
+    and, to `keep`, no more than that: so few jobs change at one event.
     """
     placer, owner = state.placer(), state.cluster.owner
     placed = Placed(placer)
     for index in draft.stops:
         placer.give(state.jobs[index].gpus, owner)
-    for index, size in draft.sizes.items():
-        gpus = state.jobs[index].gpus
-        if len(gpus) > size:
-            placed.move[index] = _closest(gpus, size, owner)
-            placed.given[index] = sorted(set(gpus).difference(placed.move[index]))
-            placer.give(placed.given[index], owner)
+    spare = _Spare(state, draft, placed)
+    if not keep:
+        spare.take_all()
     for index in draft.starts:
-        placed.start[index] = _found(placer, draft.sizes[index])
+        placed.start[index] = spare.place(draft.sizes[index])
     for index, size in draft.sizes.items():
         gpus = state.jobs[index].gpus
         if 0 < len(gpus) < size:
+            if size - len(gpus) > placer.total:
+                spare.take_all()
             more = _near(placer, {owner[gpu] for gpu in gpus}, size - len(gpus))
             placed.move[index] = tuple(sorted((*gpus, *more)))
+    spare.settle()
     return placed
 
 
 def _closest(gpus: tuple[int, ...], size: int, owner: Sequence[int]) -> tuple[int, ...]:
     """So many of them, on the nodes where most are."""
-    there = Counter(owner[gpu] for gpu in gpus)
-    if len(there) == 1:
+    if owner[gpus[0]] == owner[gpus[-1]]:  # GPUs are in order
         return gpus[:size]
+    there = Counter(owner[gpu] for gpu in gpus)
     best = sorted(gpus, key=lambda gpu: (-there[owner[gpu]], owner[gpu], gpu))
     return tuple(sorted(best[:size]))
 

@@ -72,7 +72,7 @@ class Waterflow(Policy):
         if draft.waiting(state) > min(self._most_waiting, state.available // _GPUS_EACH):
             draft = self._draft(state, owners, halve=True)
         all_run = not draft.waiting(state)
-        placed = place(state, draft)
+        placed = place(state, draft, keep=all_run)
         if all_run:
             grow(state, draft, placed)
         start, move = placed.start, placed.move
