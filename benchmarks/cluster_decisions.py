@@ -2,9 +2,9 @@
 
     python -m benchmarks.cluster_decisions --json
 
-Three moments: "half waits" (1,000 jobs run on 4,500 GPUs), "nobody waits" (all 2,000 run, 1,300 GPUs
-are idle), "full" (every GPU is in use, a third of the jobs is opportunistic, quotas of two tenants).
-Milliseconds of CPU time: the first decision, and the median of five.
+Three moments: "half waits" (1,000 jobs run on 4,500 GPUs), "nobody waits" (all 2,000 run, 1,300
+GPUs are idle), "full" (every GPU is in use, a third of the jobs is opportunistic, quotas of two
+tenants). Milliseconds of CPU time: the first decision, and the median of five.
 """
 
 from __future__ import annotations

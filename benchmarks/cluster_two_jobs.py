@@ -4,8 +4,8 @@
 
 Job A (GCN, 3.5 GB, no quota, 43 minutes alone) runs when job B (ResNet-50, 30 GB, with a quota,
 91.1 minutes alone) comes 26 minutes later. What is taken from the paper beside those figures: B on
-28.5 of its 30 GB takes 541.6 minutes (the row "UMem", which says how fast it is with so little). All
-else follows from the policies and from the rules for memory. None: failed, as in the paper.
+28.5 of its 30 GB takes 541.6 minutes (so the row "UMem" says how fast it is with so little, and is
+no test of ours). All else follows from the policies and from the rules for memory. None: failed.
 """
 
 from __future__ import annotations

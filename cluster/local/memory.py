@@ -53,9 +53,7 @@ def first_come(jobs: Sequence[OnGpu], capacity: int) -> list[int]:
 def all_or_nothing(jobs: Sequence[OnGpu], capacity: int) -> list[int]:
     """No such memory: a job that does not get all it asks for fails (AntMan, Table 2, "Pack")."""
     given = first_come(jobs, capacity)
-    return [
-        has if has == job.spec.memory else 0 for job, has in zip(jobs, given, strict=True)
-    ]
+    return [has if has == job.spec.memory else 0 for job, has in zip(jobs, given, strict=True)]
 
 
 def squeezed(spec: JobSpec, memory: int) -> float:

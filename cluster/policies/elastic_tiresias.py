@@ -52,7 +52,9 @@ class ElasticTiresias(Tiresias):
         ranks = new_ranks(state, down, draft.stops, draft.starts)
         kept = [job.spec.index for job in down if job.spec.index in draft.sizes]
         watch = self._watch(state, [*draft.starts, *kept], ranks)
-        return Plan(stop=tuple(draft.stops), start=placed.start, move=placed.move, ranks=ranks, watch=watch)
+        return Plan(
+            stop=tuple(draft.stops), start=placed.start, move=placed.move, ranks=ranks, watch=watch
+        )
 
     def _draft(self, state: ClusterState, down: Sequence[JobState], *, halve: bool) -> Draft:
         draft = Draft(state.available)

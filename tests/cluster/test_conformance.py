@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from tests.support.clusters import state_of
 from waterflow.cluster import ClusterSpec, JobSpec, NodeSpec, simulate
+from waterflow.cluster.local.coordinator import TOLERANCE
 from waterflow.cluster.policies import POLICIES, make_policy
 from waterflow.cluster.simulator.costs import MEASURED
 from waterflow.cluster.simulator.failures import Failures
-from waterflow.cluster.local.coordinator import TOLERANCE
 from waterflow.cluster.state import Plan
 from waterflow.cluster.testing import (
     check_exclusive,
@@ -73,7 +73,8 @@ def traces(draw, gpus):
             model=model,
             utilization=busy,
         )
-        for index, (submit, size, seconds, claim, tenant, memory, model, busy, elastic) in enumerate(rows)
+        for index, row in enumerate(rows)
+        for submit, size, seconds, claim, tenant, memory, model, busy, elastic in [row]
     ]
 
 
@@ -147,7 +148,7 @@ def test_the_checks_find_what_is_wrong():
     state = state_of(cluster, policy, running=[(claim, (0,), 0.0), (guest, (0,), 0.0)])
     slow = replace(state.jobs[0], step_time=1.1)
     state.jobs[0] = slow
-    with pytest.raises(PlanError, match="has a claim and takes 1.1 s a step"):
+    with pytest.raises(PlanError, match=r"has a claim and takes 1\.1 s a step"):
         check_not_slowed(state, TOLERANCE)
     with pytest.raises(PlanError, match="tenant 'a' has 2 GPUs with a claim and a quota of 1"):
         check_quotas(state, Plan(opportunistic={1: False}))

@@ -3,6 +3,7 @@ import pytest
 from tests.support.clusters import job, state_of
 from waterflow.cluster import ClusterSpec, simulate
 from waterflow.cluster.policies.elastic_tiresias import ElasticTiresias
+from waterflow.cluster.policies.tiresias import Tiresias
 from waterflow.cluster.simulator.costs import FREE, Costs
 from waterflow.cluster.simulator.measured import Measured
 from waterflow.cluster.simulator.speeds import Plain
@@ -32,18 +33,22 @@ def test_a_new_job_finds_its_gpus_together_where_others_have_grown():
     assert len(plan.move[shrunk]) == 1  # one gives three; the other keeps what nobody needs
 
 
-def minutes_of_work(costs, policy=None):
-    """Amoeba, section 3.2: a job on four GPUs, and two more that are idle for two minutes."""
-    jobs = [job(0, gpus=4, seconds=1e4), job(1, gpus=2, seconds=1000), job(2, 1120.0, gpus=2)]
-    found = simulate(jobs, ClusterSpec.of(1, 6), policy or ElasticTiresias(), speeds=Plain(),
-                     costs=costs)  # fmt: skip
-    return found.finish[0]
+def end_of(idle, costs, policy=None):
+    """A job on four GPUs, two more that are idle for `idle` seconds, and a job that takes them."""
+    jobs = [
+        job(0, gpus=4, seconds=2000),
+        job(1, gpus=2, seconds=500),
+        job(2, 500.0 + idle, gpus=2, seconds=5000),
+    ]
+    cluster = ClusterSpec.of(1, 6)
+    policy = policy or ElasticTiresias(limits=(1e9, 1e9))
+    return simulate(jobs, cluster, policy, speeds=Plain(), costs=costs).finish[0]
 
 
 def test_stopping_and_starting_loses_more_than_two_idle_minutes_bring():
-    from waterflow.cluster.policies.tiresias import Tiresias
-
-    never = minutes_of_work(FREE, Tiresias())
-    stop_resume = minutes_of_work(Costs(grow=30, shrink=30))
-    amoeba = minutes_of_work(Costs(grow=1.14))
-    assert amoeba < never < stop_resume
+    # Amoeba, section 3.2: 30 s to grow and 30 s to shrink, 360 GPU seconds instead of 480.
+    alone = end_of(120, FREE, Tiresias(limits=(1e9, 1e9)))
+    assert alone == 2000
+    assert end_of(120, Costs(grow=1.14)) < alone < end_of(120, Costs(grow=30, shrink=30))
+    # Worth it from three minutes on: half as fast again, for a minute lost.
+    assert end_of(200, Costs(grow=30, shrink=30)) < alone
