@@ -92,10 +92,33 @@ class Placer:
         node = self.best_fit(count)
         if node is not None:
             return self._grab(((node, count),))
+        if together and count <= self._free.largest:
+            return None
         nodes = self._spread(count)
         if together and len(nodes) > -(-count // self._free.largest):
             return None
         return self._grab(nodes)
+
+    def count(self, node: int) -> int:
+        """How many of a node's GPUs are free."""
+        ids = self._changed.get(node)
+        return len(self._free.ids[node] if ids is None else ids)
+
+    def has(self, gpu: int, node: int) -> bool:
+        """A GPU of a node is free."""
+        ids = self._changed.get(node)
+        return gpu in (self._free.ids[node] if ids is None else ids)
+
+    def take_all(self) -> list[int]:
+        """Take whatever is free."""
+        found = [gpu for ids in self._changed.values() for gpu in ids]
+        for nodes in self._free.by_count[1:]:
+            for node in nodes:
+                if node not in self._changed:
+                    found += self._free.ids[node]
+        self._changed = {node: [] for node in range(len(self._free.ids))}
+        self.total = 0
+        return found
 
     def take_from(self, node: int, count: int) -> tuple[int, ...]:
         """Take GPUs of a node that has as many."""

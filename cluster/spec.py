@@ -30,8 +30,12 @@ class JobSpec:
         guaranteed: it has a claim to its tenant's quota; an opportunistic job runs on what is left.
         memory: bytes on each GPU at its most; 0 where the trace does not say.
         least_memory: bytes it can be squeezed to, as the planner's memory curve says; 0: `memory`.
+        curve: (share of `memory`, speed) from small to large: how fast it is on less, of its speed
+            on all, as the planner's memory curve says; none: nothing is known.
         utilization: share of the time in which it keeps its GPUs busy, 0 to 1.
+        adaptive: it declares that it can grow into idle GPUs and shrink again (Gandiva, 4.1).
         batch: samples per step over all GPUs; 0 where the trace does not say.
+        line: where the trace has it; 0: it is from no file.
         stages: seconds of a step on the host, on the GPU and on the network, where a trace says.
     """
 
@@ -46,9 +50,17 @@ class JobSpec:
     guaranteed: bool = True
     memory: int = 0
     least_memory: int = 0
+    curve: tuple[tuple[float, float], ...] = ()
     utilization: float = 1.0
+    adaptive: bool = False
     batch: int = 0
     stages: tuple[float, ...] = ()
+    line: int = field(default=0, compare=False)
+
+    @property
+    def called(self) -> str:
+        """Its name, and where the trace has it, for messages."""
+        return f"job {self.name!r}" + (f" (line {self.line})" if self.line else "")
 
     @property
     def seconds(self) -> float:
@@ -79,13 +91,15 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         for number, node in enumerate(self.nodes):
-            if node.gpus < 1 or node.memory < 0:
+            if node.gpus < 1:
                 raise JobError(
-                    f"node {number} has {node.gpus} GPUs of {node.memory} bytes: a node needs at "
-                    "least one GPU; leave nodes without GPUs out"
+                    f"node {number} has {node.gpus} GPUs: a node needs at least one; leave nodes "
+                    "without GPUs out"
                 )
         if not self.nodes:
             raise JobError("the cluster has no GPUs: give it at least one node (--nodes 1)")
+        if any(node.memory < 0 for node in self.nodes):
+            raise JobError("a node's GPUs have less than no memory: give 0 GiB or more")
         if self.sharing < 1:
             raise JobError(f"sharing is {self.sharing}: jobs on one GPU are at least 1")
         for tenant, gpus in self.quotas.items():
@@ -94,6 +108,7 @@ class ClusterSpec:
         firsts = (0, *accumulate(node.gpus for node in self.nodes))
         owner = tuple(n for n, node in enumerate(self.nodes) for _ in range(node.gpus))
         object.__setattr__(self, "_firsts", firsts)
+        object.__setattr__(self, "_largest", max(node.gpus for node in self.nodes))
         object.__setattr__(self, "_owner", owner)
 
     @classmethod
@@ -136,6 +151,11 @@ class ClusterSpec:
         return int(self._firsts[-1])
 
     @property
+    def largest(self) -> int:
+        """GPUs of the largest node."""
+        return int(self._largest)
+
+    @property
     def firsts(self) -> Sequence[int]:
         """The number of each node's first GPU, and at last the number of all GPUs."""
         return self._firsts
@@ -146,4 +166,5 @@ class ClusterSpec:
         return self._owner
 
     _firsts: Any = field(init=False, repr=False, compare=False, default=())
+    _largest: Any = field(init=False, repr=False, compare=False, default=0)
     _owner: Any = field(init=False, repr=False, compare=False, default=())

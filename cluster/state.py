@@ -6,6 +6,7 @@ function of the state alone, and the simulator and an engine on real machines ca
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
@@ -141,6 +142,11 @@ class ClusterState:
         self._used = [0]
         self._occupants: list[tuple[int, ...]] = [()] * cluster.gpus
         self._claims = [0] * cluster.gpus  # jobs on each GPU that are not opportunistic
+        self._loads: list[tuple[float, int]] = [(0.0, gpu) for gpu in range(cluster.gpus)]
+        self._load_of = [0.0] * cluster.gpus
+        self._crowded: set[int] = set()
+        self._spread: set[int] = set()
+        self._load_changed: set[int] = set()  # since the list was last asked for
 
     @property
     def levels(self) -> int:
@@ -185,6 +191,26 @@ class ClusterState:
     def occupants(self, gpu: int) -> Sequence[int]:
         """The jobs on a GPU."""
         return self._occupants[gpu]
+
+    def crowded(self) -> Sequence[int]:
+        """The GPUs with more than one job."""
+        return sorted(self._crowded)
+
+    def spread(self) -> Sequence[int]:
+        """The jobs that run on more nodes than they would need."""
+        return sorted(self._spread)
+
+    def by_load(self) -> Sequence[tuple[float, int]]:
+        """All GPUs with the utilization of the jobs on them, added up: the freest first."""
+        for gpu in self._load_changed:
+            load = sum(self.jobs[index].spec.utilization for index in self._occupants[gpu])
+            old = (self._load_of[gpu], gpu)
+            if load != old[0]:
+                del self._loads[bisect_left(self._loads, old)]
+                insort(self._loads, (load, gpu))
+                self._load_of[gpu] = load
+        self._load_changed.clear()
+        return self._loads
 
     def placer(self, *, over_opportunistic: bool = False) -> Placer:
         """A search among free GPUs; those of opportunistic jobs alone count as free if asked."""

@@ -26,6 +26,7 @@ class StateStore(ClusterState):
             return
         self._running[job.level][index] = job
         self._used[job.level] += len(job.gpus)
+        self._note_spread(job)
         self._occupy(index, job.gpus, job.opportunistic)
 
     def put_same_place(self, job: JobState) -> None:
@@ -41,14 +42,24 @@ class StateStore(ClusterState):
             self._pending[job.level].remove(job.spec.gpus, job.rank, index)
             return
         del self._running[job.level][index]
+        self._spread.discard(index)
         self._used[job.level] -= len(job.gpus)
         self._vacate(index, job.gpus, job.opportunistic)
+
+    def _note_spread(self, job: JobState) -> None:
+        need = -(-len(job.gpus) // self.cluster.largest)
+        if len(job.gpus) > 1 and self.nodes_of(job.gpus) > need:
+            self._spread.add(job.spec.index)
+        else:
+            self._spread.discard(job.spec.index)
 
     def _resize(self, old: JobState, job: JobState) -> None:
         """A running job goes on on other GPUs: only what differs is touched."""
         index, before, after = job.spec.index, set(old.gpus), set(job.gpus)
         self.put_same_place(job)
         self._used[job.level] += len(job.gpus) - len(old.gpus)
+        if old.gpus != job.gpus:
+            self._note_spread(job)
         gone = tuple(gpu for gpu in old.gpus if gpu not in after)
         self._vacate(index, gone, job.opportunistic)
         new = tuple(gpu for gpu in job.gpus if gpu not in before)
@@ -56,19 +67,25 @@ class StateStore(ClusterState):
 
     def _occupy(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
         alone = []
+        self._load_changed.update(gpus)
         for gpu in gpus:
             there = self._occupants[gpu]
             self._occupants[gpu] = (*there, index)
             if not there:
                 alone.append(gpu)
+            else:
+                self._crowded.add(gpu)
         self._free.take(alone)
         if not opportunistic:
             self._claim(gpus)
 
     def _vacate(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
         alone = []
+        self._load_changed.update(gpus)
         for gpu in gpus:
             there = self._occupants[gpu] = tuple(j for j in self._occupants[gpu] if j != index)
+            if len(there) < 2:
+                self._crowded.discard(gpu)
             if not there:
                 alone.append(gpu)
         self._free.give(alone)

@@ -42,6 +42,52 @@ def check_plan(state: ClusterState, plan: Plan) -> None:
             raise PlanError(f"GPU {gpu} is given jobs of {memory[gpu]} bytes, more than it has")
 
 
+def check_state(state: ClusterState) -> None:
+    """No GPU is lost: those that are free and those of running jobs are all there are."""
+    used = {gpu for job in state.jobs.values() for gpu in job.gpus}
+    if state.free + len(used) != state.available:
+        raise PlanError(
+            f"{state.free} GPUs are free, {len(used)} are in use, and there are {state.available}"
+        )
+
+
+def check_quotas(state: ClusterState, plan: Plan) -> None:
+    """No tenant's jobs with a claim run on more GPUs than its quota."""
+    used: Counter[str] = Counter()
+    for index, job in state.jobs.items():
+        gpus = plan.start.get(index) or plan.move.get(index) or job.gpus
+        runs = index not in plan.stop or index in plan.start
+        if runs and not plan.opportunistic.get(index, job.opportunistic):
+            used[job.spec.tenant] += len(gpus)
+    quotas = state.cluster.quotas
+    for tenant, count in used.items() if quotas else ():
+        if count > quotas.get(tenant, 0):
+            raise PlanError(
+                f"tenant {tenant!r} has {count} GPUs with a claim and a quota of "
+                f"{quotas.get(tenant, 0)}"
+            )
+
+
+def check_not_slowed(state: ClusterState, tolerance: float) -> None:
+    """No job with a claim is slower for an opportunistic one, but by `tolerance` of its speed."""
+    owner = state.cluster.owner
+    for job in state.jobs.values():
+        nodes = {owner[gpu] for gpu in job.gpus}
+        beside = {
+            other.opportunistic
+            for other in state.jobs.values()
+            if other is not job and any(owner[gpu] in nodes for gpu in other.gpus)
+        }
+        if not job.gpus or job.opportunistic or beside != {True}:
+            continue  # it shares with its equals, or with nobody
+        alone = state.speeds.step_time(job.spec, len(job.gpus), len(nodes))
+        if job.step_time * (1.0 - tolerance) > alone * (1.0 + 1e-9):
+            raise PlanError(
+                f"job {job.spec.name!r} has a claim and takes {job.step_time:.6g} s a step beside "
+                f"opportunistic jobs, {alone:.6g} s alone"
+            )
+
+
 def _check_kinds(jobs: dict[int, JobState], plan: Plan) -> None:
     for index in (*plan.stop, *plan.move):
         if index not in jobs or not jobs[index].gpus:

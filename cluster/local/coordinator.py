@@ -43,11 +43,11 @@ def packing_pays(packed: Sequence[float], alone: Sequence[float]) -> bool:
 
 def _limit(job: OnGpu, jobs: Sequence[OnGpu], firsts: Sequence[OnGpu], speeds: Speeds) -> float:
     if not job.opportunistic:
-        guests = len(jobs) - len(firsts)
-        return _among_equals(job, firsts, speeds) * (1.0 - TOLERANCE if guests else 1.0)
+        lost = sum(_guest(g.spec, job.spec, speeds)[1] for g in jobs if g.opportunistic)
+        return _among_equals(job, firsts, speeds) * (1.0 - min(lost, TOLERANCE))
     speed = _among_equals(job, [other for other in jobs if other.opportunistic], speeds)
     for first in firsts:
-        speed *= _beside_guaranteed(job.spec, first.spec, speeds)
+        speed *= _guest(job.spec, first.spec, speeds)[0]
     return speed
 
 
@@ -68,8 +68,15 @@ def _packed(job: OnGpu, equals: Sequence[OnGpu], speeds: Speeds) -> float:
     return speed
 
 
-def _beside_guaranteed(spec: JobSpec, first: JobSpec, speeds: Speeds) -> float:
-    """In the gaps of `first`, or as much of the time as costs `first` the tolerance."""
+def _guest(spec: JobSpec, first: JobSpec, speeds: Speeds) -> tuple[float, float]:
+    """How fast a guest is, and what it costs `first`, both of the speed alone.
+
+    In the gaps of `first` it costs nothing (AntMan, Table 5: 99 % of 10,000 jobs did not notice).
+    Where there are none, it has as much of the time as costs the tolerance.
+    """
     loss = 1.0 - speeds.shared(first, spec)
     duty = 1.0 if loss <= TOLERANCE else TOLERANCE / loss
-    return max(1.0 - first.utilization, duty * speeds.shared(spec, first), 1e-6)
+    throttled, gaps = duty * speeds.shared(spec, first), 1.0 - first.utilization
+    if gaps >= throttled:
+        return max(gaps, 1e-6), 0.0
+    return max(throttled, 1e-6), max(duty * loss, 0.0)

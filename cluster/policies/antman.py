@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from math import inf
 
 from waterflow.cluster.free import Placer
+from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
 BUSY = 0.8  # of the time; a GPU above is left alone
-_MANY = 256  # that have waited too long are looked at
 WINDOW = 10.0  # seconds over which that is measured; who came within them counts as busy
 PATIENCE = 60.0  # seconds that a guaranteed job waits before it runs as opportunistic
+_OPPORTUNISTIC, _MEANWHILE = 1, 2  # queues; the latter: guaranteed jobs that run as opportunistic
 
 
 @dataclass
@@ -34,10 +35,8 @@ class _Draft:
     stop: set[int] = field(default_factory=set)  # opportunistic jobs in the way of guaranteed ones
     leaves: set[int] = field(default_factory=set)  # those that move
     claimed: set[int] = field(default_factory=set)
-    load: dict[int, float] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
     count: Counter[int] = field(default_factory=Counter)
-    impatient: list[int] = field(default_factory=list)
     wake: float = inf
 
 
@@ -48,13 +47,18 @@ class AntMan(Policy):
     source = "AntMan, section 3.3 (Algorithm 1)"
     summary = "quotas; opportunistic jobs in the gaps of guaranteed ones, upgraded when they can be"
     shares = True
+    keeps_quotas = True
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
 
     def level(self, job: JobState) -> int:
         """Queue 1 is that of opportunistic jobs."""
-        return int(not job.spec.guaranteed)
+        return 0 if job.spec.guaranteed else _OPPORTUNISTIC
+
+    def level_after_stop(self, job: JobState) -> int:
+        """A guaranteed job keeps its place in its queue."""
+        return self.level(job)
 
     def decide(self, state: ClusterState) -> Plan:
         """Guaranteed jobs and upgrades, then opportunistic jobs."""
@@ -66,20 +70,27 @@ class AntMan(Policy):
             start=draft.start,
             move=draft.move,
             opportunistic=draft.opportunistic,
+            ranks=self._ranks(state, draft),
             wake=draft.wake,
         )
 
+    def _ranks(self, state: ClusterState, draft: _Draft) -> dict[int, tuple[int, Rank]]:
+        ranks = {i: (self.level(state.jobs[i]), state.jobs[i].rank) for i in draft.stop}
+        for index, opportunistic in draft.opportunistic.items():
+            job = state.jobs[index]
+            if job.spec.guaranteed:
+                ranks[index] = (_MEANWHILE if opportunistic else 0, job.rank)
+        return ranks
+
     def _start_guaranteed(self, state: ClusterState, draft: _Draft) -> None:
         """In order of the queue, also those that run as opportunistic meanwhile."""
+        if not draft.placer.total:
+            return
         walk = state.pending(0).walk()
-        meanwhile = sorted(
-            (job for job in state.running(0).values() if job.opportunistic),
-            key=lambda job: job.rank,
-            reverse=True,
-        )
+        running = state.running(_MEANWHILE).values() if state.levels > _MEANWHILE else ()
+        meanwhile = sorted(running, key=lambda job: job.rank, reverse=True)
         blocked: set[str] = set()
-        tenants = max(len(state.cluster.quotas), 1)
-        while draft.placer.total or (len(blocked) < tenants and len(draft.impatient) < _MANY):
+        while draft.placer.total:
             head = walk.first()
             if meanwhile and (head is None or meanwhile[-1].rank < head.rank):
                 job = meanwhile.pop()
@@ -90,19 +101,21 @@ class AntMan(Policy):
                 walk.next()
             else:
                 break
-            if job.spec.tenant in blocked or not _within_quota(state, draft, job):
-                # First come, first served: nobody of a tenant passes one who waits for quota.
-                blocked.add(job.spec.tenant)
-            elif self._start_or_upgrade(state, draft, job):
+            if job.spec.tenant in blocked:
                 continue
-            else:
+            if not _within_quota(state, draft, job):
+                # First come, first served: nobody of a tenant passes one who waits for quota.
+                # One that no quota will ever be enough for does not hold up the others.
+                if job.spec.gpus <= state.cluster.quotas.get(job.spec.tenant, 0):
+                    blocked.add(job.spec.tenant)
+            elif not self._start_or_upgrade(state, draft, job):
                 _reserve(draft, job)
-            if not job.running:
-                self._wait(state, draft, job)
 
     def _start_or_upgrade(self, state: ClusterState, draft: _Draft, job: JobState) -> bool:
         """Job upgrade: where it runs, if nobody has a claim there; else it moves."""
         if job.running and not any(state.claimed(g) or g in draft.claimed for g in job.gpus):
+            for gpu in job.gpus:
+                self._make_room(state, draft, gpu, job)
             draft.placer.take(job.gpus, state.cluster.owner)
             draft.claimed.update(job.gpus)
             draft.used[job.spec.tenant] += len(job.gpus)
@@ -122,54 +135,61 @@ class AntMan(Policy):
         if job.running:
             draft.leaves.add(job.spec.index)
         for gpu in gpus:
-            if not _fits(state, draft, gpu, job):
+            if not _fits(state, draft, gpu, job, opportunistic=False):
                 draft.stop.update(_there(state, draft, gpu))
         return gpus
 
-    def _wait(self, state: ClusterState, draft: _Draft, job: JobState) -> None:
-        expires = job.waits_since + self._patience
-        if expires <= state.now:
-            draft.impatient.append(job.spec.index)
-        else:
-            draft.wake = min(draft.wake, expires)
+    def _make_room(self, state: ClusterState, draft: _Draft, gpu: int, job: JobState) -> None:
+        """Jobs beside one that is upgraded stop where it cannot have all its memory."""
+        cluster = state.cluster
+        others = [i for i in _there(state, draft, gpu) if i != job.spec.index]
+        used = sum(state.jobs[i].spec.floor for i in others) + draft.memory.get(gpu, 0)
+        if others and used + job.spec.memory > cluster.nodes[cluster.owner[gpu]].memory:
+            draft.stop.update(others)
 
     def _start_opportunistic(self, state: ClusterState, draft: _Draft) -> None:
-        level = state.pending(1) if state.levels > 1 else None
-        if not draft.impatient and (level is None or not level.count):
-            return
-        recent = self._measure(state, draft)
-        lists = _by_load(state, draft)
-        walk = level.walk() if level is not None else None
-        failed: set[int] = set()
-        while walk is not None and (head := walk.first()):
-            if self._squeeze_in(state, draft, state.jobs[head.job], lists):
-                walk.next()
-            else:
-                failed.add(head.gpus)
-                walk.drop()
-        for index in draft.impatient:
-            if state.jobs[index].spec.gpus not in failed and not self._squeeze_in(
-                state, draft, state.jobs[index], lists
-            ):
-                failed.add(state.jobs[index].spec.gpus)
-        if recent > state.now and failed:
-            draft.wake = min(draft.wake, recent)
+        """Opportunistic jobs, then guaranteed ones that have waited for long."""
+        gpus: list[int] | None = None
+        for level in (_OPPORTUNISTIC, 0):
+            walk = state.pending(level).walk() if level < state.levels else None
+            while walk is not None and (head := walk.first()):
+                job = state.jobs[head.job]
+                if head.job in draft.start:
+                    walk.next()
+                    continue
+                expires = job.waits_since + self._patience
+                if level == 0 and expires > state.now:
+                    draft.wake = min(draft.wake, expires)
+                    walk.next()
+                    continue
+                if gpus is None:
+                    gpus = self._by_load(state, draft)
+                if self._squeeze_in(state, draft, job, gpus):
+                    walk.next()
+                else:
+                    walk.drop()
 
-    def _measure(self, state: ClusterState, draft: _Draft) -> float:
-        """Load and memory of GPUs; when the next GPU that somebody came to is measured again."""
-        recent = inf
-        for job in state.all_running():
-            came = job.waits_since + WINDOW
-            busy = 1.0 if came > state.now else job.spec.utilization
-            if came > state.now:
+    def _by_load(self, state: ClusterState, draft: _Draft) -> list[int]:
+        """GPUs that are less busy than the limit, the freest first (`minLoadNodes`).
+
+        Those that somebody came to within the window are busy until it is over: then asked again.
+        """
+        owner, jobs, now = state.cluster.owner, state.jobs, state.now
+        taken = {gpu for places in (draft.start, draft.move) for g in places.values() for gpu in g}
+        found: list[int] = []
+        recent = now + WINDOW if taken else inf
+        for load, gpu in state.by_load():
+            if load >= BUSY:
+                break
+            if owner[gpu] in state.down or gpu in taken:
+                continue
+            came = max((jobs[i].waits_since for i in state.occupants(gpu)), default=-inf) + WINDOW
+            if came > now:
                 recent = min(recent, came)
-            for gpu in job.gpus:
-                draft.load[gpu] = draft.load.get(gpu, 0.0) + busy
-        for gpus in (*draft.start.values(), *draft.move.values()):
-            for gpu in gpus:
-                draft.load[gpu] = 1.0
-            recent = min(recent, state.now + WINDOW)
-        return recent
+            else:
+                found.append(gpu)
+        draft.wake = min(draft.wake, recent)
+        return found
 
     def _squeeze_in(
         self, state: ClusterState, draft: _Draft, job: JobState, gpus: list[int]
@@ -177,7 +197,9 @@ class AntMan(Policy):
         """Put a job on the freest GPUs; they are busy from then on."""
         found = []
         for gpu in gpus:
-            if _leaves_a_place(state, draft, gpu) and _fits(state, draft, gpu, job):
+            if _leaves_a_place(state, draft, gpu) and _fits(
+                state, draft, gpu, job, opportunistic=True
+            ):
                 found.append(gpu)
                 if len(found) == job.spec.gpus:
                     break
@@ -200,7 +222,7 @@ class AntMan(Policy):
         (draft.move if job.running else draft.start)[job.spec.index] = gpus
         draft.opportunistic[job.spec.index] = opportunistic
         for gpu in gpus:
-            draft.memory[gpu] = draft.memory.get(gpu, 0) + job.spec.floor
+            draft.memory[gpu] = draft.memory.get(gpu, 0) + _bytes(job, opportunistic)
             draft.count[gpu] += 1
         if not opportunistic:
             draft.claimed.update(gpus)
@@ -212,8 +234,7 @@ def _used(state: ClusterState) -> Counter[str]:
     used: Counter[str] = Counter()
     if state.cluster.quotas:
         for job in state.running(0).values():
-            if not job.opportunistic:
-                used[job.spec.tenant] += len(job.gpus)
+            used[job.spec.tenant] += len(job.gpus)
     return used
 
 
@@ -221,16 +242,15 @@ def _within_quota(state: ClusterState, draft: _Draft, job: JobState) -> bool:
     quotas, tenant = state.cluster.quotas, job.spec.tenant
     if not quotas:
         return True
-    used = draft.used[tenant]
-    # A job larger than its tenant's quota runs when the tenant has nothing else.
-    return used + job.spec.gpus <= quotas.get(tenant, 0) or (not used and not draft.start)
+    # A job larger than its tenant's quota runs as opportunistic alone.
+    return draft.used[tenant] + job.spec.gpus <= quotas.get(tenant, 0)
 
 
 def _reserve(draft: _Draft, job: JobState) -> None:
     """Keep other guaranteed jobs away from what one has found so far (line 8)."""
-    held = draft.placer.place(min(job.spec.gpus, draft.placer.total))
-    if held:
-        draft.claimed.update(held)
+    placer = draft.placer
+    held = placer.take_all() if job.spec.gpus >= placer.total else placer.place(job.spec.gpus)
+    draft.claimed.update(held or ())
 
 
 def _there(state: ClusterState, draft: _Draft, gpu: int) -> list[int]:
@@ -239,27 +259,27 @@ def _there(state: ClusterState, draft: _Draft, gpu: int) -> list[int]:
     return [i for i in there if i not in draft.stop and i not in draft.leaves]
 
 
-def _fits(state: ClusterState, draft: _Draft, gpu: int, job: JobState) -> bool:
+def _bytes(job: JobState, opportunistic: bool) -> int:
+    """What a job has to have: all it asks for with a claim, else as little as can be."""
+    return job.spec.floor if opportunistic else job.spec.memory
+
+
+def _fits(
+    state: ClusterState, draft: _Draft, gpu: int, job: JobState, *, opportunistic: bool
+) -> bool:
     cluster, there = state.cluster, _there(state, draft, gpu)
     if len(there) + draft.count[gpu] >= cluster.sharing:
         return False
-    used = sum(state.jobs[index].spec.floor for index in there) + draft.memory.get(gpu, 0)
-    return used + job.spec.floor <= cluster.nodes[cluster.owner[gpu]].memory
+    memory = cluster.nodes[cluster.owner[gpu]].memory
+    if not there and not draft.count[gpu]:
+        return job.spec.floor <= memory
+    stay = (state.jobs[index] for index in there)
+    used = sum(_bytes(other, other.opportunistic) for other in stay) + draft.memory.get(gpu, 0)
+    return used + _bytes(job, opportunistic) <= memory
 
 
 def _leaves_a_place(state: ClusterState, draft: _Draft, gpu: int) -> bool:
     """An opportunistic job must not keep a guaranteed one from coming to a GPU, too."""
-    if state.claimed(gpu) or gpu in draft.claimed:
+    if state.claimed(gpu) or gpu in draft.claimed or state.cluster.sharing == 1:
         return True
     return len(_there(state, draft, gpu)) + draft.count[gpu] + 1 < state.cluster.sharing
-
-
-def _by_load(state: ClusterState, draft: _Draft) -> list[int]:
-    """GPUs that are less busy than the limit, the freest first (`minLoadNodes`)."""
-    owner, load = state.cluster.owner, draft.load
-    found = [
-        (load.get(gpu, 0.0), gpu)
-        for gpu in range(state.cluster.gpus)
-        if load.get(gpu, 0.0) < BUSY and owner[gpu] not in state.down
-    ]
-    return [gpu for _, gpu in sorted(found)]

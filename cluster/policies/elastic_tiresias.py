@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from waterflow.cluster.policies.sizing import Draft, grow, keep_or_stop, place, start_waiting
+from waterflow.cluster.policies.sizing import (
+    Draft,
+    grow,
+    keep_or_stop,
+    place,
+    start_waiting,
+)
 from waterflow.cluster.policies.tiresias import Tiresias, new_ranks
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
@@ -39,13 +45,16 @@ class ElasticTiresias(Tiresias):
         draft = self._draft(state, down, halve=False)
         if draft.waiting(state) > self._most_waiting:
             draft = self._draft(state, down, halve=True)
-        if draft.room and not draft.waiting(state):
-            grow(state, draft)
-        start, move = place(state, draft)
+        all_run = not draft.waiting(state)
+        placed = place(state, draft, keep=all_run)
+        if all_run:
+            grow(state, draft, placed)
         ranks = new_ranks(state, down, draft.stops, draft.starts)
         kept = [job.spec.index for job in down if job.spec.index in draft.sizes]
         watch = self._watch(state, [*draft.starts, *kept], ranks)
-        return Plan(stop=tuple(draft.stops), start=start, move=move, ranks=ranks, watch=watch)
+        return Plan(
+            stop=tuple(draft.stops), start=placed.start, move=placed.move, ranks=ranks, watch=watch
+        )
 
     def _draft(self, state: ClusterState, down: Sequence[JobState], *, halve: bool) -> Draft:
         draft = Draft(state.available)

@@ -6,12 +6,13 @@ faster: the local coordinator undoes a packing that does not pay. When GPUs are 
 share move there, then jobs that are spread over more nodes than they need, and nodes that are
 almost empty are emptied. Jobs of a lower class never take turns with those of a higher one.
 
-Jobs do not grow: Gandiva grows only those that ask for it, which no public trace says.
+Jobs that declare that they can (`JobSpec.adaptive`) grow into idle GPUs of their server when nobody
+has come for a while, and shrink as soon as somebody waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -19,6 +20,7 @@ from waterflow.cluster.free import Placer
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.state import NOTHING, ClusterState, JobState, Plan
 
+IDLE = 60.0  # seconds without a new job after which jobs grow
 MOVES = 8  # at one decision
 _EMPTY = 0.75  # a node with so much of its GPUs free is emptied (3 of 4 in the paper)
 
@@ -29,7 +31,6 @@ class _Draft:
     start: dict[int, tuple[int, ...]] = field(default_factory=dict)
     move: dict[int, tuple[int, ...]] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)  # GPUs given to somebody by this plan
-    others: dict[int, set[int]] = field(default_factory=dict)  # nodes not of a size's affinity
     candidates: dict[tuple[int, bool], list[int]] = field(default_factory=dict)
 
 
@@ -40,6 +41,7 @@ class Gandiva(Policy):
     source = "Gandiva, section 4.2 (Algorithm 1)"
     summary = "early feedback: jobs share GPUs in turns or packed, and move to better places"
     shares = True
+    turns_on_servers = True
 
     def level(self, job: JobState) -> int:
         """Opportunistic jobs have a queue of their own, after all others."""
@@ -48,21 +50,27 @@ class Gandiva(Policy):
     def decide(self, state: ClusterState) -> Plan:
         """Place those that wait; if nobody does, better the places of those that run."""
         draft = _Draft(state.placer())
+        quiet_since = state.memory if isinstance(state.memory, float) else 0.0
+        wake = inf
         if state.waiting:
+            _shrink(state, draft)
             self._start(state, draft)
-        if state.free and not draft.start:
+            quiet_since = state.now
+        elif state.free:
             _unshare(state, draft)
             _bring_together(state, draft)
             _defragment(state, draft)
-        if not draft.start and not draft.move:
+            if not draft.move:
+                wake = _grow(state, draft, quiet_since + IDLE)
+        if not draft.start and not draft.move and wake == inf and not state.waiting:
             return NOTHING
         # Whoever still waits may share with those that start now: asked again at once.
-        left = state.waiting - len(draft.start)
-        wake = state.now if draft.start and left else inf
-        return Plan(start=draft.start, move=draft.move, wake=wake)
+        if draft.start and state.waiting > len(draft.start):
+            wake = state.now
+        return Plan(start=draft.start, move=draft.move, wake=wake, memory=quiet_since)
 
     def _start(self, state: ClusterState, draft: _Draft) -> None:
-        affinity = _affinities(state)
+        affinity = _Affinity(state)
         for level in range(state.levels):
             walk = state.pending(level).walk()
             while head := walk.first():
@@ -77,40 +85,105 @@ class Gandiva(Policy):
                 draft.start[head.job] = gpus
                 draft.taken.update(gpus)
                 for node in {state.cluster.owner[gpu] for gpu in gpus}:
-                    if node not in affinity:
-                        affinity[node] = job.spec.gpus
-                        for size, nodes in draft.others.items():
-                            if size != job.spec.gpus:
-                                nodes.add(node)
+                    affinity.note(node, job.spec.gpus)
 
 
-def _affinities(state: ClusterState) -> dict[int, int]:
-    """The size of the jobs on each node that is in use: that of the smallest."""
-    found: dict[int, int] = {}
-    owner = state.cluster.owner
-    for job in state.all_running():
-        for node in {owner[gpu] for gpu in job.gpus}:
-            found[node] = min(found.get(node, job.spec.gpus), job.spec.gpus)
-    return found
+def _shrink(state: ClusterState, draft: _Draft) -> None:
+    """Jobs that have grown give back what those that wait need."""
+    need = sum(state.pending(level).gpus for level in range(state.levels)) - draft.placer.total
+    for job in state.all_running() if need > 0 else ():
+        extra = len(job.gpus) - job.spec.gpus
+        if extra > 0 and need > 0:
+            size = len(job.gpus) - min(extra, need)
+            draft.placer.give(job.gpus[size:], state.cluster.owner)
+            draft.move[job.spec.index] = job.gpus[:size]
+            need -= len(job.gpus) - size
+
+
+def _grow(state: ClusterState, draft: _Draft, after: float) -> float:
+    """Idle GPUs go to adaptive jobs of their server, one by one to who gains most.
+
+    Returns when to ask again, if it is too early.
+    """
+    able = {
+        job.spec.index: list(job.gpus)
+        for job in state.all_running()
+        if job.spec.adaptive and state.nodes_of(job.gpus) == 1
+    }
+    if not able:
+        return inf
+    if state.now < after:
+        return after
+    owner, time = state.cluster.owner, state.speeds.step_time
+
+    def gain(index: int) -> float:
+        spec, size = state.jobs[index].spec, len(able[index])
+        room = draft.placer.count(owner[able[index][0]])
+        return time(spec, size, 1) / time(spec, size + 1, 1) - 1 if room else 0.0
+
+    while True:
+        best = max(able, key=lambda index: (gain(index), -index))
+        if gain(best) <= 0:
+            break
+        able[best] += draft.placer.take_from(owner[able[best][0]], 1)
+        draft.move[best] = tuple(sorted(able[best]))
+    return inf
+
+
+class _Affinity:
+    """The size of the jobs on each node that is in use: that of the smallest; 0 where none is."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._found: dict[int, int] = {}
+
+    def of(self, node: int) -> int:
+        """A node's; looked up once."""
+        found = self._found.get(node)
+        if found is None:
+            state = self._state
+            gpus = _gpus(state.cluster.firsts, node)
+            sizes = (state.jobs[i].spec.gpus for gpu in gpus for i in state.occupants(gpu))
+            found = self._found[node] = min(sizes, default=0)
+        return found
+
+    def note(self, node: int, size: int) -> None:
+        """A job comes to a node, which takes its affinity if it had none."""
+        self._found[node] = self.of(node) or size
+
+
+class _Others(Collection[int]):
+    """The nodes in use that are not of a size's affinity."""
+
+    def __init__(self, affinity: _Affinity, size: int, nodes: int) -> None:
+        self._affinity, self._size, self._nodes = affinity, size, nodes
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, int) and self._affinity.of(node) not in (0, self._size)
+
+    def __iter__(self) -> Iterator[int]:
+        return (node for node in range(self._nodes) if node in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def _free_place(
-    state: ClusterState, draft: _Draft, affinity: dict[int, int], job: JobState
+    state: ClusterState, draft: _Draft, affinity: _Affinity, job: JobState
 ) -> tuple[int, ...] | None:
     """Lines 5 to 10: the same affinity, empty nodes, then anywhere."""
     need = job.spec.gpus
     if need > draft.placer.total:
         return None
-    if need not in draft.others:
-        draft.others[need] = {node for node, size in affinity.items() if size != need}
-    node = draft.placer.best_fit(need, draft.others[need])
+    nodes = len(state.cluster.nodes)
+    node = draft.placer.best_fit(need, _Others(affinity, need, nodes))
     if node is not None:
         return draft.placer.take_from(node, need)
     return draft.placer.place(need)
 
 
 def _beside(
-    state: ClusterState, draft: _Draft, affinity: dict[int, int], job: JobState
+    state: ClusterState, draft: _Draft, affinity: _Affinity, job: JobState
 ) -> tuple[int, ...] | None:
     """Lines 11 to 14: over-subscription, on the least loaded GPUs of the same affinity."""
     kind = (job.spec.gpus, job.opportunistic)
@@ -131,12 +204,12 @@ def _beside(
 
 
 def _candidates(
-    state: ClusterState, affinity: dict[int, int], size: int, opportunistic: bool
+    state: ClusterState, affinity: _Affinity, size: int, opportunistic: bool
 ) -> list[int]:
     """GPUs of an affinity that one more job of a class can share, the least loaded last."""
     cluster, found = state.cluster, []
-    for node, kind in sorted(affinity.items()):
-        if kind != size or node in state.down:
+    for node in range(len(cluster.nodes)):
+        if affinity.of(node) != size or node in state.down:
             continue
         for gpu in _gpus(cluster.firsts, node):
             there = state.occupants(gpu)
@@ -155,17 +228,12 @@ def _has_memory(state: ClusterState, gpu: int, job: JobState) -> bool:
 
 def _unshare(state: ClusterState, draft: _Draft) -> None:
     """Move jobs that share to GPUs of their own."""
-    sharing = (
-        job
-        for job in state.all_running()
-        if job.spec.gpus <= draft.placer.total
-        and any(len(state.occupants(gpu)) > 1 for gpu in job.gpus)
-    )
+    sharing = {index for gpu in state.crowded() for index in state.occupants(gpu)}
     alone: set[int] = set()
-    for job in sharing:
+    for job in sorted((state.jobs[i] for i in sharing), key=lambda j: (j.level, j.spec.index)):
         if len(draft.move) >= MOVES:
             return
-        if job.spec.index in alone:
+        if job.spec.index in alone or job.spec.gpus > draft.placer.total:
             continue
         gpus = draft.placer.place(job.spec.gpus)
         if gpus is None:
@@ -178,13 +246,10 @@ def _unshare(state: ClusterState, draft: _Draft) -> None:
 
 def _bring_together(state: ClusterState, draft: _Draft) -> None:
     """Migration for locality: jobs on more nodes than they need, if there is a better place."""
-    largest = max(node.gpus for node in state.cluster.nodes)
-    for job in state.all_running():
+    for job in (state.jobs[index] for index in state.spread()):
         if len(draft.move) >= MOVES or not draft.placer.total:
             return
-        if len(job.gpus) < 2 or job.spec.index in draft.move:
-            continue
-        if state.nodes_of(job.gpus) <= -(-len(job.gpus) // largest):
+        if job.spec.index in draft.move:
             continue
         gpus = draft.placer.place(len(job.gpus), together=True)
         if gpus is not None:
@@ -198,14 +263,13 @@ def _defragment(state: ClusterState, draft: _Draft) -> None:
     cluster = state.cluster
     best: tuple[float, int] | None = None
     for node, spec in enumerate(cluster.nodes):
-        used = [g for g in _gpus(cluster.firsts, node) if state.occupants(g)]
-        share = 1 - len(used) / spec.gpus
-        if used and share >= _EMPTY and node not in state.down:
+        share = draft.placer.count(node) / spec.gpus
+        if _EMPTY <= share < 1 and node not in state.down:
             best = max(best or (share, -node), (share, -node))
     if best is None:
         return
     node = -best[1]
-    empty = {n for n in range(len(cluster.nodes)) if not _in_use(state, n)}
+    empty = {n for n, spec in enumerate(cluster.nodes) if draft.placer.count(n) == spec.gpus}
     for index in sorted({i for g in _gpus(cluster.firsts, node) for i in state.occupants(g)}):
         job = state.jobs[index]
         target = draft.placer.best_fit(len(job.gpus), {node, *empty})
@@ -217,7 +281,3 @@ def _defragment(state: ClusterState, draft: _Draft) -> None:
 
 def _gpus(firsts: Sequence[int], node: int) -> range:
     return range(firsts[node], firsts[node + 1])
-
-
-def _in_use(state: ClusterState, node: int) -> bool:
-    return any(state.occupants(gpu) for gpu in _gpus(state.cluster.firsts, node))

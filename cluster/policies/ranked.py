@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from waterflow.cluster.pending import Rank
+from waterflow.cluster.pending import Head, Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.policies.room import Count, MakeRoom, Room
 from waterflow.cluster.state import NOTHING, ClusterState, JobState, Plan
@@ -69,12 +69,30 @@ class RankedPolicy(Policy):
                 else:
                     walk.drop()
 
-        running = sorted(
-            ((*self.urgency(job, state.now), index), job)
-            for index, job in state.running(level).items()
-        )
-        for rank, job in running:
+        for rank, job in self._behind(state, level, room, walk.best(room.left)):
             take_waiting(rank)
             if not room.take(len(job.gpus)):
                 stops.append(job.spec.index)
         take_waiting(None)
+
+    def _behind(
+        self, state: ClusterState, level: int, room: Room, first: Head | None
+    ) -> list[tuple[Rank, JobState]]:
+        """The running jobs in order, less those that go on whatever waits: these are taken in.
+
+        Where only numbers count, that is all that come before the first that waits.
+        """
+        running, now = state.running(level), state.now
+        certain = isinstance(room, Count) and state.used(level) <= room.left
+        if certain and first is None:
+            room.take(state.used(level))
+            return []
+        found, kept = [], 0
+        for index, job in running.items():
+            rank = (*self.urgency(job, now), index)
+            if certain and first is not None and rank < first.rank:
+                kept += len(job.gpus)
+            else:
+                found.append((rank, job))
+        room.take(kept)
+        return sorted(found, key=lambda one: one[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
@@ -49,38 +51,43 @@ def keep_or_stop(draft: Draft, job: JobState, *, half: bool) -> None:
         draft.stops.append(job.spec.index)
 
 
-def grow(state: ClusterState, draft: Draft) -> None:
+def grow(state: ClusterState, draft: Draft, placed: Placed) -> None:
     """Give what is idle, one by one, to the job that gains most by one more GPU.
 
-    Starts from the sizes that jobs have: those that have grown give back only what others need,
-    and of them those that lose least, so that few jobs change at one event.
+    What a job gains depends on where the GPU is: on another node it may gain nothing.
     """
+    if not placed.placer.total:
+        return
     gain = _Gains(state)
-    given = []
-    for index in draft.sizes:
-        had = len(state.jobs[index].gpus)
-        if had > draft.sizes[index]:
-            given.append(index)
-            draft.room -= had - draft.sizes[index]
-    base = {index: draft.sizes[index] for index in given}
-    draft.sizes.update({index: len(state.jobs[index].gpus) for index in given})
-    least = [(gain(index, draft.sizes[index] - 1), index) for index in given]
-    heapify(least)
-    while draft.room < 0:
-        index = least[0][1]
-        draft.sizes[index] -= 1
-        draft.room += 1
-        if draft.sizes[index] == base[index]:
-            heappop(least)
-        else:
-            heapreplace(least, (gain(index, draft.sizes[index] - 1), index))
-    most = [(-gain(index, size), index) for index, size in draft.sizes.items() if draft.room]
+    most = [(-gain(index, size), index) for index, size in draft.sizes.items()]
     heapify(most)
-    while draft.room and most and most[0][0] < 0:
-        index = most[0][1]
-        draft.sizes[index] += 1
+    owner = state.cluster.owner
+    grown: dict[int, list[int]] = {}
+    nodes: dict[int, set[int]] = {}
+    while placed.placer.total and most and most[0][0] < 0:
+        promised, index = most[0]
+        if index not in nodes:
+            grown[index] = list(placed.gpus(state, index))
+            nodes[index] = {owner[gpu] for gpu in grown[index]}
+        here = [node for node in nodes[index] if placed.placer.count(node)]
+        # The fewest first: what is left in one piece is left for others.
+        node = min(here, key=lambda n: (placed.placer.count(n), n), default=None)
+        size = len(grown[index])
+        if node is None:
+            found = -gain(index, size, len(nodes[index]), len(nodes[index]) + 1)
+            if found > promised:
+                (heapreplace(most, (found, index)) if found < 0 else heappop(most))
+                continue
+            node = placed.placer.best_fit(1)
+            assert node is not None
+            nodes[index].add(node)
+        grown[index] += placed.placer.take_from(node, 1)
+        draft.sizes[index] = size + 1
         draft.room -= 1
-        heapreplace(most, (-gain(index, draft.sizes[index]), index))
+        heapreplace(most, (-gain(index, size + 1, len(nodes[index]), len(nodes[index])), index))
+    for index, gpus in grown.items():
+        if len(gpus) > len(placed.gpus(state, index)):
+            placed.put(index, tuple(sorted(gpus)))
 
 
 class _Gains:
@@ -88,35 +95,140 @@ class _Gains:
 
     def __init__(self, state: ClusterState) -> None:
         self._jobs, self._speeds = state.jobs, state.speeds
-        self._found: dict[tuple[str, int, int, int], float] = {}
+        self._found: dict[tuple[str, int, int, int, int, int], float] = {}
 
-    def __call__(self, index: int, size: int) -> float:
+    def __call__(self, index: int, size: int, nodes: int = 1, then: int = 1) -> float:
         spec = self._jobs[index].spec
-        kind = (spec.model, spec.batch, spec.gpus, size)
+        kind = (spec.model, spec.batch, spec.gpus, size, nodes, then)
         found = self._found.get(kind)
         if found is None:
             time = self._speeds.step_time
-            found = self._found[kind] = time(spec, size, 1) / time(spec, size + 1, 1) - 1
+            found = time(spec, size, nodes) / time(spec, size + 1, then) - 1
+            self._found[kind] = found
         return found
 
 
-def place(state: ClusterState, draft: Draft) -> tuple[Places, Places]:
-    """Starts and moves. A job that shrinks keeps its first GPUs, one that grows keeps all."""
+@dataclass
+class Placed:
+    """Where a draft's jobs go, and what is left."""
+
+    placer: Placer
+    start: Places = field(default_factory=dict)
+    move: Places = field(default_factory=dict)
+
+    def gpus(self, state: ClusterState, index: int) -> tuple[int, ...]:
+        """A job's GPUs from now on."""
+        return self.start.get(index) or self.move.get(index) or state.jobs[index].gpus
+
+    def put(self, index: int, gpus: tuple[int, ...]) -> None:
+        """It gets these instead."""
+        (self.start if index in self.start else self.move)[index] = gpus
+
+
+class _Spare:
+    """What jobs have beyond their size, by node: taken back where somebody needs it."""
+
+    def __init__(self, state: ClusterState, draft: Draft, placed: Placed) -> None:
+        self._state, self._draft, self._placed = state, draft, placed
+        self._found: dict[int, list[tuple[int, int]]] | None = None
+        self._lost: dict[int, set[int]] = {}
+
+    @property
+    def _on(self) -> dict[int, list[tuple[int, int]]]:
+        """By node: GPUs, and the jobs that have them. Worked out when it is first asked for."""
+        if self._found is None:
+            self._found = self._find()
+        return self._found
+
+    def _find(self) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = {}
+        owner = self._state.cluster.owner
+        for index, size in self._draft.sizes.items():
+            gpus = self._state.jobs[index].gpus
+            if len(gpus) > size:
+                kept = _closest(gpus, size, owner)
+                for gpu in gpus[size:] if kept == gpus[:size] else set(gpus).difference(kept):
+                    found.setdefault(owner[gpu], []).append((gpu, index))
+        return found
+
+    def place(self, count: int) -> tuple[int, ...]:
+        """GPUs for a job, on one node if there is any."""
+        placer = self._placed.placer
+        if placer.best_fit(count) is None and self._on:
+            short = ((count - placer.count(node), node) for node in self._on)
+            able = [(few, node) for few, node in short if len(self._on[node]) >= few]
+            if able:
+                self._take(*reversed(min(able)))
+        if count > placer.total:
+            self.take_all()
+        return _found(placer, count)
+
+    def take_all(self) -> None:
+        """Everybody is as large as the draft says."""
+        for node in sorted(self._on):
+            self._take(node, len(self._on[node]))
+
+    def _take(self, node: int, count: int) -> None:
+        there = sorted(self._on[node])
+        self._on[node] = there[count:]
+        self._placed.placer.give([gpu for gpu, _ in there[:count]], self._state.cluster.owner)
+        for gpu, index in there[:count]:
+            self._lost.setdefault(index, set()).add(gpu)
+
+    def settle(self) -> None:
+        """Jobs keep what is left to them."""
+        draft = self._draft
+        for index, size in draft.sizes.items():
+            left = len(self._state.jobs[index].gpus) - len(self._lost.get(index, ()))
+            if left > size:
+                draft.sizes[index] = left
+                draft.room -= left - size
+        for index, lost in self._lost.items():
+            gpus = self._state.jobs[index].gpus
+            self._placed.move[index] = tuple(gpu for gpu in gpus if gpu not in lost)
+
+
+def place(state: ClusterState, draft: Draft, *, keep: bool) -> Placed:
+    """Starts and moves. None grows but one that gets back what it asked for.
+
+    Jobs that are larger than the draft says give what others need, on a node where that is enough,
+    and, to `keep`, no more than that: so few jobs change at one event.
+    """
     placer, owner = state.placer(), state.cluster.owner
-    move: Places = {}
+    placed = Placed(placer)
     for index in draft.stops:
         placer.give(state.jobs[index].gpus, owner)
-    for index, size in draft.sizes.items():
-        gpus = state.jobs[index].gpus
-        if len(gpus) > size:
-            placer.give(gpus[size:], owner)
-            move[index] = gpus[:size]
-    start = {index: _found(placer, draft.sizes[index]) for index in draft.starts}
+    spare = _Spare(state, draft, placed)
+    if not keep:
+        spare.take_all()
+    for index in draft.starts:
+        placed.start[index] = spare.place(draft.sizes[index])
     for index, size in draft.sizes.items():
         gpus = state.jobs[index].gpus
         if 0 < len(gpus) < size:
-            move[index] = tuple(sorted((*gpus, *_found(placer, size - len(gpus)))))
-    return start, move
+            if size - len(gpus) > placer.total:
+                spare.take_all()
+            more = _near(placer, {owner[gpu] for gpu in gpus}, size - len(gpus))
+            placed.move[index] = tuple(sorted((*gpus, *more)))
+    spare.settle()
+    return placed
+
+
+def _closest(gpus: tuple[int, ...], size: int, owner: Sequence[int]) -> tuple[int, ...]:
+    """So many of them, on the nodes where most are."""
+    if owner[gpus[0]] == owner[gpus[-1]]:  # GPUs are in order
+        return gpus[:size]
+    there = Counter(owner[gpu] for gpu in gpus)
+    best = sorted(gpus, key=lambda gpu: (-there[owner[gpu]], owner[gpu], gpu))
+    return tuple(sorted(best[:size]))
+
+
+def _near(placer: Placer, nodes: set[int], count: int) -> list[int]:
+    """So many more GPUs, on these nodes as far as they go."""
+    found: list[int] = []
+    for node in sorted(nodes):
+        found += placer.take_from(node, min(count - len(found), placer.count(node)))
+    return [*found, *_found(placer, count - len(found))] if len(found) < count else found
 
 
 def _size(gpus: int, half: bool) -> int:

@@ -14,12 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from waterflow.cluster.local.coordinator import OnGpu, limits
+from waterflow.cluster.local.memory import coordinated, squeezed
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
-from waterflow.cluster.policies.sizing import Draft, grow, keep_or_stop, place, start_waiting
+from waterflow.cluster.policies.sizing import (
+    Draft,
+    grow,
+    keep_or_stop,
+    place,
+    start_waiting,
+)
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
-MOST_WAITING = 10  # more, and jobs run on half of their GPUs
+MOST_WAITING = 10  # more, and jobs run on half of their GPUs; on small clusters, one in
+_GPUS_EACH = 8  # so many GPUs
 LEAST = 0.2  # of its speed alone, that a guest must keep
 CANDIDATES = 64  # jobs for which a host is sought at one decision
 HOSTS = 16  # that are looked at for each of them
@@ -61,11 +69,13 @@ class Waterflow(Policy):
         """Owners and their sizes, then guests."""
         owners = _without_host(state)
         draft = self._draft(state, owners, halve=False)
-        if draft.waiting(state) > self._most_waiting:
+        if draft.waiting(state) > min(self._most_waiting, state.available // _GPUS_EACH):
             draft = self._draft(state, owners, halve=True)
-        if draft.room and not draft.waiting(state):
-            grow(state, draft)
-        start, move = place(state, draft)
+        all_run = not draft.waiting(state)
+        placed = place(state, draft, keep=all_run)
+        if all_run:
+            grow(state, draft, placed)
+        start, move = placed.start, placed.move
         evicted = self._evicted(state, draft, move)
         plan = _Plan(draft, owners=owners)
         if draft.waiting(state):
@@ -158,7 +168,10 @@ class Waterflow(Policy):
         if guest.spec.floor + host.spec.floor > memory:
             return 0.0
         pair = (OnGpu(host.spec, False), OnGpu(guest.spec, True))
-        return limits(pair, state.speeds)[1]
+        given = coordinated(pair, memory)
+        if squeezed(host.spec, given[0]) < 1.0:
+            return 0.0  # the host would notice
+        return limits(pair, state.speeds)[1] * squeezed(guest.spec, given[1])
 
     def _finish(
         self,

@@ -13,6 +13,8 @@ from heapq import heapify, heappop, heappush
 from math import inf, isinf, isnan
 
 from waterflow.cluster.local.coordinator import Limits, OnGpu, limits
+from waterflow.cluster.local.memory import MemoryRule, coordinated, squeezed
+from waterflow.cluster.local.turns import server_shares
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.simulator.costs import FREE, Costs
@@ -47,6 +49,8 @@ class Simulation:
         costs: Costs = FREE,
         failures: Failures = NO_FAILURES,
         sharing: Limits = limits,
+        memory: MemoryRule = coordinated,
+        memory_grows: bool = True,
         check: Check | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -57,6 +61,9 @@ class Simulation:
         self._costs = costs
         self._failures = failures
         self._sharing = sharing
+        self._memory = memory
+        # Frameworks as they are never get back what they did not have when they began.
+        self._had: dict[int, int] | None = None if memory_grows else {}
         self._check = check
         self._progress = progress
         self._state = StateStore(cluster, self._speeds)
@@ -65,6 +72,7 @@ class Simulation:
         self._sequence = 0
         self._versions = [0] * len(jobs)  # of a job's end: an event of an older one is void
         self._watched = [inf] * len(jobs)
+        self._turns: dict[int, dict[int, float]] = {}  # by node, while speeds are worked out
         self._wake_version = 0
         self._ending: list[int] = []
         self._unfinished = len(jobs)
@@ -307,17 +315,23 @@ class Simulation:
         """The jobs on some GPUs."""
         if not self._policy.shares:
             return set()
+        if self._policy.turns_on_servers:
+            cluster = self._state.cluster
+            nodes = {cluster.owner[gpu] for gpu in gpus}
+            gpus = (g for n in nodes for g in range(cluster.firsts[n], cluster.firsts[n + 1]))
         return {index for gpu in gpus for index in self._state.occupants(gpu)}
 
     def _respeed(self, jobs: Iterable[int]) -> None:
         """Say anew how fast jobs are, whose neighbours have changed."""
         state = self._state
+        self._turns.clear()
         for index in sorted(jobs):
             job = state.jobs.get(index)
             if job is None or not job.gpus:
                 continue
             alone = self._speeds.step_time(job.spec, len(job.gpus), state.nodes_of(job.gpus))
-            step_time = alone / self._share(job)
+            share = self._share(job)
+            step_time = alone / share if share else inf
             if step_time != job.step_time:
                 state.put_same_place(_with(_counted(job, state.now, job.gpus), step_time=step_time))
                 self._versions[index] += 1
@@ -326,15 +340,45 @@ class Simulation:
 
     def _share(self, job: JobState) -> float:
         """A job is as fast as on the GPU where it is slowest."""
-        state, share, seen = self._state, 1.0, set()
+        state, share = self._state, 1.0
+        if self._policy.turns_on_servers:
+            index, owner = job.spec.index, state.cluster.owner
+            return min(self._turns_on(node)[index] for node in {owner[gpu] for gpu in job.gpus})
+        seen: set[tuple[tuple[int, ...], int]] = set()
         for gpu in job.gpus:
             there = tuple(state.occupants(gpu))
-            if len(there) == 1 or there in seen:
+            memory = state.cluster.nodes[state.cluster.owner[gpu]].memory
+            enough = job.spec.memory <= memory
+            if (len(there) == 1 and enough and not self._had) or (there, memory) in seen:
                 continue
-            seen.add(there)
-            jobs = [OnGpu(state.jobs[i].spec, state.jobs[i].opportunistic) for i in there]
-            share = min(share, self._sharing(jobs, self._speeds)[there.index(job.spec.index)])
+            seen.add((there, memory))
+            jobs = self._on_gpu(there)
+            at = there.index(job.spec.index)
+            speed = self._sharing(jobs, self._speeds)[at]
+            if job.spec.memory:
+                speed *= squeezed(job.spec, self._given(jobs, at, memory))
+            share = min(share, speed)
         return share
+
+    def _on_gpu(self, jobs: Iterable[int]) -> list[OnGpu]:
+        known = self._state.jobs
+        return [OnGpu(known[index].spec, known[index].opportunistic) for index in jobs]
+
+    def _turns_on(self, node: int) -> dict[int, float]:
+        if node not in self._turns:
+            firsts = self._state.cluster.firsts
+            gpus = range(firsts[node], firsts[node + 1])
+            there = [self._on_gpu(self._state.occupants(gpu)) for gpu in gpus]
+            self._turns[node] = server_shares(there, self._speeds)
+        return self._turns[node]
+
+    def _given(self, jobs: Sequence[OnGpu], at: int, memory: int) -> int:
+        """The bytes of a GPU that one of the jobs on it has."""
+        given = self._memory(jobs, memory)[at]
+        if self._had is not None:
+            index = jobs[at].spec.index
+            given = self._had[index] = min(given, self._had.get(index, given))
+        return given
 
     def _push_end(self, job: JobState) -> None:
         if self._costs.every_event is None and not isinf(job.step_time):
@@ -365,17 +409,19 @@ class Simulation:
 def _check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec) -> None:
     if not jobs:
         raise JobError("the trace has no jobs")
+    least = min(node.memory for node in cluster.nodes)
     for number, job in enumerate(jobs):
         if job.index != number:
             raise JobError(f"job {job.name!r} has the number {job.index} and is job {number}")
         if job.gpus > cluster.gpus:
             raise JobError(
-                f"job {job.name!r} asks for {job.gpus} GPUs and the cluster has {cluster.gpus}: "
+                f"{job.called} asks for {job.gpus} GPUs and the cluster has {cluster.gpus}: "
                 "simulate a larger cluster, or leave the job out (--skip-too-large)"
             )
-        if job.floor > min(node.memory for node in cluster.nodes):
+        if job.floor > least:
             raise JobError(
-                f"job {job.name!r} needs {job.floor} bytes on each GPU, and not all GPUs have them"
+                f"{job.called} needs {job.floor} bytes on each GPU, and not all GPUs have them: "
+                "simulate GPUs with more memory (--memory-gib), or leave the job out"
             )
 
 

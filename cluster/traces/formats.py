@@ -19,6 +19,9 @@ def own(row: Row) -> JobSpec:
     kind = cells.get("class") or "guaranteed"
     if kind not in ("guaranteed", "opportunistic"):
         raise row.error("class", f"is {kind!r}", "write guaranteed or opportunistic")
+    adaptive = cells.get("adaptive") or "no"
+    if adaptive not in ("yes", "no"):
+        raise row.error("adaptive", f"is {adaptive!r}", "write yes or no")
     memory = row.number("memory_gib") if cells.get("memory_gib") else 0.0
     least = row.number("least_memory_gib") if cells.get("least_memory_gib") else 0.0
     return JobSpec(
@@ -33,7 +36,25 @@ def own(row: Row) -> JobSpec:
         memory=int(memory * _GIB),
         least_memory=int(least * _GIB),
         utilization=min(row.number("utilization"), 1.0) if cells.get("utilization") else 1.0,
+        curve=_curve(row) if cells.get("memory_curve") else (),
+        adaptive=adaptive == "yes",
     )
+
+
+def _curve(row: Row) -> tuple[tuple[float, float], ...]:
+    """Shares of a job's memory and its speed with them, like `0.1:0.75 0.5:0.98`."""
+    text = row.text("memory_curve")
+    remedy = "write shares from small to large with speeds, all from 0 to 1, like 0.1:0.75 0.5:0.98"
+    try:
+        pairs = [point.split(":") for point in text.split()]
+        curve = tuple((float(share), float(speed)) for share, speed in pairs)
+    except ValueError:
+        raise row.error("memory_curve", f"is {text!r}", remedy) from None
+    shares = [share for share, _ in curve]
+    good = all(0 < share < 1 and 0 <= speed <= 1 for share, speed in curve)
+    if not good or shares != sorted(set(shares)):
+        raise row.error("memory_curve", f"is {text!r}", remedy)
+    return curve
 
 
 def itp(row: Row) -> JobSpec:
@@ -61,6 +82,12 @@ def _with_model(row: Row, *, submit: str, iterations: str) -> JobSpec:
     """A job with one of ElasticFlow's models; the columns of its submission and its iterations."""
     steps = row.number(iterations)
     seconds = row.number("duration")
+    model = row.text("model_name")
+    known = load_json("elasticflow_a100")["iterations_per_second"]
+    if model not in known:
+        near = get_close_matches(model, known, n=2) or sorted(known)[:3]
+        remedy = f"near: {', '.join(near)}; or leave models out, with job,submit,gpus,seconds"
+        raise row.error("model_name", f"{model!r} has no measured throughput", remedy)
     return JobSpec(
         index=0,
         name=row.text("job_id"),
@@ -68,7 +95,7 @@ def _with_model(row: Row, *, submit: str, iterations: str) -> JobSpec:
         gpus=row.gpus("num_gpu"),
         steps=steps or seconds,
         step_seconds=seconds / steps if steps else 1.0,
-        model=row.text("model_name"),
+        model=model,
         batch=int(row.number("batch_size")),
     )
 

@@ -62,7 +62,8 @@ def in_order(jobs: Sequence[tuple[JobSpec, Row]]) -> tuple[JobSpec, ...]:
                 "give each job a name of its own"
             )
         seen[job.name] = row.line
-    found = sorted((job for job, _ in jobs), key=lambda job: job.submit)
+    lines = (replace(job, line=row.line) for job, row in jobs)
+    found = sorted(lines, key=lambda job: job.submit)
     return tuple(replace(job, index=index) for index, job in enumerate(found))
 
 

@@ -41,9 +41,13 @@ def test_packing_is_kept_where_it_pays(name):
 
 def test_a_guaranteed_job_loses_no_more_than_the_tolerance():
     pair = [OnGpu(job(0, utilization=0.9), False), OnGpu(job(1), True)]
-    first, guest = limits(pair, Pairs(0.5))
-    assert first == 1 - TOLERANCE
-    assert guest == pytest.approx(0.1)  # the gaps
+    assert limits(pair, Pairs(0.5)) == [1.0, pytest.approx(0.1)]  # in the gaps, at no cost
+    busy = [OnGpu(job(0), False), OnGpu(job(1), True)]
+    first, guest = limits(busy, Pairs(0.5))
+    assert first == pytest.approx(1 - TOLERANCE)  # no gaps: 2 % of the time costs 1 %
+    assert guest == pytest.approx(0.02 * 0.5)
+    # Two guests cost no more than one.
+    assert limits([*busy, OnGpu(job(2), True)], Pairs(0.5))[0] == pytest.approx(1 - TOLERANCE)
 
 
 def test_one_alone_has_all():
@@ -54,9 +58,33 @@ def test_six_jobs_on_four_gpus_all_run_at_once():
     jobs = [job(i, seconds=100) for i in range(6)]
     found = simulate(jobs, ClusterSpec.of(1, 4), "gandiva", speeds=Plain())
     assert found.start.tolist() == [0] * 6
-    # Four pairs of hands for six: 150 s of work each if it were shared evenly.
-    assert found.makespan == 150
-    assert found.migrations.sum() == 2  # who took turns moves to the GPUs that become free
+    # Gandiva, Figure 9: each has four sixths of the time.
+    assert found.finish.tolist() == [150] * 6
+
+
+def test_two_short_jobs_more_leave_the_others_their_part():
+    # Figure 9, in minutes: four long jobs, two short ones at 25.
+    jobs = [job(i, seconds=100) for i in range(4)] + [job(i, 25.0, seconds=10) for i in (4, 5)]
+    found = simulate(jobs, ClusterSpec.of(1, 4), "gandiva", speeds=Plain())
+    assert found.finish[4:].tolist() == [40, 40]
+    assert found.finish[:4].tolist() == pytest.approx([105] * 4)  # 15 minutes at two thirds
+
+
+def test_adaptive_jobs_grow_when_it_is_quiet_and_shrink_at_once():
+    # Figure 11, in seconds: a job that can grow, two that end, and two that come.
+    jobs = [
+        job(0, seconds=40000, adaptive=True),
+        job(1, seconds=1500),
+        job(2, gpus=2, seconds=2700),
+        job(3, 4500.0, gpus=2, seconds=9000),
+        job(4, 5000.0, seconds=9000),
+    ]
+    found = simulate(jobs, ClusterSpec.of(1, 4), "gandiva", speeds=Plain())
+    grown = found.gpus_over_time[0][:5]
+    assert grown == [(0, 1), (1500, 2), (2700, 4), (4500, 2), (5000, 1)]
+    plain = [job(0, seconds=40000), job(1, seconds=1500)]
+    found = simulate(plain, ClusterSpec.of(1, 4), "gandiva", speeds=Plain())
+    assert found.gpus_over_time[0] == [(0, 1), (40000, 0)]  # nobody grows who does not say so
 
 
 def test_gandiva_puts_jobs_of_one_size_together():

@@ -1,14 +1,17 @@
 import math
+from dataclasses import replace
 
 import pytest
 
 from tests.support.clusters import job
 from waterflow.cluster import ClusterSpec, simulate
+from waterflow.cluster.policies.antman import AntMan
 from waterflow.cluster.policies.elastic_tiresias import ElasticTiresias
 from waterflow.cluster.policies.tiresias import Tiresias
 from waterflow.cluster.simulator.costs import Costs
 from waterflow.cluster.simulator.failures import Failures
 from waterflow.cluster.simulator.measured import Measured, locality, scaling
+from waterflow.cluster.simulator.pairs import read_pairs
 from waterflow.cluster.simulator.speeds import Plain
 from waterflow.common.errors import JobError
 
@@ -79,18 +82,34 @@ def test_an_opportunistic_job_runs_in_the_gaps_of_a_guaranteed_one():
     assert found.opportunistic[1] > 0
 
 
-def test_antman_with_two_jobs_on_one_gpu():
-    # AntMan, Table 2, in minutes: A alone 43, B alone 91.1 and 26 later; B is guaranteed.
-    a = job(0, seconds=43 * 60, guaranteed=False, utilization=0.5, memory=3, least_memory=1)
-    b = job(1, 26 * 60.0, seconds=91.1 * 60, utilization=0.9, memory=30)
+def test_a_guaranteed_job_has_its_memory_though_a_guest_must_go():
+    guest = job(0, seconds=500, guaranteed=False, utilization=0.1, memory=10, least_memory=4)
+    small = job(1, 100.0, utilization=0.5, memory=26, least_memory=20)
     cluster = ClusterSpec.of(1, 1, memory=32)
-    minutes = {
-        policy: (simulate([a, b], cluster, policy).completion_times / 60).round(1).tolist()
-        for policy in ("fifo", "srsf", "antman")
-    }
-    assert minutes["fifo"] == [43.0, 108.1]  # the paper measured 43.0 and 108.2
-    assert minutes["antman"][1] <= 91.1 * 1.011
-    assert minutes["antman"][0] < 43 + 91.1  # and does not wait for B
+    beside = simulate([guest, small], cluster, "antman", speeds=Measured())
+    assert beside.preemptions.tolist() == [0, 0]
+    large = job(1, 100.0, utilization=0.5, memory=30, least_memory=20)  # 30 + 4 do not fit
+    found = simulate([guest, large], cluster, "antman", speeds=Measured())
+    assert found.preemptions.tolist() == [1, 0]
+    assert found.finish[1] == beside.finish[1] == 200
+
+
+def test_guaranteed_jobs_that_only_wait_are_as_fast_as_alone():
+    # AntMan, section 5.2, in small: a tenant with a claim to all GPUs, and one with none.
+    cluster = ClusterSpec.of(2, 2, quotas={"a": 4, "b": 0})
+    mine = [job(i, i * 60.0, 1 + i % 2, 300, tenant="a", utilization=0.7) for i in range(12)]
+    others = [
+        job(12 + i, i * 30.0, 1, 500, tenant="b", guaranteed=False, utilization=0.9)
+        for i in range(12)
+    ]
+    policy = AntMan(patience=math.inf)
+    ordered = sorted([*mine, *others], key=lambda one: one.submit)
+    both = [replace(one, index=index) for index, one in enumerate(ordered)]
+    shared = simulate(both, cluster, policy)
+    times = shared.completion_times[[one.tenant == "a" for one in both]]
+    exclusive = simulate(mine, cluster, policy).completion_times
+    assert times.mean() <= 1.01 * exclusive.mean()
+    assert shared.opportunistic.sum() > 0
 
 
 def test_a_failed_node_costs_what_came_after_the_last_checkpoint():
@@ -159,3 +178,16 @@ def test_pairs_are_measured_or_what_both_use():
     assert speeds.shared(small, small) == 0.5
     half = job(0, utilization=0.5)
     assert speeds.shared(half, half) == 1.0
+
+
+def test_pairs_of_the_planner_are_what_two_jobs_get(tmp_path):
+    path = tmp_path / "pairs.json"
+    path.write_text('[{"names": ["bert", "vgg16"], "speed": 1.5, "batch": [8, 8]}]')
+    speeds = read_pairs(path)
+    vgg, bert = job(0, model="vgg16"), job(1, model="bert")
+    assert speeds.shared(vgg, bert) == speeds.shared(bert, vgg) == 0.75
+    assert speeds.shared(vgg, vgg) == 0.5
+    for text in ("[]", "{}", '[{"names": ["a", "b"]}]', '[{"names": ["a"], "speed": 1}]', "x"):
+        path.write_text(text)
+        with pytest.raises(JobError, match="has no pairs"):
+            read_pairs(path)

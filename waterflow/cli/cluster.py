@@ -41,6 +41,9 @@ def simulate(
     costs: Annotated[
         str, typer.Option(help="of moves: free, measured (by papers), stop-resume (30 s each)")
     ] = "free",
+    pairs: Annotated[
+        Path | None, typer.Option(help="what `waterflow pair --json` printed: speeds of pairs")
+    ] = None,
     failures: Annotated[
         float, typer.Option(help="mean days between two failures of a node; 0: none")
     ] = 0.0,
@@ -58,6 +61,7 @@ def simulate(
     Ctrl-C ends the policy at work with what it has done (exit code 130); the others are left out.
     """
     from waterflow.cluster import make_policy, read_trace
+    from waterflow.common.errors import JobError
 
     with one_line_errors(), clean_stdout(as_json):
         machines = _machines(cluster, nodes, gpus_per_node, memory_gib)
@@ -65,9 +69,11 @@ def simulate(
         if skip_too_large:
             jobs = _small_enough(jobs, machines)
         names = [name.strip() for name in policy.split(",") if name.strip()]
+        if not names:
+            raise JobError("no policy is named: say --policy fifo,tiresias")
         for name in names:
             make_policy(name, compat)
-        settings = _settings(costs, failures, seed)
+        settings = _settings(costs, failures, seed, pairs)
         results = {}
         for name in names:
             results[name] = _one(jobs, machines, name, compat, settings)
@@ -122,9 +128,10 @@ def _small_enough(jobs: tuple[JobSpec, ...], machines: ClusterSpec) -> tuple[Job
     return tuple(replace(job, index=index) for index, job in enumerate(kept))
 
 
-def _settings(costs: str, failures: float, seed: int) -> dict[str, Any]:
+def _settings(costs: str, failures: float, seed: int, pairs: Path | None) -> dict[str, Any]:
     from waterflow.cluster.simulator.costs import COSTS
     from waterflow.cluster.simulator.failures import Failures
+    from waterflow.cluster.simulator.pairs import read_pairs
     from waterflow.common.errors import JobError
 
     if costs not in COSTS:
@@ -132,6 +139,8 @@ def _settings(costs: str, failures: float, seed: int) -> dict[str, Any]:
     if failures < 0:
         raise JobError(f"--failures {failures} is negative: give days, or 0 for none")
     found: dict[str, Any] = {"costs": COSTS[costs]}
+    if pairs is not None:
+        found["speeds"] = read_pairs(pairs)
     if failures:
         found["failures"] = Failures(mean=failures * 86400, seed=seed)
     return found

@@ -51,7 +51,7 @@ def test_a_cluster_from_a_file(tmp_path):
 
 def test_jobs_too_large_can_be_left_out():
     few = ("cluster", "simulate", TRACE, "--nodes", 1, "--gpus-per-node", 4, "--json")
-    assert "asks for 8 GPUs and the cluster has 4" in refused(call(*few))
+    assert "(line 3) asks for 8 GPUs and the cluster has 4" in refused(call(*few))
     result = call(*few, "--skip-too-large")
     assert json.loads(result.stdout)["policies"]["fifo"]["jobs"] < 60
 
@@ -60,6 +60,8 @@ def test_jobs_too_large_can_be_left_out():
     ("arguments", "message"),
     [
         (("--policy", "fif"), "no policy 'fif'; near: fifo"),
+        (("--policy", ","), "no policy is named: say --policy fifo"),
+        (("--memory-gib", "-1"), "less than no memory"),
         (("--compat", "mury"), "no simulator 'mury' to be like; near: muri"),
         (("--costs", "much"), "no costs 'much': say one of free"),
         (("--format", "philli"), "no trace format 'philli'; near: philly"),
@@ -82,6 +84,58 @@ def test_a_cluster_is_needed_and_has_gpus(tmp_path):
     assert "does not describe a cluster" in refused(
         call("cluster", "simulate", TRACE, "--cluster", spec)
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("b,1,99,10", "job 'b' (line 3) asks for 99 GPUs and the cluster has 8: simulate a larger"),
+        ("b,-1,1,10", "line 3: submit is -1: it has to be 0 or more; remove the line"),
+        ("b,,1,10", "line 3: submit is missing: fill it in, or remove the line"),
+        ("a,1,1,10", "line 3: job 'a' is in line 2, too: give each job a name of its own"),
+    ],
+)
+def test_bad_jobs_are_refused_with_line_and_remedy(lines, message, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(f"job,submit,gpus,seconds\na,0,1,10\n{lines}\n")
+    assert message in refused(call("cluster", "simulate", path, "--nodes", 1))
+
+
+def test_what_a_trace_says_of_memory_is_checked(tmp_path):
+    path = tmp_path / "trace.csv"
+    head = "job,submit,gpus,seconds,memory_gib,memory_curve,adaptive\n"
+    path.write_text(f"{head}a,0,1,10,8,0.1:0.5 0.5:0.9,yes\nb,0,1,10,99,,\n")
+    assert "(line 3) needs 106300440576 bytes on each GPU" in refused(
+        call("cluster", "simulate", path, "--nodes", 1)
+    )
+    result = call("cluster", "simulate", path, "--nodes", 1, "--memory-gib", 100, "--json")
+    assert result.exit_code == 0
+    for curve in ("0.5:0.9 0.1:0.5", "0.5", "2:1", "a:b"):
+        path.write_text(f"{head}a,0,1,10,8,{curve},\n")
+        text = refused(call("cluster", "simulate", path, "--nodes", 1))
+        assert f"line 2: memory_curve is '{curve}': write shares from small to large" in text
+    path.write_text(f"{head}a,0,1,10,8,,perhaps\n")
+    text = refused(call("cluster", "simulate", path, "--nodes", 1))
+    assert "line 2: adaptive is 'perhaps': write yes or no" in text
+
+
+def test_unknown_models_are_refused_with_near_ones(tmp_path):
+    path = tmp_path / "itp.csv"
+    path.write_text(
+        "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration\n"
+        "a,911907,10253,deepspech2,912694,32,2,709\n"
+    )
+    text = refused(call("cluster", "simulate", path, "--nodes", 1))
+    assert "line 2: model_name 'deepspech2' has no measured throughput: near: deepspeech2" in text
+
+
+def test_pairs_of_the_planner_can_be_given(tmp_path):
+    pairs = tmp_path / "pairs.json"
+    pairs.write_text("[]")
+    arguments = ("cluster", "simulate", TRACE, "--nodes", 2, "--policy", "gandiva", "--json")
+    assert "waterflow pair JOB JOB" in refused(call(*arguments, "--pairs", pairs))
+    pairs.write_text('[{"names": ["vgg16", "resnet50"], "speed": 1.9}]')
+    assert call(*arguments, "--pairs", pairs).exit_code == 0
 
 
 def test_an_interrupted_run_keeps_what_is_done(monkeypatch):
