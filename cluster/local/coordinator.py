@@ -3,19 +3,22 @@
 A guaranteed job must not notice the opportunistic one beside it. That one runs in the gaps that
 the first leaves, and is throttled to the share of time that costs the first no more than
 `TOLERANCE`. Jobs of the same class run at once where they are faster so than in turns; a packing
-that does not pay is undone, and they take turns (Gandiva, section 4.2.2).
+that does not pay is undone, and they take turns (Gandiva, section 4.2.2). Both by the engine's own
+rules, asked with figures of tables instead of measured ones.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from waterflow.cluster.spec import JobSpec
 from waterflow.cluster.state import Speeds
+from waterflow.partitioner.policies.coordinator import TOLERANCE, settled_duty
+from waterflow.partitioner.policies.packing import packing_pays
 
-#: What a guaranteed job may lose to opportunistic ones.
-TOLERANCE = 0.01
+__all__ = ["TOLERANCE", "Limits", "OnGpu", "limits", "packing_pays"]
 
 
 class OnGpu(NamedTuple):
@@ -34,11 +37,6 @@ def limits(jobs: Sequence[OnGpu], speeds: Speeds) -> list[float]:
         return [1.0]
     firsts = [job for job in jobs if not job.opportunistic]
     return [_limit(job, jobs, firsts, speeds) for job in jobs]
-
-
-def packing_pays(packed: Sequence[float], alone: Sequence[float]) -> bool:
-    """Whether jobs do more at once than in turns; both are steps per second, for each of them."""
-    return sum(p / a for p, a in zip(packed, alone, strict=True)) > 1.0
 
 
 def _limit(job: OnGpu, jobs: Sequence[OnGpu], firsts: Sequence[OnGpu], speeds: Speeds) -> float:
@@ -68,6 +66,12 @@ def _packed(job: OnGpu, equals: Sequence[OnGpu], speeds: Speeds) -> float:
     return speed
 
 
+@functools.lru_cache(maxsize=4096)
+def _duty(loss: float) -> float:
+    """Where the engine's rule comes to rest, if at a duty of 1 the guaranteed job loses so much."""
+    return settled_duty(lambda duty: duty * loss)
+
+
 def _guest(spec: JobSpec, first: JobSpec, speeds: Speeds) -> tuple[float, float]:
     """How fast a guest is, and what it costs `first`, both of the speed alone.
 
@@ -75,7 +79,7 @@ def _guest(spec: JobSpec, first: JobSpec, speeds: Speeds) -> tuple[float, float]
     Where there are none, it has as much of the time as costs the tolerance.
     """
     loss = 1.0 - speeds.shared(first, spec)
-    duty = 1.0 if loss <= TOLERANCE else TOLERANCE / loss
+    duty = _duty(loss)
     throttled, gaps = duty * speeds.shared(spec, first), 1.0 - first.utilization
     if gaps >= throttled:
         return max(gaps, 1e-6), 0.0

@@ -44,10 +44,10 @@ def test_a_guaranteed_job_loses_no_more_than_the_tolerance():
     assert limits(pair, Pairs(0.5)) == [1.0, pytest.approx(0.1)]  # in the gaps, at no cost
     busy = [OnGpu(job(0), False), OnGpu(job(1), True)]
     first, guest = limits(busy, Pairs(0.5))
-    assert first == pytest.approx(1 - TOLERANCE)  # no gaps: 2 % of the time costs 1 %
-    assert guest == pytest.approx(0.02 * 0.5)
+    assert 1 - TOLERANCE <= first <= 1 - TOLERANCE / 2  # no gaps: 2 % of the time costs 1 %
+    assert 0.01 * 0.5 <= guest <= 0.02 * 0.5
     # Two guests cost no more than one.
-    assert limits([*busy, OnGpu(job(2), True)], Pairs(0.5))[0] == pytest.approx(1 - TOLERANCE)
+    assert limits([*busy, OnGpu(job(2), True)], Pairs(0.5))[0] >= 1 - TOLERANCE
 
 
 def test_one_alone_has_all():
