@@ -1,4 +1,4 @@
-"""Checkpoints of a job: what taking and writing one takes, and reading and giving it back.
+"""Jobs that rest: suspended in memory, written to disk and read again, taking turns.
 
     python -m benchmarks.suspend --json
 
@@ -8,6 +8,11 @@ followed by an fsync, a checkpoint fsyncs itself; and a checkpoint's bytes are h
 
 `checkpoint_s` is a snapshot and its file, of which `snapshot_s` is what the job waits for; the rest
 happens beside training. `restore_s` reads, checks and gives the state to the job.
+
+`suspend_ms` is from the end of a step of ResNet-50 until its memory is free, `resume_ms` from
+the call until it runs again, `first_step_ms` by how much its first step then takes longer than
+usual. `shares` are the shares of the time in memory of six equal jobs in room for four (4/6 is
+fair), `time_slice_loss` is how much less they do in all than with room for all six.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +37,8 @@ from waterflow.checkpoint.job_state import Progress, check, put, take
 from waterflow.checkpoint.model import attributes_of
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.checkpoint.store import CheckpointFolder
+from waterflow.engine.events import MemoryMoved, StateChanged
+from waterflow.engine.states import JobState
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.epochs import begin_epoch
 from waterflow.models.zoo import TASKS
@@ -113,10 +121,157 @@ def measure(made: Case, repeats: int) -> dict[str, object]:
     return {**medians, "checkpoint_bytes": made.snapshot().nbytes}
 
 
+class Rests:
+    """Suspends and resumes a running job at the ends of steps, and takes the times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+        self.handle: wf.JobHandle | None = None
+        self.suspends: list[float] = []
+        self.resumes: list[float] = []
+        self.steps: list[float] = []
+        self.first_steps: list[float] = []
+        self.done = threading.Event()
+        self._asked = self._latest = time.perf_counter()
+        self._is_first = False
+
+    def on_step(self, result: wf.StepResult) -> None:
+        now = time.perf_counter()
+        if result.step > 3:
+            (self.first_steps if self._is_first else self.steps).append(now - self._latest)
+        self._is_first = False
+        if result.step > 3 and result.step % 4 == 0 and self.handle is not None:
+            if len(self.resumes) >= self.times:
+                self.done.set()
+                return
+            self._asked = time.perf_counter()
+            self.handle.suspend()
+        self._latest = time.perf_counter()
+
+    def __call__(self, event: Any) -> None:
+        if not isinstance(event, StateChanged) or self.handle is None:
+            return
+        now = time.perf_counter()
+        if event.after is JobState.SUSPENDED:
+            self.suspends.append(now - self._asked)
+            threading.Thread(target=self._resume).start()
+        elif event.before is JobState.RESUMING:
+            self.resumes.append(now - self._asked)
+            self._is_first, self._latest = True, now
+
+    def _resume(self) -> None:
+        assert self.handle is not None
+        self._asked = time.perf_counter()
+        self.handle.resume()
+
+
+def rests(times: int) -> dict[str, object]:
+    """What it takes a running ResNet-50 to rest and to go on, in milliseconds."""
+    task = TASKS["resnet50"]
+    torch.manual_seed(0)
+    model, rests = task.model(), Rests(times)
+    optimizer = task.optimizer(model.parameters())
+    data = [task.batch(BATCH)]
+    job = wf.Job("r", model, optimizer, task.loss, data, steps=10**6, seed=0, capture=True)
+    job.on_step = rests.on_step
+    with wf.Engine("8GiB", threads=1) as engine:
+        engine.subscribe(rests)
+        rests.handle = engine.submit(job)
+        rests.done.wait()
+        engine.stop_all()
+    usual = statistics.median(rests.steps)
+    return {
+        "suspend_ms": 1e3 * statistics.median(rests.suspends),
+        "resume_ms": 1e3 * statistics.median(rests.resumes),
+        "first_step_ms": 1e3 * (statistics.median(rests.first_steps) - usual),
+    }
+
+
+def equal_jobs(count: int) -> list[wf.Job]:
+    """Perceptrons whose parameters and momentum are most of what they need."""
+    jobs = []
+    for number in range(count):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+        data = [torch.randn(16, 512) for _ in range(8)]
+        jobs.append(
+            wf.Job(
+                f"job {number}",
+                *(model, optimizer, lambda m, b: m(b).square().mean(), data),
+                steps=10**9,
+                seed=0,
+                capture=True,
+            )
+        )
+    return jobs
+
+
+def turns(memory: int, policy: str, seconds: float) -> tuple[float, list[float]]:
+    """Steps a second of six jobs in all, and the share of the time in memory of each."""
+    held: dict[str, float] = {}
+    shares: dict[str, float] = {}
+    begun = [0.0]
+
+    def note(event: Any) -> None:
+        if not isinstance(event, MemoryMoved):
+            return
+        now = time.perf_counter()
+        if event.held:
+            held.setdefault(event.job, now)
+        elif event.job in held:
+            came = max(held.pop(event.job), begun[0])
+            shares[event.job] = shares.get(event.job, 0.0) + max(0.0, now - came)
+
+    options: dict[str, Any] = {"quantum": 1.0} if policy == "time-slice" else {}
+    with wf.Engine(memory, policy=policy, threads=1, **options) as engine:
+        engine.subscribe(note)
+        handles = [engine.submit(job) for job in equal_jobs(6)]
+        while min(len(handle.losses) for handle in handles) < 50:  # all have had a turn
+            time.sleep(0.02)
+        begun[0], before = time.perf_counter(), sum(len(h.losses) for h in handles)
+        shares.clear()
+        time.sleep(seconds)
+        took = time.perf_counter() - begun[0]
+        made = sum(len(h.losses) for h in handles) - before
+        engine.stop_all()
+    return made / took, [shares.get(f"job {n}", 0.0) / took for n in range(6)]
+
+
+def room_for(count: int) -> int:
+    """Bytes in which so many of the jobs fit, and no more."""
+    (job,) = equal_jobs(1)
+    job.steps = 3
+    need = wf.run([job], memory="1GiB", threads=1).jobs[job.name]
+    assert need.persistent_bytes is not None
+    assert need.solo_peak_bytes is not None
+    step = need.solo_peak_bytes - need.persistent_bytes
+    return int(need.persistent_bytes * (count + 0.5) + step)
+
+
+def slices(repeats: int, seconds: float = 12.0) -> dict[str, object]:
+    """Six jobs in room for four, against the same with room for all."""
+    found: list[list[float]] = []
+
+    def sliced() -> float:
+        speed, shares = turns(room_for(4), "time-slice", seconds)
+        found.append(shares)
+        return speed
+
+    speeds = interleaved(
+        {"sliced": sliced, "all": lambda: turns(room_for(6), "flow", seconds)[0]}, repeats
+    )
+    ratios = [a / b for a, b in zip(speeds["sliced"], speeds["all"], strict=True)]
+    shares = [statistics.median(one[number] for one in found) for number in range(6)]
+    return {"shares": shares, "time_slice_loss": 1 - statistics.median(ratios)}
+
+
 def main() -> None:
     options = arguments(__doc__ or "", repeats=7)
     with case("resnet50") as made:
-        show(measure(made, options.repeats), options.json)
+        found = measure(made, options.repeats)
+    resting = rests(2 * options.repeats)
+    show({**found, **resting, **slices(max(1, options.repeats // 2))}, options.json)
 
 
 if __name__ == "__main__":

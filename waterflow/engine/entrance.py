@@ -75,6 +75,8 @@ class Entrance:
             fed = job.next_batch()
             if job.resident or job.ended or job.is_called_away or fed is None:
                 continue
+            if job.state is JobState.SUSPENDED:  # resumed a moment ago: it has its turn at once
+                continue
             if fed.item is None and not fed.boundary:
                 self.end_of_data(job, fed)
                 continue

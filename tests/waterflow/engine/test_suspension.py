@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -197,6 +198,52 @@ def test_a_job_that_rests_can_be_stopped() -> None:
         for verb in (handle.suspend, handle.resume):
             with pytest.raises(wf.JobError, match=r"job 'a' is stopped and cannot be"):
                 verb()
+
+
+def test_resumed_at_the_very_moment_at_which_it_was_suspended() -> None:
+    stops = Stops(4)
+    job = make_job("a", 1, on_step=stops)
+    handles: list[wf.JobHandle] = []
+    moments = 0
+
+    def resume(event: Any) -> None:
+        nonlocal moments
+        if isinstance(event, StateChanged) and event.after is JobState.SUSPENDED:
+            moments += 1
+            handles[0].resume()
+
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(resume)
+        handles.append(engine.submit(job))
+        with stops.at(4):
+            handles[0].suspend()
+        assert handles[0].result(60).state == "finished"
+    assert moments == 1
+    assert_equal_to_eager(job, handles[0].result(), make_job("a", 1))
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_wishes_that_change_faster_than_they_are_granted(capture: bool) -> None:
+    """Whoever asks does not wait for the engine, which is between any two of its actions then."""
+    jobs = [make_job(name, seed, epochs=40, capture=capture) for name, seed in (("a", 1), ("b", 2))]
+    with wf.Engine("64MiB", threads=1) as engine:
+        handles = [engine.submit(job) for job in jobs]
+        asked = 0
+        while all(handle.status not in ("finished", "failed") for handle in handles):
+            handle = handles[asked // 2 % 2]
+            with contextlib.suppress(wf.JobError):  # it may have ended since
+                (handle.resume if asked % 2 else handle.suspend)()
+            asked += 1
+            if asked % 8 == 0:
+                time.sleep(0.002)
+        for handle in handles:
+            with contextlib.suppress(wf.JobError):
+                handle.resume()
+        for handle in handles:
+            handle.result(60)
+    assert asked > 20
+    for job, handle, seed in zip(jobs, handles, (1, 2), strict=True):
+        assert_equal_to_eager(job, handle.result(), make_job(job.name, seed, epochs=40))
 
 
 def test_gradients_of_a_job_that_rests_stay() -> None:
