@@ -31,7 +31,7 @@ PAIRS = (
     ("bert_base_small", "lstm_lm_small", 4),
     ("espcn_small", "vae_small", 8),
 )
-WINDOW = 4.0
+WINDOW = 3.0
 ENDLESS = 10**9
 MEMORY = "4GiB"
 

@@ -54,7 +54,7 @@ def what_differs(name, capture, job, report):
     return found + ([] if report.state == eager.state else [report.state, report.error])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("tiers", ["on", "off"])
 def test_every_job_goes_on_as_if_it_had_never_stopped(tmp_path, monkeypatch, part, tiers):

@@ -292,7 +292,7 @@ class _Stretch:
             self._eager.discard(job)
             self._captured -= captured
             self._precedence.gives_lane_back(job)
-            self._packing.gives_lane_back(job, self._busy)
+            self._packing.gives_lane_back(job)
             self._context.state.notify_all()
 
     def _end(self) -> None:

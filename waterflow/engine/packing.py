@@ -100,8 +100,8 @@ class Packing:
         if self._undoes:
             self._taken[job] = time.perf_counter(), job.loop.steps
 
-    def gives_lane_back(self, job: JobRun, busy: set[JobRun]) -> None:
-        """The job has made some; `busy` are those that are still at it."""
+    def gives_lane_back(self, job: JobRun) -> None:
+        """The job has made some."""
         begun = self._taken.pop(job, None)
         if begun is None:
             return
@@ -110,7 +110,8 @@ class Packing:
             self._note_alone(job, now - begun[0], job.loop.steps - begun[1])
         elif self._mode is _Mode.TRIED:
             self._judge(now)
-        elif now >= self._next and not busy and self._is_worth_a_trial():
+        elif now >= self._next and self._is_worth_a_trial():
+            # Whoever is still at it does not count; nobody begins before they are done.
             self._mode, self._trial = _Mode.ALONE, _Trial(now)
 
     def _is_worth_a_trial(self) -> bool:

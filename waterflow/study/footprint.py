@@ -231,7 +231,7 @@ def _persistent_sizes(
         held += _tensors(job.optimizer.state.get(parameter, {}).values())
     held += [constant for graph in graphs for constant in graph.constants]
     if first is not None:
-        held += [node.meta["val"] for node in first.outputs.values()]
+        held += [first.value_of(node) for node in first.outputs.values()]
     here = {job.device, torch.device("meta")}
     unique = [tensor for tensor in unique_storages(held).values() if tensor.device in here]
     sizes = [tensor.untyped_storage().nbytes() for tensor in unique]
