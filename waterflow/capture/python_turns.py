@@ -34,8 +34,7 @@ class PythonTurns:
         try:
             yield
         finally:
-            with self._changed:
-                self._running += 1
+            self._enter()
 
     def _enter(self) -> None:
         with self._changed:

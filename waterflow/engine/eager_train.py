@@ -106,8 +106,7 @@ class _Train:
         job = self._job
         following: FeedItem[PreparedBatch] | None = fed
         while following is not None:
-            with PYTHON_TURNS.shared():
-                self._step(following)
+            self._step(following)
             if self._accounts and not (job.ended or job.eager.is_as_found):
                 self._account()
             job.feeder.step_done()
@@ -134,18 +133,22 @@ class _Train:
     def _step(self, fed: FeedItem[PreparedBatch]) -> None:
         job, batch = self._job, fed.item
         assert batch is not None
+        if job.loop.epoch < fed.epoch:
+            self._tell()
         started = time.perf_counter()
         try:
-            job.loop.enter_epoch(fed.epoch)
-            rates = job.loop.rates()
-            loss = job.eager.make(batch, self._memory)
+            with PYTHON_TURNS.shared():
+                job.loop.enter_epoch(fed.epoch)
+                rates = job.loop.rates()
+                loss = job.eager.make(batch, self._memory)
         except BaseException as error:  # it ends this job alone
             self._tell()
             job.fail(error)
             return
         span = (self._lane, 0, 0, started, time.perf_counter())
         if job.loop.acts_between_steps:
-            with self._context.python:
+            # In this order, as everywhere: whoever waits for his turn at Python keeps the lock.
+            with self._context.python, PYTHON_TURNS.shared():
                 self._context.events.publish(GroupsRan((job.name,), [span]))
                 self._context.run_isolated(job, lambda: job.loop.finish_eager_step(loss, rates))
             return
