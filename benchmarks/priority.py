@@ -146,7 +146,7 @@ def ends(way: str, size_a: int, size_b: int, steps: tuple[int, int], delay: floa
 
 def table2(repeats: int) -> dict[str, dict[str, float | None]]:
     """Seconds of A and B under each way."""
-    size_a, size_b, steps, delay = 4, 4, (400, 60), 1.0
+    size_a, size_b, steps, delay = 4, 4, (8000, 300), 1.0
     rows: dict[str, dict[str, float | None]] = {}
     times = {way: list[list[float]]() for way in ("preempt", "fifo", "pack", "antman")}
     for _ in range(repeats):
@@ -166,7 +166,7 @@ def phases(other: bool, managed: bool) -> float:
     with wf.Engine(MEMORY, threads=1) as engine:
         if other:
             engine.submit(job("gcn_small", "other", [4], ENDLESS, ranks[1]))
-        for number, (size, steps) in enumerate(((2, 60), (8, 30))):
+        for number, (size, steps) in enumerate(((2, 400), (8, 150))):
             begun = time.perf_counter()
             engine.submit(
                 job("resnet50_small", f"phase {number}", [size], steps, ranks[0])

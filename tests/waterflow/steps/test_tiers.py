@@ -63,8 +63,8 @@ def test_shapes_that_come_once_stay_eager_and_hot_ones_are_captured():
 
 
 def test_jobs_whose_captures_may_be_shared_decide_together():
-    alone, costs = tiers_of(steps=60), CaptureCosts(lanes=2)
-    together = [tiers_of(costs, steps=60) for _ in range(64)]
+    alone, costs = tiers_of(steps=200), CaptureCosts(lanes=2)
+    together = [tiers_of(costs, steps=200) for _ in range(64)]
     take(alone, 8, seconds=0.002, tensors=400)
     take(together[0], 8, seconds=0.002, tensors=400)
     assert alone.stays_eager(SHAPE)
@@ -124,11 +124,11 @@ def test_a_capture_that_saves_nothing_is_never_made():
 
 def test_jobs_that_may_join_a_capture_do_not_wait_for_it_to_pay_anew():
     costs = CaptureCosts(lanes=2)
-    first = tiers_of(costs, steps=100)
+    first = tiers_of(costs, steps=400)
     take(first, 4, seconds=0.001)
     assert first.stays_eager(SHAPE)
     first.note_capture(SHAPE, seconds=0.4, shared=False)
-    second = tiers_of(costs, steps=100)
+    second = tiers_of(costs, steps=400)
     take(second, 4, seconds=0.001)
     assert not second.stays_eager(SHAPE)
 
