@@ -141,6 +141,8 @@ class Precedence:
     def begin(self, jobs: Sequence[JobRun]) -> None:
         """These jobs flow from now on, or go before others than they did."""
         first = [job for job in jobs if job.priority is Priority.GUARANTEED]
+        if not (first or self._first):  # nobody to look after, and there may be hundreds of jobs
+            return
         self._first = {job: self._first.get(job, _Guaranteed()) for job in first}
         self._others = [job for job in jobs if job not in self._first]
         self._reserved = min(len(first), self._context.lanes.lanes - 1)
@@ -251,5 +253,7 @@ class Precedence:
 
     def _set_duties(self) -> None:
         duty = 0.0 if self._timing is not None else self._pace.duty
+        for job in self._first:  # it may have been held back for another until now
+            job.throttle.duty = 1.0
         for job in self._others:
             job.throttle.duty = duty if self._first else 1.0

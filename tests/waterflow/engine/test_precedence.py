@@ -169,6 +169,24 @@ def test_who_goes_first_can_be_changed(no_duty: None) -> None:
         assert_equal_to_eager(job, handle.result(), make_job(job.name, steps=steps))
 
 
+def test_who_was_held_and_goes_first_now_is_not_held_any_more(no_duty: None) -> None:
+    first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
+    other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
+    with wf.Engine("64MiB", threads=1) as engine:
+        one, two = engine.submit(first), engine.submit(other)
+        while len(one.losses) < 100 or not two.losses:
+            time.sleep(0.005)
+        two.set_priority("guaranteed")
+        one.stop()
+        one.result(60)
+        before = len(two.losses)
+        while len(two.losses) < before + 500:
+            time.sleep(0.005)
+        engine.stop_all()
+    steps = two.result().steps
+    assert_equal_to_eager(other, two.result(), make_job("other", steps=steps))
+
+
 def test_duties_follow_the_rule_and_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is asked with what was measured, and its answers are what others may work."""
     asked: list[tuple[float, float]] = []

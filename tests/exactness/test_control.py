@@ -1,0 +1,122 @@
+"""Whatever is asked of an engine while jobs run, in any order: numbers are the plain loop's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import waterflow as wf
+from tests.support.differences import assert_same_numbers
+from tests.support.jobs import MODELS, SCHEDULERS, TRAINING
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.cpu]
+
+JOBS = {**MODELS, **TRAINING, **SCHEDULERS}
+MEMORY, SIZES = "64MiB", ("1MiB", "3MiB", "16MiB", "64MiB")
+EPOCHS = 8
+
+jobs_of_a_run = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(JOBS)),
+        st.sampled_from(["auto", True]),
+        st.sampled_from(["guaranteed", "normal", "opportunistic"]),
+    ),
+    min_size=2,
+    max_size=4,
+    unique_by=lambda one: one[0],
+)
+wishes = st.lists(
+    st.tuples(
+        st.integers(0, 3),
+        st.one_of(
+            st.just(("suspend",)),
+            st.just(("resume",)),
+            st.tuples(st.just("priority"), st.sampled_from(["guaranteed", "opportunistic"])),
+            st.tuples(st.just("weight"), st.sampled_from([0.5, 3.0])),
+            st.tuples(st.just("limit"), st.sampled_from([0.6, 0.8, None])),
+            st.tuples(st.just("resize"), st.sampled_from(SIZES)),
+            st.just(("submit",)),
+        ),
+    ),
+    min_size=3,
+    max_size=12,
+)
+
+
+def make(name: str, **options: Any) -> wf.Job:
+    build: Any = JOBS[name]
+    job: wf.Job = build(epochs=EPOCHS, steps=None)
+    for option, value in options.items():
+        setattr(job, option, value)
+    return job
+
+
+@functools.cache
+def expected(name: str) -> tuple[wf.Job, wf.JobReport]:
+    job = make(name)
+    return job, wf.run_eager(job, threads=1)
+
+
+def grant(engine: wf.Engine, handle: wf.JobHandle, wish: tuple[Any, ...]) -> None:
+    """What is refused, or comes too late, changes nothing."""
+    with contextlib.suppress(wf.JobError, wf.BudgetError):
+        match wish:
+            case ("suspend",):
+                handle.suspend()
+            case ("resume",):
+                handle.resume()
+            case ("priority", priority):
+                handle.set_priority(priority)
+            case ("weight", weight):
+                handle.set_weight(weight)
+            case ("limit", None):
+                handle.set_memory_limit(None)
+            case ("limit", share):
+                need = engine.report()[handle.name].solo_peak_bytes
+                if need:
+                    handle.set_memory_limit(int(need * share))
+            case ("resize", size):
+                engine.resize(size)
+
+
+def check(chosen: list[tuple[str, Any, str]], asked: list[tuple[int, Any]]) -> None:
+    left = [make(name, capture=capture, priority=rank) for name, capture, rank in chosen]
+    jobs = list(left)
+    with wf.Engine(MEMORY, threads=1, check=True) as engine:
+        handles = [engine.submit(left.pop(0)), engine.submit(left.pop(0))]
+        for place, wish in asked:
+            made = sum(len(handle.losses) for handle in handles)
+            until = time.monotonic() + 0.05
+            while time.monotonic() < until and sum(len(h.losses) for h in handles) < made + 3:
+                time.sleep(0.001)
+            if wish == ("submit",) and left:
+                handles.append(engine.submit(left.pop(0)))
+            grant(engine, handles[place % len(handles)], wish)
+        with contextlib.suppress(wf.BudgetError):
+            engine.resize(MEMORY)
+        handles += [engine.submit(job) for job in left]
+    assert engine.check_races() == []
+    report = engine.report()
+    assert report.peak_bytes <= report.budget_bytes
+    for job in jobs:
+        reference, reference_report = expected(job.name)
+        assert_same_numbers(reference, reference_report, job, report[job.name])
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(chosen=jobs_of_a_run, asked=wishes)
+def test_a_few_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) -> None:
+    check(chosen, asked)
+
+
+@pytest.mark.soak
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@given(chosen=jobs_of_a_run, asked=wishes)
+def test_many_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) -> None:
+    check(chosen, asked)
