@@ -17,7 +17,12 @@ from tests.support.jobs import MODELS, SCHEDULERS, TRAINING
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.cpu]
 
-JOBS = {**MODELS, **TRAINING, **SCHEDULERS}
+#: Without a scheduler that ends after as many steps as the table's jobs have.
+JOBS = {
+    name: build
+    for name, build in {**MODELS, **TRAINING, **SCHEDULERS}.items()
+    if not name.startswith("one_cycle")
+}
 MEMORY, SIZES = "64MiB", ("1MiB", "3MiB", "16MiB", "64MiB")
 EPOCHS = 8
 
