@@ -75,7 +75,7 @@ def test_numbers_are_equal_under_a_limit(name):
     assert spills(run)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # plans go by measured times, and at the edge not every one finds its way
 @pytest.mark.parametrize("name", CHOSEN)
 def test_numbers_are_equal_at_the_smallest_limit(name):
     job, limit = JOBS[name](), least(name)
