@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
-from waterflow.partitioner.policies.fair_share import Share, fair_share
+from waterflow.partitioner.policies.fair_share import Share, fair_share, next_residents
 from waterflow.partitioner.profile import Profile
 from waterflow.partitioner.schedule import Schedule
 
@@ -73,7 +73,7 @@ class Policy(ABC):
             shares: of all jobs that could run; ``used`` counts seconds in memory, by weight.
             fit: whether the jobs at these places fit together.
         """
-        raise NotImplementedError(f"policy {self.name!r} has a quantum, and no rule who is next")
+        return next_residents(shares, fit)
 
     def next_job(self, waiting: Sequence[Share]) -> int:
         """The place in ``waiting`` of the job that a free lane takes: its fair share, by weight.

@@ -55,3 +55,22 @@ def newcomer(weight: float, others: Iterable[Share], priority: Priority = Priori
     """The share of a job that joins: as if it had used as much as the one with the least, so that
     it neither overtakes the others for long nor waits for them."""
     return Share(weight, min((share.used for share in others), default=0.0), priority)
+
+
+def next_residents(shares: Sequence[Share], fit: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Who has the next turn: whoever goes first, then whoever has had the least by its weight.
+
+    Args:
+        shares: of all jobs that could run; `used` counts seconds in memory.
+        fit: whether the jobs at these places fit together.
+
+    Returns:
+        Places in `shares`, at least one where any fits. One that does not fit is passed over, and
+        is the first of its priority soon, as it has no time meanwhile.
+    """
+    chosen: list[int] = []
+    order = sorted(range(len(shares)), key=lambda i: (shares[i].priority, shares[i].used, i))
+    for place in order:
+        if fit([*chosen, place]):
+            chosen.append(place)
+    return chosen

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from waterflow.common.errors import JobError
 from waterflow.common.units import parse_seconds
-from waterflow.partitioner.policies.fair_share import Share
 from waterflow.partitioner.policies.flow import Flow
 
 
@@ -33,26 +31,3 @@ class TimeSlice(Flow):
         if not 0 < seconds < math.inf:
             raise JobError(f"quantum must be a time above 0 such as '60s', got {quantum!r}")
         self.quantum = seconds
-
-    def residents(self, shares: Sequence[Share], fit: Callable[[Sequence[int]], bool]) -> list[int]:
-        """The places of the jobs that are in memory for the next turn: see `next_residents`."""
-        return next_residents(shares, fit)
-
-
-def next_residents(shares: Sequence[Share], fit: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Who has the next turn: whoever goes first, then whoever has had the least by its weight.
-
-    Args:
-        shares: of all jobs that could run; `used` counts seconds in memory.
-        fit: whether the jobs at these places fit together.
-
-    Returns:
-        Places in `shares`, at least one where any fits. One that does not fit is passed over, and
-        is the first of its priority soon, as it has no time meanwhile.
-    """
-    chosen: list[int] = []
-    order = sorted(range(len(shares)), key=lambda i: (shares[i].priority, shares[i].used, i))
-    for place in order:
-        if fit([*chosen, place]):
-            chosen.append(place)
-    return chosen

@@ -54,8 +54,7 @@ class FlowExecutor:
         self._next_job = next_job
         self._dismiss = dismiss
         self._shares: dict[str, Share] = {}
-        self._flowing = False
-        self._jobs: Sequence[JobRun] = ()  # of the present stretch
+        self._jobs: Sequence[JobRun] = ()  # of the present stretch; none between two
         self._precedence = Precedence(context)
         self._packing = Packing(context, undoes_packing)
         self.idle = IdleTimes()
@@ -64,7 +63,7 @@ class FlowExecutor:
 
     def _count(self, event: GroupsRan | TrainRan) -> None:
         """What jobs have of the lanes while they flow."""
-        if not self._flowing:
+        if not self._jobs:
             return
         if isinstance(event, TrainRan):
             seconds = sum(stop - start for *_, start, stop in event.spans)
@@ -130,13 +129,11 @@ class FlowExecutor:
             *(self.idle, self._dismiss, self._precedence, self._packing),
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
-        self._flowing = True
         self._jobs = jobs
         try:
             self._context.lanes.run_on_all(stretch.serve)
             self._in_flight.complete_all()
         finally:
-            self._flowing = False
             self._jobs = ()
         self._context.arena.synchronize()
         return stretch.left

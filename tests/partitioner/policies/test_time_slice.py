@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 import waterflow as wf
 from waterflow.partitioner.policies import TimeSlice
-from waterflow.partitioner.policies.fair_share import Priority, Share
-from waterflow.partitioner.policies.time_slice import next_residents
+from waterflow.partitioner.policies.fair_share import Priority, Share, next_residents
 
 pytestmark = pytest.mark.virtual
 
