@@ -111,20 +111,18 @@ def gan() -> Training:
     return Training(job, plain, parts)
 
 
-class _Temperature(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.zeros(()))
-
-
 def sac() -> Training:
-    """An actor, a critic with a slow copy, and a temperature: three optimizers."""
+    """An actor, a critic with a slow copy, a temperature outside all modules: three optimizers."""
     torch.manual_seed(0)
-    actor, critic, temperature = mlp(16, 4, 0.0), mlp(18, 1, 0.0), _Temperature()
+    actor, critic, temperature = (
+        mlp(16, 4, 0.0),
+        mlp(18, 1, 0.0),
+        torch.zeros((), requires_grad=True),
+    )
     slow = copy.deepcopy(critic).requires_grad_(False)
     of_actor = torch.optim.Adam(actor.parameters(), lr=1e-3)
     of_critic = torch.optim.AdamW(critic.parameters(), lr=1e-3)
-    of_temperature = torch.optim.SGD(temperature.parameters(), lr=1e-2, momentum=0.9)
+    of_temperature = torch.optim.SGD([temperature], lr=1e-2, momentum=0.9)
     optimizers = [of_actor, of_critic, of_temperature]
     data = batches()
 
@@ -139,7 +137,7 @@ def sac() -> Training:
         with torch.no_grad():
             action, chance = act(state)
             reward = label[:, None].float()
-            value = slow(torch.cat([state, action], 1)) - temperature.log.exp() * chance
+            value = slow(torch.cat([state, action], 1)) - temperature.exp() * chance
             target = reward + 0.9 * value
         critic_loss = F.mse_loss(critic(torch.cat([state, action], 1)), target)
         of_critic.zero_grad()
@@ -147,18 +145,18 @@ def sac() -> Training:
         of_critic.step()
         action, chance = act(state)
         value = critic(torch.cat([state, action], 1))
-        actor_loss = (temperature.log.exp().detach() * chance - value).mean()
+        actor_loss = (temperature.exp().detach() * chance - value).mean()
         of_actor.zero_grad()
         actor_loss.backward()
         of_actor.step()
-        temperature_loss = -(temperature.log * (chance.detach() - 2)).mean()
+        temperature_loss = -(temperature * (chance.detach() - 2)).mean()
         of_temperature.zero_grad()
         temperature_loss.backward()
         of_temperature.step()
         with torch.no_grad():
             for own, other in zip(slow.parameters(), critic.parameters(), strict=True):
                 own.mul_(0.99).add_(other, alpha=0.01)
-        return actor_loss, {"critic": critic_loss, "alpha": temperature.log.exp()}
+        return actor_loss, {"critic": critic_loss, "alpha": temperature.exp()}
 
     def plain():
         losses, critics, alphas = [], [], []
@@ -171,16 +169,16 @@ def sac() -> Training:
                 alphas.append(told["alpha"].item())
         return losses, {"critic": critics, "alpha": alphas}
 
-    parts = {"actor": actor, "critic": critic, "temperature": temperature, "slow": slow}
+    parts = {"actor": actor, "critic": critic, "slow": slow}
     job = {
-        "model": [actor, critic, temperature],
+        "model": [actor, critic],
         "modules": slow,
         "optimizers": optimizers,
         "step": step,
         "data": data,
         "epochs": 2,
     }
-    return Training(job, plain, parts)
+    return Training(job, plain, parts, extra=temperature.item)
 
 
 def ppo() -> Training:

@@ -128,7 +128,7 @@ class JobRun:
         )
         self.loop = UserLoop(job, self._python, self.end, events)
         start = self._go_on_from(resumed)
-        begin = functools.partial(_begin_epoch, accumulate=job.accumulate)
+        begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
         if keeps_place or resumed is not None:
             position = None if resumed is None else resumed.position
@@ -487,9 +487,9 @@ class JobRun:
             yield from _tensors_in(vars(module))
 
 
-def _begin_epoch(data: Iterable[Any], number: int, accumulate: int) -> Iterator[Any]:
+def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:
     begun = data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
-    return by_step(begun, accumulate)
+    return by_step(begun, job.accumulate)
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:

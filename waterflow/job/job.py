@@ -17,7 +17,7 @@ from waterflow.job.epochs import steps_in
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.outcome import Scalar
 from waterflow.job.rules import StepRules
-from waterflow.job.several import Modules, OptimizerSet, SchedulerSet, module_of, optimizers_in
+from waterflow.job.several import Modules, OptimizerSet, SchedulerSet, module_of
 
 
 class _Stop:
@@ -293,6 +293,10 @@ class Job:
             f"on_step must be callable or None, got {self.on_step!r}",
         )
         self._require(
+            isinstance(self.scheduler_metric, str),
+            f"scheduler_metric must be a text, got {self.scheduler_metric!r}",
+        )
+        self._require(
             self.scheduler is None or hasattr(self.scheduler, "step"),
             f"scheduler must have a step method, got {self.scheduler!r}",
         )
@@ -340,13 +344,6 @@ class Job:
         trained = {id(p) for p in trained_parameters(self.optimizer)}
         own = {id(parameter) for parameter in self.root.parameters()}
         self._require(trained, "its optimizer has no parameters")
-        for optimizer in optimizers_in(self.optimizer):
-            known = {id(p) for p in trained_parameters(optimizer)}
-            self._require(
-                self.step is None or known & own or not own,
-                f"an optimizer ({type(optimizer).__name__}) holds no parameter of its model or "
-                "modules: name what it trains in modules=",
-            )
         self._require(
             trained & own or not own,
             "its optimizer holds none of its model's parameters: make the optimizer from this "
