@@ -70,6 +70,7 @@ def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
             },
             "position": progress.position.pack(packer),
             "model": model.pack_model(job.root, before, packer),
+            "gradients": model.pack_gradients(job, packer),
             "optimizer": optimizer.pack_optimizer(job, packer),
             "scheduler": optimizer.pack_scheduler(job, packer),
         }
@@ -146,6 +147,7 @@ def put(job: Job, snapshot: JobSnapshot) -> Progress:
         model.unpack_model(job.root, fields["model"], unpacker)
         optimizer.unpack_scheduler(job, fields["scheduler"], unpacker)
         optimizer.unpack_optimizer(job, fields["optimizer"], unpacker)
+        model.unpack_gradients(job, fields.get("gradients", {}), unpacker)
         return Progress(
             seed=fields["seed"],
             position=Position.unpack(fields["position"], unpacker),
