@@ -340,12 +340,12 @@ def lbfgs() -> Training:
     def plain():
         losses = []
         torch.manual_seed(SEED)
-        for _ in range(3):
+        for _ in range(4):
             for batch in data:
                 losses.append(step(batch).item())
         return losses, {}
 
-    job = {"model": model, "optimizers": [optimizer], "step": step, "data": data, "epochs": 3}
+    job = {"model": model, "optimizers": [optimizer], "step": step, "data": data, "epochs": 4}
     return Training(job, plain, {"model": model})
 
 

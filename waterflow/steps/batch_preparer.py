@@ -9,7 +9,7 @@ from typing import Any
 
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import why_opaque
-from waterflow.capture.tracing import StateMovedError, reason_of
+from waterflow.capture.tracing import StateMovedError, reason_of, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
@@ -62,6 +62,11 @@ class BatchPreparer:
         self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
         if job.why_eager is not None:
             opacity.step = job.why_eager
+            if job.step is not None:  # which is no surprise: a note, and no warning
+                where = users_line(None, job.step)
+                opacity.notes.append(
+                    f"the step runs as eager Python, because {job.why_eager} ({where})"
+                )
         elif tiers is None and job.capture == "auto":
             self._refuse_what_is_opaque()
 
