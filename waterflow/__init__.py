@@ -20,13 +20,17 @@ if find_spec("waterflow.executor") is None:
 if TYPE_CHECKING:
     from waterflow.common.errors import (
         BudgetError,
+        BudgetWarning,
         CacheWarning,
         CaptureError,
         CheckpointError,
         CheckpointWarning,
         DeviceLostError,
         JobError,
+        JobFailedError,
+        JobFailedWarning,
         NonFiniteLossError,
+        NonFiniteLossWarning,
         NumbersDifferError,
         OpaqueStepWarning,
         PlanError,
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOP",
     "BudgetError",
+    "BudgetWarning",
     "CacheWarning",
     "CaptureError",
     "CheckpointError",
@@ -57,10 +62,13 @@ __all__ = [
     "Engine",
     "Job",
     "JobError",
+    "JobFailedError",
+    "JobFailedWarning",
     "JobHandle",
     "JobReport",
     "MaxBatch",
     "NonFiniteLossError",
+    "NonFiniteLossWarning",
     "NumbersDifferError",
     "OpaqueStepWarning",
     "Pair",
@@ -81,8 +89,9 @@ __all__ = [
 #: Where each name comes from; a test holds it to the imports above.
 _NAMES = {
     "common.errors": (
-        "BudgetError CacheWarning CaptureError CheckpointError CheckpointWarning DeviceLostError "
-        "JobError NonFiniteLossError NumbersDifferError OpaqueStepWarning PlanError ReportError "
+        "BudgetError BudgetWarning CacheWarning CaptureError CheckpointError CheckpointWarning "
+        "DeviceLostError JobError JobFailedError JobFailedWarning NonFiniteLossError "
+        "NonFiniteLossWarning NumbersDifferError OpaqueStepWarning PlanError ReportError "
         "WaterflowError"
     ),
     "engine.engine": "Engine",

@@ -91,15 +91,15 @@ def policies(as_json: AsJson = False) -> None:
     """List the policies, and the papers that they are from."""
     import json
 
-    from rich.table import Table
-
     from waterflow.cluster.policies import POLICIES
+    from waterflow.report.table import Column, FittedTable
 
     if as_json:
         rows = {n: {"source": p.source, "summary": p.summary} for n, p in POLICIES.items()}
         typer.echo(json.dumps(rows))
         return
-    table = Table("policy", "what it does", "from")
+    words = Column("what it does", words=True, wraps=True), Column("from", words=True, wraps=True)
+    table = FittedTable("policies", Column("policy"), *words)
     for name, kind in POLICIES.items():
         table.add_row(name, kind.summary, kind.source)
     print_table(table)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +29,7 @@ from waterflow.engine.run import run
 from waterflow.job.training_step import run_eager
 from waterflow.report.json_fields import encode_float
 from waterflow.report.report import JobReport, Report
+from waterflow.report.table import Column, FittedTable
 
 #: The budget, as a share of what the jobs would need side by side.
 _SHARE = 0.65
@@ -211,12 +211,11 @@ def _document(outcome: Outcome) -> dict[str, Any]:
 
 
 def _render(outcome: Outcome) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("job", overflow="fold")
-    for heading in ("steps", "loss", "accuracy", "alone needs", "losses"):
-        table.add_column(heading, justify="right")
+    headings = ("steps", "loss", "accuracy", "alone needs", "losses")
+    title = f"{len(outcome.report)} jobs together"
+    table = FittedTable(title, Column("job", wraps=True), *map(Column, headings))
     for job in outcome.report:
-        table.add_row(*(Text(cell) for cell in _cells(outcome, job)))
+        table.add_row(*_cells(outcome, job))
     facts = Table.grid(padding=(0, 2))
     for what, text in (
         ("memory", _memory_text(outcome.report)),
@@ -224,7 +223,7 @@ def _render(outcome: Outcome) -> RenderableType:
         ("numbers", _numbers_text(outcome)),
         ("report", f"{outcome.out}: report.json, memory.png, trace.json (opens in Perfetto)"),
     ):
-        facts.add_row(Text(what), Text(text))
+        facts.add_row(Text(what), Text(text, overflow="fold"))
     return Group(table, facts)
 
 

@@ -8,9 +8,11 @@ import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common.errors import DeviceLostError, JobError
-from waterflow.common.units import parse_bytes
+from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
+from waterflow.common.units import format_bytes, parse_bytes
+from waterflow.common.warn import place_of_call, warn_at
 from waterflow.engine.admission import Admission
+from waterflow.engine.alarms import Alarms
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
@@ -104,6 +106,7 @@ class Engine:
                 "out spill, and give the run more memory or its jobs smaller batches"
             )
         self.device = where.name
+        _warn_of_too_much(where, self.budget)
         default = torch.get_num_threads()
         self._lanes = Lanes(where, self.budget, lanes, _threads(threads, lanes, default), default)
         self._arena = self._lanes.arena
@@ -119,6 +122,8 @@ class Engine:
         self._context = RunContext(self._lanes, residency, EventStream(), check)
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
+        self._alarms = Alarms()
+        self._context.events.subscribe(self._alarms, *Alarms.KINDS)
         capacity = int(self._arena.statistics().capacity)
         self._context.events.subscribe(self._note_budget, BudgetChanged)
         admission = Admission(self.budget, capacity, residency)
@@ -126,7 +131,9 @@ class Engine:
         self._checkpoints = checkpoints
         if checkpoints is not None:
             checkpoints.serve(self._context, self._queue)
-        self._loop = EngineLoop(self._context, self.policy, admission, self._queue, undoes_packing)
+        self._loop = EngineLoop(
+            *(self._context, self.policy, admission, self._queue, undoes_packing, self._alarms)
+        )
         self._loop.limits.spills = self._spills
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
@@ -150,6 +157,7 @@ class Engine:
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
+            self._alarms.expect(job.name, place_of_call())
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
@@ -334,6 +342,18 @@ def _threads(threads: int | None, lanes: int, default: int) -> int:
     if type(threads) is not int or threads < 1:
         raise JobError(f"threads must be a positive whole number, got {threads!r}")
     return threads
+
+
+def _warn_of_too_much(device: Device, budget: int) -> None:
+    """Warns where the budget is more than there is at all: jobs that fill it would be killed."""
+    limit = device.memory_limit
+    if limit is not None and budget > limit.size:
+        text = (
+            f"memory={budget} bytes ({format_bytes(budget)}) is more than {limit.source}, "
+            f"{format_bytes(limit.size)}: jobs that need so much are killed by the system. Give "
+            f"memory less than that, and leave some for data and Python"
+        )
+        warn_at(place_of_call(), text, BudgetWarning)
 
 
 def _check_place(job: Job, device: Device) -> None:

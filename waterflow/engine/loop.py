@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.admission import Admission
+from waterflow.engine.alarms import Alarms
 from waterflow.engine.context import RunContext
 from waterflow.engine.entrance import Entrance
 from waterflow.engine.events import EngineEnded
@@ -42,7 +43,9 @@ class EngineLoop:
         admission: Admission,
         queue: JobQueue,
         undoes_packing: bool,
+        alarms: Alarms,
     ) -> None:
+        self._alarms = alarms
         self._context = context
         self._policy = policy
         self._queue = queue
@@ -96,7 +99,7 @@ class EngineLoop:
         except DeviceLostError as lost:
             lost.__cause__ = error if error is not lost else None
             error = lost
-        self._queue.broken = error
+        self._queue.broken = self._alarms.engines_error = error
         for job in self._queue.jobs:
             job.fail(error)
 
