@@ -25,6 +25,7 @@ from waterflow.capture.tracing import (
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
+from waterflow.job.training_step import check_loss
 from waterflow.partitioner.graph.effects import seeded, writes
 from waterflow.partitioner.graph.step_graph import Input, tensors_of
 
@@ -75,7 +76,7 @@ class _Step:
         twins = {id(own): twin for own, twin in zip(self.own, tensors, strict=False)}
         shadow = Shadow(self.job.model, twins)
         loss = self.job.loss(shadow.model, self.batch.rebuild(batch))
-        self._check(loss)
+        check_loss(loss, self.job.loss)
         _check_formulas(loss)
         self.backward_start = recorder.size
         loss.backward()
@@ -85,16 +86,6 @@ class _Step:
         gradients = [p.grad for p in parameters]
         self.has_gradient = [g is not None for g in gradients]
         return [loss, *(g for g in gradients if g is not None)]
-
-    def _check(self, loss: Any) -> None:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {tuple(loss.shape)}" if torch.is_tensor(loss) else repr(loss)
-            raise TypeError(f"the loss must be a tensor with one element, got {what}")
-        if not loss.requires_grad:
-            raise TypeError(
-                "the loss does not depend on any parameter that requires a gradient: there is "
-                "nothing to train"
-            )
 
 
 #: Gradients that torch computes by another formula while anything is traced (its C++ code asks

@@ -290,6 +290,7 @@ class EagerSteps:
         ):
             reads = reads_of(self._job.loss)
             loss = eager_step(self._job, moved(batch.batch, self._device.tensors, reads))
+        self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None
             tensors = room.allocations - made if measures and room is not None else None
@@ -348,6 +349,7 @@ class EagerSteps:
                 update_parameters(self._job.optimizer, self._job.clip_grad_norm)
 
         self._python(update)
+        self._steps.opacity.prove()
         self._ran_in_arena = True
 
     # What they leave

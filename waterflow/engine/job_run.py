@@ -11,6 +11,7 @@ import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
+from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
@@ -283,6 +284,16 @@ class JobRun:
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         self.end(JobState.OUT_OF_MEMORY if out_of_memory else JobState.FAILED, error)
 
+    def fail_in_captured_step(self, error: BaseException, batch: PreparedBatch) -> None:
+        """The same where a captured step has raised it: a graph knows no lines, so the job's own
+        Python is asked what it says of the batch. Not with locks held that a callback may need."""
+        asked = isinstance(error, Exception) and not isinstance(error, torch.OutOfMemoryError)
+        if asked and batch.flat is not None and not (self.ended or self._device.queues):
+            own = own_error(self.job, batch.flat, self._rng, self.steps.caller)
+            if own is not None:
+                error = own
+        self.fail(error)
+
     def tell_of_needs(self) -> None:
         """Tells what the job needs and how much of it is captured, as far as is known."""
         self._events.publish(self.needs.known(self.name))
@@ -293,7 +304,7 @@ class JobRun:
         opacity, tiers = self.steps.opacity, self.steps.tiers
         captured = "eager" if tiers is not None and self.steps.cache.is_empty else "captured"
         if opacity.step is not None:
-            captured = "opaque step"
+            captured = "opaque step" if opacity.is_proved else "eager"
         elif opacity.optimizer is not None:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count

@@ -64,6 +64,33 @@ def _demands_argument(step: Callable[..., Any]) -> bool:
     )
 
 
+def check_loss(loss: object, function: Callable[..., Any]) -> None:
+    """Whether a loss can be trained on: where not, what torch says of it names no line.
+
+    Raises:
+        TypeError: it is no tensor of one element, or depends on nothing that is trained.
+    """
+    if not isinstance(loss, torch.Tensor):
+        if hasattr(loss, "backward"):  # something of the user's that knows what to do
+            return
+        problem = f"must be a tensor with one element, got {loss!r}"
+    elif loss.numel() != 1:
+        problem = f"must be a tensor with one element, got a tensor of shape {tuple(loss.shape)}"
+    elif not loss.requires_grad:
+        problem = (
+            "does not depend on any parameter that requires a gradient: there is nothing to train "
+            "(was it detached, or made under torch.no_grad()?)"
+        )
+    else:
+        return
+    raise TypeError(f"the loss {problem}{_where(function)}")
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno} in {code.co_name})"
+
+
 def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda: None) -> float:
     """One step of the plain loop, without the scheduler; returns the loss.
 
@@ -76,6 +103,7 @@ def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda
     def evaluate() -> torch.Tensor:
         job.optimizer.zero_grad()
         loss = job.loss(job.model, batch)
+        check_loss(loss, job.loss)
         loss.backward()
         after_backward()
         return loss
