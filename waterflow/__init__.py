@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         OpaqueStepWarning,
         PlanError,
         ReportError,
+        RunInterrupted,
         WaterflowError,
     )
     from waterflow.engine.engine import Engine
@@ -76,6 +77,7 @@ __all__ = [
     "PlanError",
     "Report",
     "ReportError",
+    "RunInterrupted",
     "StepResult",
     "WaterflowError",
     "max_batch",
@@ -92,7 +94,7 @@ _NAMES = {
         "BudgetError BudgetWarning CacheWarning CaptureError CheckpointError CheckpointWarning "
         "DeviceLostError JobError JobFailedError JobFailedWarning NonFiniteLossError "
         "NonFiniteLossWarning NumbersDifferError OpaqueStepWarning PlanError ReportError "
-        "WaterflowError"
+        "RunInterrupted WaterflowError"
     ),
     "engine.engine": "Engine",
     "engine.handle": "JobHandle",

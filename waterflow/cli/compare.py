@@ -166,8 +166,6 @@ def _run_policy(jobs: Sequence[Job], memory: int, policy: str, device: str, thre
     report = wf.run(
         jobs, memory, device=device, policy=policy, lanes=_LANES, threads=threads, progress=False
     )
-    if report.interrupted:
-        raise KeyboardInterrupt
     setup = max(0.0, time.perf_counter() - began - report.seconds)
     return _Run(name=policy, report=report, setup_seconds=setup)
 

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from waterflow.cli.compare import equal_losses
 from waterflow.cli.demo_jobs import Size, Task, make_tasks
+from waterflow.common.errors import RunInterrupted
 from waterflow.common.units import format_bytes, format_seconds, parse_bytes
 from waterflow.engine.run import run
 from waterflow.job.training_step import run_eager
@@ -119,12 +120,14 @@ def _measure(size: Size, memory: str | None, out: Path) -> Outcome | None:
         return None
     _say(f"training {len(tasks)} jobs together in {format_bytes(budget)}")
     jobs = [task.job for task in tasks]
-    wall, report = _timed(
-        lambda: run(jobs, budget, lanes=_LANES, threads=lane_threads, progress=True)
-    )
-    report.save(out)
-    if report.interrupted:
+    try:
+        wall, report = _timed(
+            lambda: run(jobs, budget, lanes=_LANES, threads=lane_threads, progress=True)
+        )
+    except RunInterrupted as stopped:
+        stopped.report.save(out)
         return None
+    report.save(out)
     accuracies = {task.job.name: task.accuracy() for task in tasks}
     try:
         eager = [_run_eager(size, n) for n in sorted({lane_threads, torch.get_num_threads()})]
@@ -146,12 +149,11 @@ def _choose_budget(size: Size, threads: int) -> int | None:
     for job in jobs:
         job.steps = 1
         job.capture = True  # what the captured step needs is less than the eager one
-    report = run(jobs, _AMPLE_BYTES, lanes=_LANES, threads=threads)
-    if report.interrupted:
+    try:
+        report = run(jobs, _AMPLE_BYTES, lanes=_LANES, threads=threads)
+    except RunInterrupted:
         return None
-    for one in report:
-        if one.exception is not None:
-            raise one.exception
+    report.raise_errors()
     assert report.side_by_side_bytes is not None
     return int(report.side_by_side_bytes * _SHARE)
 

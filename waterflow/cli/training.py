@@ -111,6 +111,8 @@ def run(
                 resume_partly=resume_partly,
                 spill=spill or False,
             )
+        except wf.RunInterrupted as stopped:
+            result = stopped.report
         except DeviceLostError as lost:  # what the host holds is saved, then the process must end
             lost.report.save(out)
             typer.echo(f"error: {lost}\nreport written to {out}", err=True)

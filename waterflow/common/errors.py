@@ -106,5 +106,17 @@ class NonFiniteLossWarning(UserWarning):
     """A job's loss has become NaN or infinite; the job trains on, as it was not asked to stop."""
 
 
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a run; ``report`` is the run until then.
+
+    A KeyboardInterrupt, so that it ends whatever the run was part of: a notebook's cell, a loop
+    over runs. Whoever wants the report and no more catches it.
+    """
+
+    def __init__(self, report: Any) -> None:
+        super().__init__("the run was interrupted; this exception's report has all until then")
+        self.report = report
+
+
 class ReportError(WaterflowError, ValueError):
     """A saved report cannot be read; names the file and what is wrong with it."""

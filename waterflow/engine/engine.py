@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -44,6 +45,14 @@ from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.spilling import parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
+
+
+#: After Ctrl-C, what is said when steps or callbacks take so many seconds to end.
+_PATIENCE_SECONDS = 2.0
+_WAITING = (
+    "waterflow: the run ends after the steps and callbacks under way; interrupt again to wait for "
+    "nothing"
+)
 
 
 class Engine:
@@ -265,10 +274,17 @@ class Engine:
         return self._interrupted
 
     def close(self) -> None:
-        """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke."""
+        """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke.
+
+        Ctrl-C asks the jobs to end after their present steps. A second one waits no longer: steps
+        and callbacks that are under way end by themselves, and the threads after them.
+
+        Raises:
+            KeyboardInterrupt: the second one.
+        """
         self._queue.close()
         # Thread.join forgets a running thread when Ctrl-C interrupts it (CPython before 3.13).
-        ended = False
+        ended, patience = False, _PATIENCE_SECONDS
         while not ended:
             try:
                 ended = self._queue.join(0.2)
@@ -276,6 +292,9 @@ class Engine:
                 if self._interrupted:
                     raise
                 self.interrupt()
+            patience -= 0.2 * self._interrupted
+            if not ended and patience < 0 < patience + 0.2:
+                print(_WAITING, file=sys.stderr, flush=True)
         if self._queue.broken is not None:
             if isinstance(self._queue.broken, DeviceLostError):
                 self._queue.broken.report = self.report()
