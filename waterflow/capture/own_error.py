@@ -54,16 +54,17 @@ def own_error(
 
 
 def _forward_and_backward(job: Job, flat: FlatBatch, own: list[torch.Tensor]) -> None:
-    twins = {id(tensor): _copied(tensor) for tensor in own}
+    twins = {id(tensor): copied(tensor) for tensor in own}
     shadow = Shadow(job.model, twins)
     batch = flat.rebuild([tensor.detach().to(job.device, copy=True) for tensor in flat.tensors])
-    with torch.autograd.set_multithreading_enabled(False), _InPlaceOf(twins):
+    with torch.autograd.set_multithreading_enabled(False), InPlaceOf(twins):
         loss = job.loss(shadow.model, batch)
         check_loss(loss, job.loss)
         loss.backward()
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A leaf with the same values that calls the same gradient hooks."""
     values = tensor.detach().clone()
     if isinstance(tensor, nn.Parameter):
         values = nn.Parameter(values, requires_grad=tensor.requires_grad)
@@ -74,7 +75,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return values
 
 
-class _InPlaceOf(TorchFunctionMode):
+class InPlaceOf(TorchFunctionMode):
     """The job's tensors that its code reaches by another way than the model stand for the copies,
     too: nothing computes with the real ones."""
 

@@ -113,9 +113,7 @@ class RunInterrupted(KeyboardInterrupt):
     over runs. Whoever wants the report and no more catches it.
     """
 
-    def __init__(self, report: Any) -> None:
-        super().__init__("the run was interrupted; this exception's report has all until then")
-        self.report = report
+    report: Any = None
 
 
 class ReportError(WaterflowError, ValueError):

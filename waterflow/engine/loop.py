@@ -55,7 +55,10 @@ class EngineLoop:
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._turns = Turns(policy, queue, admission)
         self.limits = Limits(context, queue, admission)
-        self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
+        self._rounds = RoundExecutor(
+            *(context, self.round_planner, self._in_flight),
+            lambda job, batch, cause: admission.no_place(job, batch, queue.jobs, cause),
+        )
         self._flow = FlowExecutor(
             context,
             self.flow_planner,

@@ -106,7 +106,9 @@ def run(
         _train(engine, jobs)
     report = engine.report()
     if report.interrupted:
-        raise RunInterrupted(report)
+        stopped = RunInterrupted("the run was interrupted; this exception's report tells of it")
+        stopped.report = report
+        raise stopped
     return report
 
 
