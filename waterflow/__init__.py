@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         OpaqueStepWarning,
         PlanError,
         ReportError,
+        ReportWarning,
         RunInterrupted,
         WaterflowError,
     )
@@ -77,6 +78,7 @@ __all__ = [
     "PlanError",
     "Report",
     "ReportError",
+    "ReportWarning",
     "RunInterrupted",
     "StepResult",
     "WaterflowError",
@@ -94,7 +96,7 @@ _NAMES = {
         "BudgetError BudgetWarning CacheWarning CaptureError CheckpointError CheckpointWarning "
         "DeviceLostError JobError JobFailedError JobFailedWarning NonFiniteLossError "
         "NonFiniteLossWarning NumbersDifferError OpaqueStepWarning PlanError ReportError "
-        "RunInterrupted WaterflowError"
+        "ReportWarning RunInterrupted WaterflowError"
     ),
     "engine.engine": "Engine",
     "engine.handle": "JobHandle",

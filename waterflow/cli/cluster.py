@@ -11,6 +11,7 @@ import typer
 from waterflow.cli.shared import (
     INTERRUPTED,
     AsJson,
+    WholeHelp,
     clean_stdout,
     one_line_errors,
     print_table,
@@ -19,7 +20,7 @@ from waterflow.cli.shared import (
 if TYPE_CHECKING:
     from waterflow.cluster import ClusterSpec, JobSpec, Results
 
-app = typer.Typer(no_args_is_help=True, help="Who trains where on many GPUs, in simulated time.")
+app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Who trains where on many GPUs, in simulated time.")
 
 _EVERY = 2.0  # seconds between two lines of progress
 

@@ -125,9 +125,9 @@ def _measure(size: Size, memory: str | None, out: Path) -> Outcome | None:
             lambda: run(jobs, budget, lanes=_LANES, threads=lane_threads, progress=True)
         )
     except RunInterrupted as stopped:
-        stopped.report.save(out)
+        stopped.report.save(out, overwrite=True)
         return None
-    report.save(out)
+    report.save(out, overwrite=True)
     accuracies = {task.job.name: task.accuracy() for task in tasks}
     try:
         eager = [_run_eager(size, n) for n in sorted({lane_threads, torch.get_num_threads()})]

@@ -116,5 +116,9 @@ class RunInterrupted(KeyboardInterrupt):
     report: Any = None
 
 
+class ReportWarning(UserWarning):
+    """A saved report has been replaced by another one; names the folder."""
+
+
 class ReportError(WaterflowError, ValueError):
     """A saved report cannot be read; names the file and what is wrong with it."""

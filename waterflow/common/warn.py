@@ -7,12 +7,14 @@ run as it did in the first is news again.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple
 
 from waterflow.common.environment import is_library_file
 
@@ -34,9 +36,10 @@ def place_of_call() -> Place:
     return Place(frame.f_code.co_filename, frame.f_lineno)
 
 
-def place_of_code(code: CodeType) -> Place:
-    """The line where code begins."""
-    return Place(code.co_filename, code.co_firstlineno)
+def place_of_function(function: Callable[..., Any]) -> Place | None:
+    """The line where a function begins; None for what is not written in Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else Place(code.co_filename, code.co_firstlineno)
 
 
 def place_of_error(error: BaseException) -> Place | None:

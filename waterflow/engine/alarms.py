@@ -29,7 +29,8 @@ class Alarms:
         self.engines_error: BaseException | None = None
 
     def expect(self, job: str, place: Place) -> None:
-        """A job is about to join that was submitted there."""
+        """A job is about to join; its warnings point there, where no line is known to be at
+        fault."""
         self._places[job] = place
 
     def __call__(self, event: Event | TrainRan) -> None:

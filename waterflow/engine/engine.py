@@ -10,8 +10,9 @@ import torch
 from waterflow.allocator_ext import _C
 from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
+from waterflow.common.text import printable
 from waterflow.common.units import format_bytes, parse_bytes
-from waterflow.common.warn import place_of_call, warn_at
+from waterflow.common.warn import place_of_call, place_of_function, warn_at
 from waterflow.engine.admission import Admission
 from waterflow.engine.alarms import Alarms
 from waterflow.engine.checkpoints import Checkpoints
@@ -166,7 +167,7 @@ class Engine:
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
-            self._alarms.expect(job.name, place_of_call())
+            self._alarms.expect(job.name, place_of_function(job.loss) or place_of_call())
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
@@ -178,7 +179,7 @@ class Engine:
             )
             if checkpoints is not None:
                 checkpoints.enter(run)
-            _C.set_job_name(self._arena, number, job.name)
+            _C.set_job_name(self._arena, number, printable(job.name))
             self._queue.add(run)
         return JobHandle(self._queue, run, self.policy, self._loop.limits)
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waterflow.common.errors import ReportError
+from waterflow.common.errors import ReportError, ReportWarning
 from waterflow.common.files import write_atomically
+from waterflow.common.warn import place_of_call, warn_at
 from waterflow.report import summary
 from waterflow.report.decisions import Decision, decisions_from, decisions_to_json
 from waterflow.report.idle import IdleReason, idle_from
@@ -166,12 +167,25 @@ class Report:
             decisions=decisions_from(fields),
         )
 
-    def save(self, directory: str | os.PathLike[str]) -> Path:
+    def save(
+        self, directory: str | os.PathLike[str], *, overwrite: bool | None = None
+    ) -> Path:
         """Write report.json, memory.png and trace.json into `directory`, made if needed; return it.
 
-        Raises ReportError, which names the path, if that cannot be written.
+        Args:
+            directory: the folder.
+            overwrite: whether a report that is there already is replaced: with None it is, and a
+                ReportWarning says so; False refuses.
+
+        Raises:
+            ReportError: it cannot be written, or is not to be replaced; names the path.
         """
         path = Path(directory)
+        if overwrite is not True and (path / "report.json").exists():
+            if overwrite is False:
+                raise ReportError(f"{path} already holds a report: save to another folder")
+            text = f"the report that was in {path} is replaced (overwrite=True says nothing)"
+            warn_at(place_of_call(), text, ReportWarning)
         try:
             path.mkdir(parents=True, exist_ok=True)
             # The report itself comes first: it is the one file that cannot be made again.
