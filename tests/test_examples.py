@@ -97,7 +97,8 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     }
     first = example.job(1e-2)
     first.on_step = stop
-    assert wf.run([first], **options).interrupted
+    with pytest.raises(wf.RunInterrupted):
+        wf.run([first], **options)
     job, alone = example.job(1e-2), example.job(1e-2)
     report = wf.run([job], **options)
     assert report[job.name].resumed_steps >= 150

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common.errors import DeviceLostError, JobError
-from waterflow.common.units import parse_bytes
+from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
+from waterflow.common.text import printable
+from waterflow.common.units import format_bytes, parse_bytes
+from waterflow.common.warn import place_of_call, place_of_function, warn_at
 from waterflow.engine.admission import Admission
+from waterflow.engine.alarms import Alarms
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
@@ -42,6 +46,14 @@ from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.spilling import parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
+
+
+#: After Ctrl-C, what is said when steps or callbacks take so many seconds to end.
+_PATIENCE_SECONDS = 2.0
+_WAITING = (
+    "waterflow: the run ends after the steps and callbacks under way; interrupt again to wait for "
+    "nothing"
+)
 
 
 class Engine:
@@ -104,6 +116,7 @@ class Engine:
                 "out spill, and give the run more memory or its jobs smaller batches"
             )
         self.device = where.name
+        _warn_of_too_much(where, self.budget)
         default = torch.get_num_threads()
         self._lanes = Lanes(where, self.budget, lanes, _threads(threads, lanes, default), default)
         self._arena = self._lanes.arena
@@ -119,6 +132,8 @@ class Engine:
         self._context = RunContext(self._lanes, residency, EventStream(), check)
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
+        self._alarms = Alarms()
+        self._context.events.subscribe(self._alarms, *Alarms.KINDS)
         capacity = int(self._arena.statistics().capacity)
         self._context.events.subscribe(self._note_budget, BudgetChanged)
         admission = Admission(self.budget, capacity, residency)
@@ -126,7 +141,9 @@ class Engine:
         self._checkpoints = checkpoints
         if checkpoints is not None:
             checkpoints.serve(self._context, self._queue)
-        self._loop = EngineLoop(self._context, self.policy, admission, self._queue, undoes_packing)
+        self._loop = EngineLoop(
+            *(self._context, self.policy, admission, self._queue, undoes_packing, self._alarms)
+        )
         self._loop.limits.spills = self._spills
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
@@ -150,6 +167,7 @@ class Engine:
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
+            self._alarms.expect(job.name, place_of_function(job.loss) or place_of_call())
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
@@ -161,7 +179,7 @@ class Engine:
             )
             if checkpoints is not None:
                 checkpoints.enter(run)
-            _C.set_job_name(self._arena, number, job.name)
+            _C.set_job_name(self._arena, number, printable(job.name))
             self._queue.add(run)
         return JobHandle(self._queue, run, self.policy, self._loop.limits)
 
@@ -257,10 +275,17 @@ class Engine:
         return self._interrupted
 
     def close(self) -> None:
-        """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke."""
+        """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke.
+
+        Ctrl-C asks the jobs to end after their present steps. A second one waits no longer: steps
+        and callbacks that are under way end by themselves, and the threads after them.
+
+        Raises:
+            KeyboardInterrupt: the second one.
+        """
         self._queue.close()
         # Thread.join forgets a running thread when Ctrl-C interrupts it (CPython before 3.13).
-        ended = False
+        ended, patience = False, _PATIENCE_SECONDS
         while not ended:
             try:
                 ended = self._queue.join(0.2)
@@ -268,6 +293,9 @@ class Engine:
                 if self._interrupted:
                     raise
                 self.interrupt()
+            patience -= 0.2 * self._interrupted
+            if not ended and patience < 0 < patience + 0.2:
+                print(_WAITING, file=sys.stderr, flush=True)
         if self._queue.broken is not None:
             if isinstance(self._queue.broken, DeviceLostError):
                 self._queue.broken.report = self.report()
@@ -334,6 +362,18 @@ def _threads(threads: int | None, lanes: int, default: int) -> int:
     if type(threads) is not int or threads < 1:
         raise JobError(f"threads must be a positive whole number, got {threads!r}")
     return threads
+
+
+def _warn_of_too_much(device: Device, budget: int) -> None:
+    """Warns where the budget is more than there is at all: jobs that fill it would be killed."""
+    limit = device.memory_limit
+    if limit is not None and budget > limit.size:
+        text = (
+            f"memory={budget} bytes ({format_bytes(budget)}) is more than {limit.source}, "
+            f"{format_bytes(limit.size)}: jobs that need so much are killed by the system. Give "
+            f"memory less than that, and leave some for data and Python"
+        )
+        warn_at(place_of_call(), text, BudgetWarning)
 
 
 def _check_place(job: Job, device: Device) -> None:

@@ -134,7 +134,7 @@ class StepsInFlight:
         """Ends the job of a step that could not be run, with what its tape has been given."""
         with self._context.python:
             scheduled.step.compiled.tape.clear(scheduled.step.compiled.transient)
-            scheduled.job.fail(error)
+        scheduled.job.fail_in_captured_step(error, scheduled.batch)
         scheduled.job.feeder.step_done()
 
     def complete(self, jobs: Sequence[JobRun]) -> None:

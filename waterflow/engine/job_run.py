@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
+from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
-from waterflow.common.units import parse_bytes
+from waterflow.common.units import format_bytes, parse_bytes
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
@@ -32,6 +33,7 @@ from waterflow.job.job import Job
 from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
+from waterflow.steps.eager_need import eager_need, largest_batch
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps.shared_captures import SharedCaptures
@@ -44,6 +46,24 @@ Result = TypeVar("Result")
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 _AHEAD_BYTES = 1 << 20
 _AHEAD_SECONDS = 0.02
+
+
+class Enough(NamedTuple):
+    """A budget for a job by itself.
+
+    Attributes:
+        size: bytes.
+        is_known: whether they are enough; else the job needs more, and nobody knows how much.
+    """
+
+    size: int
+    is_known: bool
+
+    @property
+    def text(self) -> str:
+        """For messages."""
+        least = "" if self.is_known else "more than "
+        return f"{least}{self.size} bytes ({format_bytes(self.size)})"
 
 
 class JobRun:
@@ -285,6 +305,16 @@ class JobRun:
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         self.end(JobState.OUT_OF_MEMORY if out_of_memory else JobState.FAILED, error)
 
+    def fail_in_captured_step(self, error: BaseException, batch: PreparedBatch) -> None:
+        """The same where a captured step has raised it: a graph knows no lines, so the job's own
+        Python is asked what it says of the batch. Not with locks held that a callback may need."""
+        asked = isinstance(error, Exception) and not isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if asked and batch.flat is not None and not (self.ended or self._device.queues):
+            own = own_error(self.job, batch.flat, self._rng, self.steps.caller)
+            if own is not None:
+                error = own
+        self.fail(error)
+
     def tell_of_needs(self) -> None:
         """Tells what the job needs and how much of it is captured, as far as is known."""
         self._events.publish(self.needs.known(self.name))
@@ -295,7 +325,7 @@ class JobRun:
         opacity, tiers = self.steps.opacity, self.steps.tiers
         captured = "eager" if tiers is not None and self.steps.cache.is_empty else "captured"
         if opacity.step is not None:
-            captured = "opaque step"
+            captured = "opaque step" if opacity.is_proved else "eager"
         elif opacity.optimizer is not None:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count
@@ -348,6 +378,31 @@ class JobRun:
             raise self.steps.spiller.problem
         if self.memory_limit is not None and self.captured.exclusive:
             raise self.eager.no_limit()
+
+    def enough_bytes(self, batch: PreparedBatch | None = None) -> Enough:
+        """A budget under which the job can run by itself, for messages: found out by eager steps on
+        copies where it makes eager ones. Takes its time, and memory beside the budget.
+
+        Args:
+            batch: the one to ask for; the next one where it is not given.
+        """
+        known = self.needs.memory.alone_bytes
+        fed = self.next_batch()
+        asked = batch or (None if fed is None else fed.item)
+        if asked is None:
+            return Enough(known, is_known=True)
+        largest = largest_batch(self.job, asked.batch)
+        tiers = self.steps.tiers
+        eagerly = tiers is not None and tiers.may_start_eagerly_in(known)
+        eagerly = eagerly or self.captured.exclusive or asked.specialization is None
+        if not eagerly and largest is asked.batch:
+            return Enough(known, is_known=True)
+        taken = None
+        if not self._device.queues:
+            taken = eager_need(self.job, largest, self._rng, self.steps.caller)
+        if taken is None:
+            return Enough(known, is_known=False)
+        return Enough(max(known, self.steps.persistent.bytes + taken), is_known=True)
 
     @property
     def why_unspilled(self) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from types import FrameType
 
-from waterflow.common.errors import JobError
+from waterflow.common.errors import JobError, RunInterrupted
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.engine import Engine
 from waterflow.executor.device.base import Device
@@ -38,9 +38,10 @@ def run(
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
-    Every job trains exactly as it would alone. One that fails ends alone, with its error in the
-    report. Ctrl-C ends all after the present step, and a checkpoint of it where some are written;
-    the report says so.
+    Every job trains exactly as it would alone. One that fails ends alone, with a warning and its
+    error in the report; `Report.raise_errors` raises it. Ctrl-C ends all after the present step,
+    and a checkpoint of it where some are written, and then the run with RunInterrupted; a second
+    one waits for nothing, and leaves a callback that sleeps to itself.
 
     A checkpoint holds all that a job needs to go on in another process with the same bits, where
     the same script builds the same jobs: docs/checkpoints.md tells what, and what not.
@@ -76,6 +77,13 @@ def run(
             raised before anything runs.
         BudgetError: a job cannot fit even alone; raised before anything runs.
         DeviceLostError: a kernel has broken the GPU's context; its ``report`` is the run so far.
+        RunInterrupted: Ctrl-C was pressed: a KeyboardInterrupt whose ``report`` is the run so far.
+
+    Warns:
+        JobFailedWarning: a job has failed.
+        NonFiniteLossWarning: a job's loss has become NaN or infinite.
+        BudgetWarning: `memory` is more than there is.
+        OpaqueStepWarning: a job's steps cannot be captured.
     """
     jobs = list(jobs)
     _check_jobs(jobs)
@@ -96,7 +104,12 @@ def run(
             checkpoints=checkpoints,
         )
         _train(engine, jobs)
-    return engine.report()
+    report = engine.report()
+    if report.interrupted:
+        stopped = RunInterrupted("the run was interrupted; this exception's report tells of it")
+        stopped.report = report
+        raise stopped
+    return report
 
 
 def _train(engine: Engine, jobs: Sequence[Job]) -> None:
@@ -109,7 +122,6 @@ def _train(engine: Engine, jobs: Sequence[Job]) -> None:
             engine.release()
     except KeyboardInterrupt:  # of a handler of the user's own, or the second one
         engine.interrupt()
-        engine.close()
 
 
 @contextlib.contextmanager

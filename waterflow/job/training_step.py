@@ -60,6 +60,7 @@ def compute_gradients(
     for part in batches:
         with rules.forward(job.device):
             outcome = Outcome.of(job.name, job.loss(model, part))
+        check_loss(outcome.loss, job.loss)
         before_backward(outcome.loss)
         loss = rules.scaled(outcome.loss)
         loss.backward()
@@ -92,6 +93,33 @@ def _demands_argument(step: Callable[..., Any]) -> bool:
     return (
         first is not None and first.default is inspect.Parameter.empty and first.kind in positional
     )
+
+
+def check_loss(loss: object, function: Callable[..., Any]) -> None:
+    """Whether a loss can be trained on: where not, what torch says of it names no line.
+
+    Raises:
+        TypeError: it is no tensor of one element, or depends on nothing that is trained.
+    """
+    if not isinstance(loss, torch.Tensor):
+        if hasattr(loss, "backward"):  # something of the user's that knows what to do
+            return
+        problem = f"must be a tensor with one element, got {loss!r}"
+    elif loss.numel() != 1:
+        problem = f"must be a tensor with one element, got a tensor of shape {tuple(loss.shape)}"
+    elif not loss.requires_grad:
+        problem = (
+            "does not depend on any parameter that requires a gradient: there is nothing to train "
+            "(was it detached, or made under torch.no_grad()?)"
+        )
+    else:
+        return
+    raise TypeError(f"the loss {problem}{_where(function)}")
+
+
+def _where(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno} in {code.co_name})"
 
 
 def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda: None) -> float:
