@@ -11,8 +11,10 @@ from waterflow.checkpoint import model, optimizer
 from waterflow.checkpoint.cursor import Position, length_of
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.checkpoint.values import DamagedValueError, NotExpressibleError, Packer, Unpacker
-from waterflow.common.errors import CheckpointError
+from waterflow.common.errors import CheckpointError, ReportError
 from waterflow.job.job import Job
+from waterflow.report.evaluation import Evaluation
+from waterflow.report.json_fields import Fields
 
 RUNNING = "running"
 
@@ -27,6 +29,7 @@ class Progress:
         losses: of all steps, one each.
         epochs: passes over the data that are behind it.
         state: "running", "finished" or "stopped".
+        evaluations: what `Job.evaluate` has found.
     """
 
     seed: int | None
@@ -34,6 +37,7 @@ class Progress:
     losses: Sequence[float]
     epochs: int
     state: str = RUNNING
+    evaluations: Sequence[Evaluation] = ()
 
 
 def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
@@ -54,6 +58,7 @@ def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
             "state": progress.state,
             "epochs": progress.epochs,
             "planned": {"epochs": job.epochs, "steps": job.steps},
+            "evaluations": [evaluation.to_dict() for evaluation in progress.evaluations],
             "losses": packer.tensor(torch.tensor(progress.losses, dtype=torch.float64), "losses"),
             "position": progress.position.pack(packer),
             "model": model.pack_model(job.model, before, packer),
@@ -139,8 +144,12 @@ def put(job: Job, snapshot: JobSnapshot) -> Progress:
             losses=unpacker.view(fields["losses"]).tolist(),
             epochs=fields["epochs"],
             state=snapshot.state,
+            evaluations=[
+                Evaluation.from_fields(Fields(found, "evaluations."))
+                for found in fields.get("evaluations", [])  # checkpoints of old have none
+            ],
         )
-    except (DamagedValueError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (DamagedValueError, ReportError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"job {job.name!r}: its checkpoint cannot be given to it, {error!r}. It was made by "
             "other code: build the job as it was, or begin without resume"

@@ -59,7 +59,10 @@ def snapshot(run: JobRun, before: Attributes, state: str = RUNNING) -> JobSnapsh
         raise RuntimeError(f"{place.steps} batches were drawn and {loop.steps} steps made")
     position = run.cursor.position(loop.steps, place.epoch, place.batches, loop.latest_loss)
     report = run.report
-    progress = Progress(report.seed, position, list(report.losses), report.epochs, state)
+    progress = Progress(
+        *(report.seed, position, list(report.losses), report.epochs, state),
+        evaluations=list(report.evaluations),
+    )
     return run.look(lambda: take(run.job, progress, before))
 
 

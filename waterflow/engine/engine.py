@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import DeviceLostError, JobError
 from waterflow.common.units import parse_bytes
 from waterflow.engine.admission import Admission
+from waterflow.engine.callbacks import Callbacks, check_callbacks
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
@@ -65,6 +67,7 @@ class Engine:
         quantum: float | str | None = None,
         checkpoints: Checkpoints | None = None,
         spill: bool | str = False,
+        callbacks: str = "lane",
     ) -> None:
         """Takes the budget.
 
@@ -85,12 +88,16 @@ class Engine:
                 in memory give way to those that wait for room.
             checkpoints: those of `run`.
             spill: whether jobs that do not fit are planned into the memory there is, see `run`.
+            callbacks: whose thread runs `on_step` and `evaluate`: "lane", one of the engine's, or
+                "caller", the one that waits (`result`, `as_completed`, `close`, leaving the
+                engine). As long as nobody waits, callbacks wait, too.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
         """
         self.budget = self._largest_budget = parse_bytes(memory)
         check_audit(audit)
+        check_callbacks(callbacks)
         self._audit = audit
         self._spills = spill is not False
         self._spill_to = parse_tier(spill)
@@ -116,7 +123,12 @@ class Engine:
         display: ProgressDisplay = Progress() if progress else NullProgress()
         display.start([])
         residency = Residency(self._arena, where)
-        self._context = RunContext(self._lanes, residency, EventStream(), check)
+        state = threading.Condition()
+        threads_of = self._lanes.threads, default
+        calls = Callbacks(state, callbacks == "caller", threads_of)
+        self._context = RunContext(
+            *(self._lanes, residency, EventStream(), check), state=state, callbacks=calls
+        )
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
         capacity = int(self._arena.statistics().capacity)
@@ -158,6 +170,7 @@ class Engine:
                 resumed=resumed,
                 limit=self._limit_of(job),
                 spill_to=self._spill_to,
+                callbacks=self._context.callbacks,
             )
             if checkpoints is not None:
                 checkpoints.enter(run)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from waterflow.engine.states import JobState
@@ -112,6 +112,14 @@ class TrainRan(NamedTuple):
             yield StepDone(self.job, self.first + number, loss)
 
 
+class Evaluated(NamedTuple):
+    """A job was evaluated after so many steps; `values` are the numbers found, by name."""
+
+    job: str
+    step: int
+    values: Mapping[str, float]
+
+
 class MemoryMoved(NamedTuple):
     """A job's persistent tensors have come into the arena, or left it: `held` bytes are its now."""
 
@@ -189,6 +197,7 @@ Event = (
     | StepChecked
     | GroupsRan
     | StepDone
+    | Evaluated
     | MemoryMoved
     | ShareChanged
     | DutyChanged

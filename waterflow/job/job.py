@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import torch
@@ -20,7 +20,7 @@ class _Stop:
         return "waterflow.STOP"
 
 
-#: Returned by a job's ``on_step`` callback to end that job after the present step.
+#: Returned by a job's ``on_step`` or ``evaluate`` to end that job after the present step.
 STOP: Final = _Stop()
 
 
@@ -34,6 +34,11 @@ class StepResult:
         epoch: the epoch that the step belongs to (0, 1, ...).
         loss: the step's loss.
         learning_rates: one per parameter group, as they were during the step.
+        model: the job's model, after the step.
+        epoch_ended: whether the step is the last of its epoch; None where the data have no length,
+            so that nobody knows before the next batch is asked for.
+        evaluation: what ``evaluate`` returned after this step, by name ("value" where it was a
+            number); None where it was not due.
     """
 
     job: str
@@ -41,6 +46,9 @@ class StepResult:
     epoch: int
     loss: float
     learning_rates: tuple[float, ...]
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+    epoch_ended: bool | None = None
+    evaluation: Mapping[str, float] | None = None
 
 
 class Scheduler(Protocol):
@@ -56,6 +64,7 @@ META_ALLOWED: ContextVar[bool] = ContextVar("META_ALLOWED", default=False)
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 StepCallback = Callable[[StepResult], Any]
+EvaluateFunction = Callable[[nn.Module], Any]
 
 
 #: How often captured steps are compared with eager ones; see `Job.audit`.
@@ -98,6 +107,7 @@ class Job:
                 loss(model, batch).backward()
                 optimizer.step()
                 scheduler.step()
+                if due: evaluate(model)
                 on_step(...)
 
     An optimizer whose ``step`` demands a closure (LBFGS) gets one that does the first two lines; a
@@ -140,6 +150,12 @@ class Job:
         memory_limit: bytes that the job may need at most, or a text such as "2GiB": its captured
             step is planned into that, by the order of its updates and, where that does not suffice,
             by spilling. None: whatever it needs.
+        evaluate: ``(model) -> number | dict of numbers | STOP | None``, or a pair of numbers and
+            ``STOP``: called between two steps with the model in eval mode, under ``no_grad``. It
+            changes nothing of the training: the modes of all submodules, the gradients and the
+            random streams are put back. What it holds counts in the budget. Its numbers are in
+            ``JobReport.evaluations`` and ``StepResult.evaluation``; ``STOP`` ends the job.
+        evaluate_every: "epoch", after the last step of each epoch, or a number of steps.
 
     Raises:
         JobError: an argument is of the wrong kind; the message names the job and the value.
@@ -164,6 +180,8 @@ class Job:
     audit: str | None = None
     keep_grads: bool = False
     memory_limit: int | str | None = None
+    evaluate: EvaluateFunction | None = None
+    evaluate_every: int | str = "epoch"
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -192,6 +210,15 @@ class Job:
             f"capture must be 'auto', True or False, got {self.capture!r}",
         )
         check_audit(self.audit, f"job {self.name!r}: ", optional=True)
+        self._require(
+            self.evaluate is None or callable(self.evaluate),
+            f"evaluate must be callable or None, got {self.evaluate!r}",
+        )
+        every = self.evaluate_every
+        self._require(
+            every == "epoch" or (type(every) is int and every >= 1),
+            f"evaluate_every must be 'epoch' or a positive whole number of steps, got {every!r}",
+        )
         self._require(
             self.on_step is None or callable(self.on_step),
             f"on_step must be callable or None, got {self.on_step!r}",

@@ -15,8 +15,10 @@ from waterflow.common.errors import NonFiniteLossError
 from waterflow.job.batch import moved
 from waterflow.job.batch_reads import reads_of
 from waterflow.job.epochs import begin_epoch
-from waterflow.job.job import STOP, Job, StepResult
+from waterflow.job.evaluation import EvaluationTimes, check_answer, evaluate, process_streams_kept
+from waterflow.job.job import Job, StepResult
 from waterflow.job.optimizer_state import trained_parameters
+from waterflow.report.evaluation import Evaluation
 from waterflow.report.job_report import JobReport
 
 
@@ -140,7 +142,7 @@ def draw_seed() -> int:
 
 
 def _loop(job: Job, report: JobReport) -> None:
-    device = job.device
+    device, times = job.device, EvaluationTimes(job)
     epoch = 0
     while job.epochs is None or epoch < job.epochs:
         before = report.steps
@@ -151,8 +153,8 @@ def _loop(job: Job, report: JobReport) -> None:
             report.steps += 1
             check_finite(job, report.steps, loss)
             step_scheduler(job, "step", loss)
-            result = StepResult(job.name, report.steps, epoch, loss, rates)
-            if job.on_step is not None and job.on_step(result) is STOP:
+            stops = _after_step(job, report, times, (epoch, loss, rates))
+            if stops:
                 report.state = "stopped"
                 return
             if job.steps is not None and report.steps >= job.steps:
@@ -160,7 +162,34 @@ def _loop(job: Job, report: JobReport) -> None:
                 return
         if report.steps == before:
             raise ValueError(f"job {job.name!r}: its data yielded no batch in epoch {epoch}")
+        if times.at_found_ends and _evaluate(job, report):
+            report.state = "stopped"
+            return
         step_scheduler(job, "epoch", report.losses[-1])
         epoch += 1
         report.epochs = epoch
     report.state = "finished"
+
+
+def _after_step(
+    job: Job, report: JobReport, times: EvaluationTimes, step: tuple[int, float, tuple[float, ...]]
+) -> bool:
+    """Evaluates the job where that is due, and asks its callback; returns whether it is to stop."""
+    stops, kept = False, len(report.evaluations)
+    if times.is_due(report.steps):
+        stops = _evaluate(job, report)
+    if job.on_step is None:
+        return stops
+    values = next((found.values for found in report.evaluations[kept:]), None)
+    ended = times.ends_epoch(report.steps)
+    result = StepResult(job.name, report.steps, *step, job.model, ended, values)
+    return check_answer(job, job.on_step(result)) or stops
+
+
+def _evaluate(job: Job, report: JobReport) -> bool:
+    """Evaluates the job and writes down what was found; returns whether it is to stop."""
+    with process_streams_kept(job.device):
+        found = evaluate(job)
+    if found.values is not None:
+        report.evaluations.append(Evaluation(report.steps, found.values))
+    return found.stops
