@@ -30,6 +30,10 @@ def check_callbacks(callbacks: object) -> None:
         raise JobError(f"callbacks must be one of {known}, got {callbacks!r}")
 
 
+class CallbackLeftError(KeyboardInterrupt):
+    """Ctrl-C has left a callback that the thread was in; its job stops."""
+
+
 class _Call:
     """A callback that somebody else is to make."""
 
@@ -114,7 +118,7 @@ class Callbacks:
         """Makes the callbacks that wait.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C has left one of them; its job stops.
+            CallbackLeftError: Ctrl-C has left one of them.
         """
         while self.is_asked:
             try:
@@ -128,7 +132,7 @@ class Callbacks:
                 call.error = error
             call.done.set()
             if isinstance(call.error, KeyboardInterrupt):
-                raise KeyboardInterrupt
+                raise CallbackLeftError
 
     def check_may_wait(self, what: str) -> None:
         """Raises JobError in a callback, where waiting for `what` might never end."""

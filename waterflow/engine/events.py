@@ -246,6 +246,12 @@ class EventStream:
             if TrainRan not in kinds:
                 self._without_trains[kind] = (*self._without_trains[kind], subscriber)
 
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Calls it no more."""
+        for known in (self._of_kind, self._without_trains):
+            for kind, subscribers in known.items():
+                known[kind] = tuple(each for each in subscribers if each is not subscriber)
+
     def publish(self, event: Event) -> None:
         """Tells the subscribers, on the calling thread."""
         for subscriber in self._of_kind[type(event)]:

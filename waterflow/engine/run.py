@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from types import FrameType
@@ -35,12 +37,15 @@ def run(
     resume: str | PathLike[str] | None = None,
     resume_partly: bool = False,
     spill: bool | str = False,
+    callbacks: str = "lane",
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
     Every job trains exactly as it would alone. One that fails ends alone, with its error in the
     report. Ctrl-C ends all after the present step, and a checkpoint of it where some are written;
-    the report says so.
+    the report says so (`Report.interrupted`). A second one, or one that ends the next run within
+    three seconds, is raised as KeyboardInterrupt, so that a loop of runs can be left; jobs that are
+    still in a step or a callback two seconds later are left to themselves.
 
     A checkpoint holds all that a job needs to go on in another process with the same bits, where
     the same script builds the same jobs: docs/checkpoints.md tells what, and what not.
@@ -69,6 +74,8 @@ def run(
         spill: whether a job that does not fit even alone is planned into the memory there is, by
             having values that are not needed for long copied to a slower tier and back: True or
             "memory" for ordinary memory, "disk" for a mapped file in the folder of temporary files.
+        callbacks: whose thread runs `on_step` and `evaluate`: "lane", one of the engine's, or
+            "caller", the one that calls this. There Ctrl-C leaves a callback at once.
 
     Raises:
         JobError: an argument cannot be used.
@@ -94,6 +101,7 @@ def run(
             quantum=quantum,
             spill=spill,
             checkpoints=checkpoints,
+            callbacks=callbacks,
         )
         _train(engine, jobs)
     return engine.report()
@@ -109,7 +117,16 @@ def _train(engine: Engine, jobs: Sequence[Job]) -> None:
             engine.release()
     except KeyboardInterrupt:  # of a handler of the user's own, or the second one
         engine.interrupt()
-        engine.close()
+        with contextlib.suppress(TimeoutError):
+            engine.close(_LEAVE_AFTER_SECONDS)
+        raise
+
+
+#: After a second Ctrl-C nobody is waited for longer than this.
+_LEAVE_AFTER_SECONDS = 2.0
+#: A Ctrl-C within this time of one that has ended the run before is meant for both.
+_SAME_WISH_SECONDS = 3.0
+_interrupted_at = -math.inf  # `time.monotonic` of the latest
 
 
 @contextlib.contextmanager
@@ -117,7 +134,8 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
     """Ctrl-C asks the jobs to stop; a second one raises KeyboardInterrupt.
 
     The first raises nothing: an exception between two bytecodes of a `with` statement can leave a
-    lock taken for good. Signals reach the main thread only, and a user's own handler stays.
+    lock taken for good. But it leaves a callback that this thread is in. Signals reach the main
+    thread only, and a user's own handler stays.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -125,9 +143,12 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if engine.interrupted:
+        global _interrupted_at
+        before, _interrupted_at = _interrupted_at, time.monotonic()
+        again = engine.interrupted or _interrupted_at - before < _SAME_WISH_SECONDS
+        engine.interrupt(insists=again)
+        if again or engine.is_in_callback:
             signal.default_int_handler(signum, frame)
-        engine.interrupt()
 
     signal.signal(signal.SIGINT, stop)
     try:
