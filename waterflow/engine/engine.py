@@ -281,6 +281,11 @@ class Engine:
                 self._queue.request_stop(job)
 
     @property
+    def lanes(self) -> int:
+        """Node groups that may run at once."""
+        return self._lanes.lanes
+
+    @property
     def interrupted(self) -> bool:
         """Whether `interrupt` has been called, or Ctrl-C pressed while the engine closed."""
         return self._interrupted

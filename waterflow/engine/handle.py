@@ -45,6 +45,11 @@ class JobHandle:
         return self._job.state.status
 
     @property
+    def waits_for_room(self) -> bool:
+        """Whether it is ready to run, or to go on, and too much memory is others' for now."""
+        return self._queue.waits_for_room(self._job)
+
+    @property
     def losses(self) -> list[float]:
         """The losses so far, one per step."""
         return list(self._job.report.losses)

@@ -152,6 +152,10 @@ class JobQueue:
         if wish.error is not None:
             raise wish.error
 
+    def waits_for_room(self, job: JobRun) -> bool:
+        """Whether it could run but for the memory that others have."""
+        return not job.ended and self._admission.is_waiting(job)
+
     def next_wish(self) -> Wish | None:
         """The first wish that has not been granted; None where all have."""
         with self._context.state:

@@ -72,7 +72,7 @@ def evaluate(job: Job) -> Evaluated:
     assert job.evaluate is not None
     with _in_eval_mode(job.model), _without_gradients(job.model), torch.no_grad():
         answer = job.evaluate(job.model)
-    return _read(job, answer)
+    return read_answer(job, answer)
 
 
 @contextlib.contextmanager
@@ -113,7 +113,12 @@ def process_streams_kept(device: torch.device) -> Iterator[None]:
         np.random.set_state(arrays)
 
 
-def _read(job: Job, answer: Any) -> Evaluated:
+def read_answer(job: Job, answer: Any) -> Evaluated:
+    """What a job's `evaluate` has meant by its answer.
+
+    Raises:
+        JobError: it is none; names the job, the answer and what is one.
+    """
     if answer is None or answer is STOP:
         return Evaluated(None, answer is STOP)
     stops = type(answer) is tuple and len(answer) == 2 and answer[1] is STOP
