@@ -110,7 +110,11 @@ class Admission:
             f"for one job after another: {needs}. What would fit: jobs "
             f"{', '.join(fitting) or 'none'} under this budget, all of them under "
             f"{self._for_all(jobs, list(enough.values())).text}."
-            + ("" if all(m.knows_batches for m in jobs) else " Larger batches that come later need more.")
+            + (
+                ""
+                if all(m.knows_batches for m in jobs)
+                else " Larger batches that come later need more."
+            )
         )
 
     def no_place(

@@ -47,7 +47,6 @@ from waterflow.steps.spilling import parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
 
-
 #: After Ctrl-C, what is said when steps or callbacks take so many seconds to end.
 _PATIENCE_SECONDS = 2.0
 _WAITING = (
@@ -167,7 +166,9 @@ class Engine:
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
-            self._alarms.expect(job.name, place_of_function(job.loss) or place_of_call())
+            self._alarms.expect(
+                job.name, place_of_function(job.loss or job.step) or place_of_call()
+            )
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
@@ -378,7 +379,7 @@ def _warn_of_too_much(device: Device, budget: int) -> None:
 
 def _check_place(job: Job, device: Device) -> None:
     """Raises JobError where a tensor of the model is on another device than the engine."""
-    for name, tensor in [*job.model.named_parameters(), *job.model.named_buffers()]:
+    for name, tensor in [*job.root.named_parameters(), *job.root.named_buffers()]:
         if tensor.device != device.tensors:
             raise JobError(
                 f"job {job.name!r}: {name} is on {tensor.device}, the job is to run on "

@@ -64,7 +64,9 @@ def test_a_report_loses_nothing(saved, width):
     assert screen.code == 0
     assert screen.too_wide == []
     assert screen.foreign_controls == []
-    assert "\x1b[31m" not in screen.raw and "\x1b[2J" not in screen.raw and "\x07" not in screen.raw
+    assert "\x1b[31m" not in screen.raw
+    assert "\x1b[2J" not in screen.raw
+    assert "\x07" not in screen.raw
     assert "\u202e" not in screen.raw
     for what in ("out_of_memory", "123456", "0.1235", "117.7MiB", "941.9MiB", "2h03min", "opaque"):
         assert screen.joined.count(what) >= len(NAMES), what
@@ -94,11 +96,12 @@ def test_a_run_shows_every_job_and_its_state(tmp_path, width):
     screen = in_terminal("run", "jobs.py", width=width, cwd=tmp_path)
     assert screen.code == 1
     assert screen.foreign_controls == []
-    assert "\x1b[31m" not in screen.raw and "\x1b]0" not in screen.raw
+    assert "\x1b[31m" not in screen.raw
+    assert "\x1b]0" not in screen.raw
     assert "\u202e" not in screen.raw
     wide = [line for line in screen.too_wide if "jobs.py:" not in line]  # a warning is one line
     assert wide == []
-    bars = [line for line in re.split(r"[\r\n]", screen.text) if re.search(r" \d/3 ", line)]
+    bars = [line for line in screen.lines if re.search(r" \d/3 ", line)]
     assert any(line.startswith("lr-0.001") and line.rstrip().endswith("finished") for line in bars)
     assert any(line.startswith("[bold]") and line.rstrip().endswith("failed") for line in bars)
     assert screen.joined.count("finished") >= 3

@@ -3,6 +3,7 @@
 import functools
 import json
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def raised(function):
 
 
 def here(mark):
-    lines = open(__file__).read().splitlines()
+    lines = Path(__file__).read_text().splitlines()
     (line,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"# {mark}")]
     return Place(__file__, line)
 
@@ -62,7 +63,9 @@ def test_the_same_warning_is_shown_again():
         warnings.simplefilter("default")
         for _ in range(2):
             warn_at(Place("file.py", 3), "once more", UserWarning)
-    assert [(str(w.message), w.filename, w.lineno) for w in caught] == [("once more", "file.py", 3)] * 2
+    assert [(str(w.message), w.filename, w.lineno) for w in caught] == [
+        ("once more", "file.py", 3)
+    ] * 2
 
 
 def test_where_warnings_are_errors():

@@ -85,7 +85,9 @@ def test_warnings_as_errors_end_no_engine():
 
 def test_more_memory_than_there_is_is_said():
     there = machine.memory_limit().size
-    with pytest.warns(wf.BudgetWarning, match=f"memory={there + 1} bytes .* is more than") as caught:
+    with pytest.warns(
+        wf.BudgetWarning, match=f"memory={there + 1} bytes .* is more than"
+    ) as caught:
         wf.Engine(memory=there + 1).close()
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Ordinary bugs of a user's are shown as that: their words, their line, at once, however steps run."""
+"""A user's ordinary bugs are shown as that: their words, their line, at once, however they run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import logging
 import traceback
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -184,7 +185,7 @@ BUGS = {
 
 
 def line_of(mark):
-    lines = open(__file__).read().splitlines()
+    lines = Path(__file__).read_text().splitlines()
     (line,) = [number for number, text in enumerate(lines, 1) if text.endswith(f"  # {mark}")]
     return line
 
@@ -210,7 +211,8 @@ def test_a_bug_is_shown_as_what_it_is(bug, capture, monkeypatch, caplog):
     assert own_line(one.exception) == line_of(mark)
     said = [w for w in caught if w.category is wf.JobFailedWarning]
     assert len(said) == 1
-    assert words in str(said[0].message) and "\n" not in str(said[0].message)
+    assert words in str(said[0].message)
+    assert "\n" not in str(said[0].message)
     assert (said[0].filename, said[0].lineno) == (__file__, line_of(mark))
     blamed = [str(w.message) for w in caught if w.category is wf.OpaqueStepWarning]
     assert not any(words in text for text in blamed + one.notes)

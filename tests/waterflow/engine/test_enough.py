@@ -71,7 +71,9 @@ def job(name="a", optimizer="Adam", sizes=(16,) * 5, deep=False, stream=False, *
     model = Deep() if deep else mlp
     data = Stream(batches(sizes)) if stream else batches(sizes)
     settings = {"loss": cross_entropy, "data": data, "seed": 0, **options}
-    return wf.Job(name, model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **settings)
+    return wf.Job(
+        name, model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **settings
+    )
 
 
 CASES = {

@@ -30,14 +30,16 @@ def test_a_prompt_shows_a_small_table():
     report = report_of(job("a"), failed("b", KeyError("label")))
     text = repr(report)
     assert len(text) < 600
-    assert "a" in text and "finished" in text
+    assert "a" in text
+    assert "finished" in text
     assert "b: KeyError: 'label'" in text
 
 
 def test_of_many_jobs_a_prompt_shows_both_ends():
     text = repr(report_of(*(job(f"job-{number}") for number in range(1000))))
     assert len(text) < 4000
-    assert "job-0 " in text and "job-999 " in text
+    assert "job-0 " in text
+    assert "job-999 " in text
     assert "... 980 more" in text
 
 
@@ -45,7 +47,8 @@ def test_a_notebook_shows_a_table_that_is_escaped():
     report = report_of(failed("<script>alert(1)</script>", ValueError("<img src=x>")))
     text = report._repr_html_()
     assert "<table>" in text
-    assert "<script" not in text and "<img" not in text
+    assert "<script" not in text
+    assert "<img" not in text
     assert "&lt;script&gt;" in text
 
 
