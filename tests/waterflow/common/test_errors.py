@@ -5,11 +5,9 @@ import pytest
 
 from waterflow.common import errors
 from waterflow.common.errors import (
-    CacheWarning,
     CaptureError,
-    CheckpointWarning,
     DeviceLostError,
-    OpaqueStepWarning,
+    RunInterrupted,
     WaterflowError,
 )
 
@@ -56,3 +54,4 @@ def test_what_they_carry():
     assert CaptureError("long text", "the reason").reason == "the reason"
     assert CaptureError("long text").reason is None
     assert DeviceLostError("gone").report is None
+    assert RunInterrupted("stopped").report is None
