@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -96,6 +95,10 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
         JobError: the Trainer does something that the job would not do; names it, and the remedy.
         ImportError: transformers is not there; ``pip install 'waterflow[transformers]'``.
     """
+    from transformers import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise JobError(f"from_trainer takes a transformers.Trainer, got {trainer!r}")
     name = name or trainer.args.run_name or type(trainer.model).__name__
     _check(trainer, name, options)
     trainer.model.train()
@@ -208,10 +211,6 @@ def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
         if not condition:
             raise JobError(f"job {name!r}: from_trainer cannot take over {what}: {remedy}")
 
-    from transformers import Trainer
-
-    if not isinstance(trainer, Trainer):
-        raise JobError(f"from_trainer takes a transformers.Trainer, got {trainer!r}")
     taken = {"model", "optimizer", "loss", "data", "epochs", "steps", "scheduler", "seed"}
     for option in sorted(taken & set(options)):
         require(False, f"{option}={options[option]!r}", "it is the Trainer's to say")

@@ -93,6 +93,7 @@ def trainer(make, tmp_path, kind=transformers.Trainer, keywords=(), **options):
         "report_to": "none",
         "disable_tqdm": True,
         "use_cpu": True,
+        "max_grad_norm": 0,
         "seed": SEED,
         **options,
     }
@@ -157,3 +158,120 @@ def test_models_side_by_side_train_as_by_their_host(name, side_by_side, tmp_path
     same_weights(host.model, trainers[name].model)
     rates = [one.optimizer.param_groups[0]["lr"] for one in (host, trainers[name])]
     assert rates[0] == rates[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_grad_norm": 0.0},
+        {"max_steps": 5},
+        {"lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
+        {"optim": "sgd"},
+        {"optim": "adafactor"},
+        {"label_smoothing_factor": 0.1},
+        {"bf16": True},
+        {"train_sampling_strategy": "group_by_length"},
+        {"dataloader_drop_last": True, "per_device_train_batch_size": 6, "data_seed": 7},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_arguments_do_what_they_do_in_the_host(options, tmp_path):
+    assert_equal(MODELS["bert"], tmp_path, **options)
+
+
+class Weighted(transformers.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        weight = torch.tensor([1.0, 2.0, 3.0])
+        loss = torch.nn.functional.cross_entropy(outputs.logits, labels, weight=weight)
+        return (loss, outputs) if return_outputs else loss
+
+
+def focal(outputs, labels, num_items_in_batch=None):
+    return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+
+def masked_at_random(features):
+    """A collator that draws: the batches after it see other random numbers."""
+    batch = transformers.default_data_collator(features)
+    hidden = torch.rand(batch["input_ids"].shape) < 0.2
+    batch["input_ids"] = batch["input_ids"].masked_fill(hidden, 3)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("kind", "keywords"),
+    [
+        (Weighted, {}),
+        (transformers.Trainer, {"compute_loss_func": focal}),
+        (transformers.Trainer, {"data_collator": masked_at_random}),
+    ],
+    ids=["compute_loss", "compute_loss_func", "collator"],
+)
+def test_losses_and_collators_of_the_users(kind, keywords, tmp_path):
+    assert_equal(MODELS["bert"], tmp_path, kind=kind, keywords=keywords)
+
+
+def test_an_optimizer_of_the_users(tmp_path):
+    def with_optimizer():
+        one = trainer(gpt2, tmp_path)
+        one.optimizer = torch.optim.RMSprop(one.model.parameters(), lr=1e-3)
+        return one
+
+    host, guest = with_optimizer(), with_optimizer()
+    report = wf.run([wf.from_trainer(guest)], memory="256MiB", threads=1)
+    assert report["GPT2LMHeadModel"].losses == trained_by_host(host)
+    same_weights(host.model, guest.model)
+
+
+class Stepping(transformers.Trainer):
+    def training_step(self, *arguments, **options):
+        return super().training_step(*arguments, **options) * 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (dict(fp16=True), "fp16=True"),
+        (dict(gradient_checkpointing=True), "activation_checkpointing=True"),
+        (dict(neftune_noise_alpha=5.0), "neftune_noise_alpha=5.0"),
+        (dict(eval_strategy="epoch"), "eval_strategy="),
+        (dict(full_determinism=True), "full_determinism=True"),
+        (dict(kind=Stepping), "Stepping.training_step"),
+        (
+            dict(keywords={"callbacks": [transformers.EarlyStoppingCallback()]}),
+            "the callback EarlyStoppingCallback",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_taken_over_is_refused_by_name(change, named, tmp_path):
+    if "eval_strategy" in change:
+        change = {**change, "keywords": {"eval_dataset": sentences("class")}}
+    with pytest.raises(wf.JobError, match="from_trainer") as refused:
+        wf.from_trainer(trainer(MODELS["bert"], tmp_path, **change), "mine")
+    assert named in str(refused.value)
+    assert "'mine'" in str(refused.value)
+
+
+def test_a_trainer_that_has_trained_is_refused(tmp_path):
+    host = trainer(MODELS["bert"], tmp_path, max_steps=1)
+    host.train()
+    with pytest.raises(wf.JobError, match="has done 1 steps"):
+        wf.from_trainer(host)
+
+
+def test_the_trainers_own_is_not_said_twice(tmp_path):
+    with pytest.raises(wf.JobError, match="it is the Trainer's to say"):
+        wf.from_trainer(trainer(gpt2, tmp_path), seed=3)
+    with pytest.raises(wf.JobError, match=r"transformers\.Trainer"):
+        wf.from_trainer("trainer")
+
+
+def test_after_training_the_trainer_evaluates_and_saves(tmp_path):
+    one = trainer(MODELS["bert"], tmp_path, max_steps=2)
+    assert wf.run([wf.from_trainer(one)], memory="256MiB").ok
+    assert one.evaluate(sentences("class"))["eval_loss"] > 0
+    one.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "model.safetensors").exists()
