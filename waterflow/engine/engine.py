@@ -338,7 +338,7 @@ def _threads(threads: int | None, lanes: int, default: int) -> int:
 
 def _check_place(job: Job, device: Device) -> None:
     """Raises JobError where a tensor of the model is on another device than the engine."""
-    for name, tensor in [*job.model.named_parameters(), *job.model.named_buffers()]:
+    for name, tensor in [*job.root.named_parameters(), *job.root.named_buffers()]:
         if tensor.device != device.tensors:
             raise JobError(
                 f"job {job.name!r}: {name} is on {tensor.device}, the job is to run on "

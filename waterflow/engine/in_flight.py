@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan
 from waterflow.engine.job_run import JobRun
-from waterflow.steps.prepared import PreparedBatch, PreparedStep
+from waterflow.report.step_loss import with_metrics
+from waterflow.steps.prepared import PreparedBatch, PreparedStep, losses_of
 
 
 class ScheduledStep(NamedTuple):
@@ -106,6 +107,9 @@ class StepsInFlight:
             DeviceLostError: the device fails every call from now on.
         """
         job, losses, spans = scheduled.job, result.losses, result.spans()
+        if names := scheduled.step.graph.metrics:
+            each = zip(losses, result.metrics, strict=True)
+            losses = [with_metrics(loss, names, numbers) for loss, numbers in each]
         if losses:
             with self._context.python:
                 self._context.run_isolated(job, lambda: self._finish(scheduled, losses, spans))
@@ -148,7 +152,8 @@ class StepsInFlight:
     def _complete(self, launch: Launch) -> None:
         going = [self._launches.pop(scheduled.job, None) for scheduled in launch.steps]
         launch.result.wait()
-        spans, losses = launch.result.spans(), launch.result.losses()
+        spans = launch.result.spans()
+        losses = losses_of([scheduled.step for scheduled in launch.steps], launch.result)
         with self._context.python:
             names = tuple(scheduled.job.name for scheduled in launch.steps)
             self._context.events.publish(GroupsRan(names, spans))

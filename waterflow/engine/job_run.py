@@ -27,7 +27,7 @@ from waterflow.executor.device.storages import storage_key
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
-from waterflow.job.epochs import NumberedEpochs
+from waterflow.job.epochs import NumberedEpochs, by_step
 from waterflow.job.job import Job
 from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
@@ -128,10 +128,11 @@ class JobRun:
         )
         self.loop = UserLoop(job, self._python, self.end, events)
         start = self._go_on_from(resumed)
+        begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
         if keeps_place or resumed is not None:
             position = None if resumed is None else resumed.position
-            self.cursor = DataCursor(job, self._rng, _begin_epoch, position)
+            self.cursor = DataCursor(job, self._rng, begin, position)
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
             self.steps.preparer.prepare,
@@ -145,7 +146,7 @@ class JobRun:
             name=job.name,
             ahead=self._batches_ahead,
             prepare_at_once=self.steps.preparer.prepare_at_once,
-            begin=_begin_epoch if self.cursor is None else self.cursor.begin,
+            begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
             is_due=lambda steps: self.is_due(steps),
         )
@@ -157,9 +158,10 @@ class JobRun:
             return Start()
         position = resumed.position
         self._rng.restore(position.now.own)
-        self.loop.go_on_from(position.epoch, position.steps, position.latest_loss)
+        self.loop.go_on_from(position.epoch, position.steps, resumed.latest_loss)
         self.report.seed = resumed.seed
         self.report.losses[:] = resumed.losses
+        self.report.metrics |= {name: [*values] for name, values in resumed.metrics.items()}
         self.report.steps = self.report.resumed_steps = position.steps
         self.report.epochs = resumed.epochs
         return Start(position.steps, position.epoch, position.batches)
@@ -471,7 +473,7 @@ class JobRun:
     def _made_by_step(self) -> Iterator[torch.Tensor]:
         """What else than parameters, buffers and plain state outlives a step."""
         yield from _tensors_in(dict(self.job.optimizer.state))
-        yield from _tensors_in([parameter.grad for parameter in self.job.model.parameters()])
+        yield from _tensors_in([parameter.grad for parameter in self.job.root.parameters()])
         if self.steps.prefetcher is not None and self.steps.prefetcher.block is not None:
             yield self.steps.prefetcher.block
 
@@ -481,12 +483,13 @@ class JobRun:
         yield from self._made_by_step()
 
     def _known_tensors(self) -> Iterator[torch.Tensor]:
-        for module in self.job.model.modules():
+        for module in self.job.root.modules():
             yield from _tensors_in(vars(module))
 
 
-def _begin_epoch(data: Iterable[Any], number: int) -> Iterator[Any]:
-    return data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
+def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:
+    begun = data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
+    return by_step(begun, job.accumulate)
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:

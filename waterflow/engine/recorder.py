@@ -68,7 +68,7 @@ class Recorder:
                 self._take_down(event)
             case StepDone():
                 report = self._jobs[event.job].report
-                report.losses.append(event.loss)
+                report.note_losses([event.loss])
                 report.steps = event.step
             case EagerStepBegun():
                 self._jobs[event.job].report.eager_steps += 1
@@ -159,7 +159,7 @@ class Recorder:
         left = _KEPT_SPANS - len(self._first)
         self._first += spans[:left]
         self._last.extend(spans[left:])
-        report.losses += train.losses
+        report.note_losses(train.losses)
         report.steps = train.first + len(train.losses) - 1
 
     def spans(self, names: list[str]) -> Spans:

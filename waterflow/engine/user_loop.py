@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from waterflow.engine.events import EpochEntered, EventStream, StepDone, TrainRan
 from waterflow.engine.states import JobState
-from waterflow.job.job import STOP, Job, StepResult
-from waterflow.job.training_step import check_finite, learning_rates, step_scheduler
+from waterflow.job.job import STOP, Job
+from waterflow.job.several import follows_metric
+from waterflow.job.training_step import check_finite, learning_rates, result_of, step_scheduler
 
 
 class UserLoop:
@@ -52,8 +51,7 @@ class UserLoop:
     def waits_for_loss(self) -> bool:
         """Whether something of the user's must know a step's loss before the next step begins."""
         job = self._job
-        plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        return job.on_step is not None or job.stop_on_nan or plateau
+        return job.on_step is not None or job.stop_on_nan or follows_metric(job.scheduler)
 
     @property
     def acts_between_steps(self) -> bool:
@@ -105,7 +103,7 @@ class UserLoop:
         if self.waits_for_loss:
             self._step_scheduler("step", loss)
         if job.on_step is not None:
-            result = StepResult(job.name, self.steps, self.epoch, loss, rates)
+            result = result_of(job, self.steps, self.epoch, loss, rates)
             on_step = job.on_step
             answer = self._python(lambda: on_step(result))
             if answer is STOP:

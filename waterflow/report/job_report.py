@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from waterflow.common.errors import ReportError
 from waterflow.report.json_fields import Fields, encode_float
+from waterflow.report.step_loss import StepLoss, metrics_of
 
 State = Literal["queued", "running", "suspended", "finished", "stopped", "failed", "out_of_memory"]
 
@@ -15,7 +18,8 @@ State = Literal["queued", "running", "suspended", "finished", "stopped", "failed
 class JobReport:
     """What became of one job.
 
-    `losses` holds one number per step, `peak_bytes` the most it held in this run, `solo_peak_bytes`
+    `losses` holds one number per step, `metrics` as many of each metric that its steps have told
+    (NaN for steps that have not), `peak_bytes` the most it held in this run, `solo_peak_bytes`
     the most one step holds when the job runs alone, `persistent_bytes` its share between steps.
     `exception` is the live error of a failed job; a report read from a file has only its text.
     `captured` is "captured", "opaque optimizer", "opaque step", or "eager" where no capture was
@@ -33,6 +37,7 @@ class JobReport:
     error: str | None = None
     error_type: str | None = None
     losses: list[float] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
     epochs: int = 0
     solo_peak_bytes: int | None = None
@@ -63,6 +68,19 @@ class JobReport:
         """Whether the job ended without an error."""
         return self.state not in ("failed", "out_of_memory")
 
+    def note_losses(self, losses: Sequence[float]) -> None:
+        """Takes down the losses of the steps that follow, with their metrics."""
+        if not (self.metrics or any(type(loss) is StepLoss for loss in losses)):
+            self.losses += losses
+            return
+        for loss in losses:
+            told = metrics_of(loss)
+            for name in told.keys() - self.metrics.keys():
+                self.metrics[name] = [math.nan] * len(self.losses)
+            for name, values in self.metrics.items():
+                values.append(told.get(name, math.nan))
+            self.losses.append(float(loss))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them, without the live exception."""
         return {
@@ -71,6 +89,10 @@ class JobReport:
             "error": self.error,
             "error_type": self.error_type,
             "losses": [encode_float(loss) for loss in self.losses],
+            "metrics": {
+                name: [encode_float(value) for value in values]
+                for name, values in self.metrics.items()
+            },
             "steps": self.steps,
             "epochs": self.epochs,
             "solo_peak_bytes": self.solo_peak_bytes,
@@ -102,6 +124,7 @@ class JobReport:
             error=fields.text_or_none("error"),
             error_type=fields.text_or_none("error_type"),
             losses=fields.numbers("losses"),
+            metrics=fields.number_lists("metrics") if fields.has("metrics") else {},
             steps=fields.integer("steps"),
             epochs=fields.integer("epochs"),
             solo_peak_bytes=fields.integer_or_none("solo_peak_bytes"),

@@ -14,7 +14,6 @@ from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten, flatten_like
-from waterflow.job.batch_reads import reads_of
 from waterflow.job.job import Job
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors, is_lazy
@@ -61,8 +60,8 @@ class BatchPreparer:
         self._caller = caller
         self._knows_refusal = False
         self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
-        if job.capture is False:
-            opacity.step = "the job has capture=False"
+        if job.why_eager is not None:
+            opacity.step = job.why_eager
         elif tiers is None and job.capture == "auto":
             self._refuse_what_is_opaque()
 
@@ -137,7 +136,7 @@ class BatchPreparer:
         self, batch: Any, before_capture: Callable[[], None], find: _Find
     ) -> PreparedBatch:
         """The batch with what `find` has for its signature, captured where that is nothing."""
-        if self._opacity.step is not None or (self._cache.is_empty and is_lazy(self._job.model)):
+        if self._opacity.step is not None or (self._cache.is_empty and is_lazy(self._job.root)):
             return PreparedBatch(batch)
         try:
             flat = self._flattened(batch)
@@ -164,7 +163,7 @@ class BatchPreparer:
             return self._refused(batch, error)
 
     def _flattened(self, batch: Any) -> FlatBatch:
-        reads, former = reads_of(self._job.loss), self._flat
+        reads, former = self._job.batch_reads, self._flat
         flat = flatten_like(batch, former) if former is not None and former.reads == reads else None
         if flat is None:
             flat = flatten(batch, reads)
@@ -188,7 +187,7 @@ class BatchPreparer:
             before_capture()  # not under the lock: the step under way may need it
             if self._opacity.step is not None:  # that step has shown it
                 return PreparedBatch(batch)
-            reads = reads_of(self._job.loss)
+            reads = self._job.batch_reads
             if reads != flat.reads:  # a callback has given the job another loss
                 return self._specialized(batch, flatten(batch, reads), before_capture, find)
             specialization = self._captured(flat)
