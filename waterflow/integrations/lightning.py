@@ -123,9 +123,7 @@ class _Refusal:
 
     def __call__(self, condition: object, what: str, remedy: str) -> None:
         if not condition:
-            raise JobError(
-                f"job {self._name!r}: from_lightning cannot take over {what}: {remedy}"
-            )
+            raise JobError(f"job {self._name!r}: from_lightning cannot take over {what}: {remedy}")
 
 
 def _check_module(module: LightningModule, require: _Refusal) -> None:

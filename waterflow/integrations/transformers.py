@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -102,24 +102,27 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
     name = name or trainer.args.run_name or type(trainer.model).__name__
     _check(trainer, name, options)
     trainer.model.train()
-    batches = _Updates(trainer)
-    trainer.create_optimizer_and_scheduler(num_training_steps=batches.count)
+    updates = _Updates(trainer)
+    trainer.create_optimizer_and_scheduler(num_training_steps=updates.count)
+    optimizer = cast(torch.optim.Optimizer, trainer.optimizer)
+    clipped = trainer.args.max_grad_norm or None
+    if trainer.args.gradient_accumulation_steps == 1:
+        options.update(optimizer=optimizer, loss=_loss_of(trainer), clip_grad_norm=clipped)
+    else:
+        options.update(optimizers=[optimizer], step=_step_of(trainer, optimizer, clipped))
     return Job(
         name,
         model=trainer.model,
-        optimizer=trainer.optimizer,
-        loss=_loss_of(trainer),
-        data=batches,
-        steps=batches.count,
+        data=updates,
+        steps=updates.count,
         scheduler=trainer.lr_scheduler,
-        clip_grad_norm=trainer.args.max_grad_norm or None,
         seed=trainer.args.seed,
         **options,
     )
 
 
 class _Updates:
-    """The batches of a Trainer, one for each update, drawn as its loop draws them."""
+    """The batches of a Trainer as its loop draws them: for each update one, or a list of some."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
@@ -128,9 +131,7 @@ class _Updates:
         with torch.random.fork_rng(devices=[]):
             loader = trainer.get_train_dataloader()
             values = trainer.set_initial_training_values(trainer.args, loader)
-        self._in_epoch = values[1]
-        #: Updates of the whole training.
-        self.count: int = values[6]
+        _, self._in_epoch, _, _, _, self._batches, self.count = values
 
     def __iter__(self) -> Iterator[Any]:
         # Made when training begins, in the job's random streams: its sampler takes its seed from
@@ -143,13 +144,17 @@ class _Updates:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(self._epoch)
         self._epoch += 1
+        accumulated = self._trainer.args.gradient_accumulation_steps
         batches = iter(self._loader)
-        for _ in range(self._in_epoch):
+        for update in range(self._in_epoch):
+            last = update == self._in_epoch - 1
+            wanted = (self._batches % accumulated if last else 0) or accumulated
             device = self._trainer.args.device
-            samples, items = self._trainer.get_batch_samples(batches, 1, device)
+            samples, items = self._trainer.get_batch_samples(batches, wanted, device)
             if not samples:
                 return
-            yield _with_items(samples[0], items)
+            inputs = [_with_items(sample, items) for sample in samples]
+            yield inputs if accumulated > 1 else inputs[0]
 
 
 def _inner_samplers(loader: Any) -> Iterator[Any]:
@@ -167,11 +172,42 @@ def _with_items(inputs: Mapping[str, Any], items: Any) -> dict[str, Any]:
 _ITEMS = "num_items_in_batch"
 
 
+def _step_of(
+    trainer: Trainer, optimizer: torch.optim.Optimizer, clipped: float | None
+) -> Callable[[Any], torch.Tensor]:
+    """A whole update over several batches, each differentiated for itself."""
+    model: Any = trainer.model
+    loss_of = _loss_of(trainer)
+
+    def step(batches: list[dict[str, Any]]) -> torch.Tensor:
+        total = torch.zeros((), device=trainer.args.device)
+        for inputs in batches:
+            loss = loss_of(model, inputs)
+            if not _is_scaled(trainer, inputs):
+                loss = loss / len(batches)
+            loss.backward()
+            total += loss.detach()
+        if clipped is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clipped)
+        optimizer.step()
+        model.zero_grad()
+        return total
+
+    return step
+
+
+def _is_scaled(trainer: Trainer, inputs: Mapping[str, Any]) -> bool:
+    """Whether the loss of one of several batches is a part of theirs, not a mean of its own."""
+    if trainer.loss_is_scaled_for_ga is not None:
+        return bool(trainer.loss_is_scaled_for_ga)
+    counted = trainer.model_accepts_loss_kwargs and _ITEMS in inputs
+    return bool(counted or trainer.compute_loss_func is not None)
+
+
 def _loss_of(trainer: Trainer) -> Callable[[nn.Module, Any], torch.Tensor]:
     """The Trainer's loss of inputs; its own method where that does more than ask the model."""
     context = _mixed_precision(trainer)
-    own = _overrides(trainer, "compute_loss") or trainer.label_smoother is not None
-    if own or trainer.compute_loss_func is not None:
+    if _has_own_loss(trainer):
 
         def compute_loss(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
             inputs = dict(inputs)
@@ -188,6 +224,11 @@ def _loss_of(trainer: Trainer) -> Callable[[nn.Module, Any], torch.Tensor]:
         return loss.float()
 
     return model_loss
+
+
+def _has_own_loss(trainer: Trainer) -> bool:
+    own = _overrides(trainer, "compute_loss") or trainer.label_smoother is not None
+    return own or trainer.compute_loss_func is not None
 
 
 def _mixed_precision(trainer: Trainer) -> Callable[[], AbstractContextManager[Any]]:
@@ -246,11 +287,6 @@ def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], Non
     require(str(args.optim.value) in _OPTIMIZERS, f"optim={args.optim.value!r}", _OPTIMIZER_REMEDY)
     require(args.world_size == 1, f"{args.world_size} processes", "train in one process")
     require(args.n_gpu <= 1, f"{args.n_gpu} GPUs", "make one visible with CUDA_VISIBLE_DEVICES")
-    require(
-        args.gradient_accumulation_steps == 1,
-        f"gradient_accumulation_steps={args.gradient_accumulation_steps}",
-        "use a larger batch",
-    )
     plateau = (torch.optim.lr_scheduler.ReduceLROnPlateau,)
     kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     require(
@@ -259,10 +295,8 @@ def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], Non
         f"lr_scheduler_type={kind!r}",
         "it follows evaluations, of which there are none in the job: take another schedule",
     )
-    smoothed = trainer.label_smoother is not None or trainer.compute_loss_func is not None
-    smoothed = smoothed or _overrides(trainer, "compute_loss")
     require(
-        not (args.bf16 and smoothed),
+        not (args.bf16 and _has_own_loss(trainer)),
         "bf16=True with a loss that is not the model's own",
         "leave out bf16, or the loss",
     )
@@ -281,7 +315,7 @@ def _check_methods(trainer: Trainer, require: Callable[[object, str, str], None]
     from transformers import Trainer
 
     for method, value in vars(Trainer).items():
-        if method.startswith("__") and method != "__call__" or method in _CALLED | _NEVER_CALLED:
+        if (method.startswith("__") and method != "__call__") or method in _CALLED | _NEVER_CALLED:
             continue
         if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
             own = getattr(type(trainer), method, None) is not getattr(Trainer, method)

@@ -40,7 +40,13 @@ def encoder(name, **options):
 
 def gpt2():
     config = transformers.GPT2Config(
-        vocab_size=64, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=64,
+        n_positions=32,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     return transformers.GPT2LMHeadModel(config), sentences("text")
 
@@ -57,7 +63,13 @@ def opt():
 
 def t5():
     config = transformers.T5Config(
-        vocab_size=64, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0
+        vocab_size=64,
+        d_model=16,
+        d_kv=8,
+        d_ff=24,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
     )
     return transformers.T5ForConditionalGeneration(config), sentences("text")
 
@@ -189,7 +201,10 @@ class Weighted(transformers.Trainer):
 
 
 def focal(outputs, labels, num_items_in_batch=None):
-    return torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+    return (
+        torch.nn.functional.cross_entropy(outputs.logits, labels, reduction="sum")
+        / num_items_in_batch
+    )
 
 
 def masked_at_random(features):
@@ -213,6 +228,22 @@ def test_losses_and_collators_of_the_users(kind, keywords, tmp_path):
     assert_equal(MODELS["bert"], tmp_path, kind=kind, keywords=keywords)
 
 
+@pytest.mark.parametrize("kind", [transformers.Trainer, Weighted])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+def test_gradients_accumulate_as_in_the_host(name, kind, tmp_path):
+    if kind is Weighted and name != "bert":
+        pytest.skip("its loss is for classes")
+    options = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 3}
+    host, guest = (trainer(MODELS[name], tmp_path, kind, **options) for _ in range(2))
+    report = wf.run([wf.from_trainer(guest, "guest")], memory="256MiB", threads=1)
+    losses = iter(trained_by_host(host))
+    updates = [3, 3, 1, 3, 3, 1]  # 7 batches an epoch
+    summed = [sum((torch.tensor(next(losses)) for _ in range(n)), torch.zeros(())) for n in updates]
+    assert report["guest"].error is None
+    assert report["guest"].losses == [float(loss) for loss in summed]
+    same_weights(host.model, guest.model)
+
+
 def test_an_optimizer_of_the_users(tmp_path):
     def with_optimizer():
         one = trainer(gpt2, tmp_path)
@@ -233,14 +264,14 @@ class Stepping(transformers.Trainer):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (dict(fp16=True), "fp16=True"),
-        (dict(gradient_checkpointing=True), "activation_checkpointing=True"),
-        (dict(neftune_noise_alpha=5.0), "neftune_noise_alpha=5.0"),
-        (dict(eval_strategy="epoch"), "eval_strategy="),
-        (dict(full_determinism=True), "full_determinism=True"),
-        (dict(kind=Stepping), "Stepping.training_step"),
+        ({"fp16": True}, "fp16=True"),
+        ({"gradient_checkpointing": True}, "activation_checkpointing=True"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
+        ({"eval_strategy": "epoch"}, "eval_strategy="),
+        ({"full_determinism": True}, "full_determinism=True"),
+        ({"kind": Stepping}, "Stepping.training_step"),
         (
-            dict(keywords={"callbacks": [transformers.EarlyStoppingCallback()]}),
+            {"keywords": {"callbacks": [transformers.EarlyStoppingCallback()]}},
             "the callback EarlyStoppingCallback",
         ),
     ],
