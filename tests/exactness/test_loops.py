@@ -80,3 +80,42 @@ def test_captured_and_checked_at_every_step(name, references):
     report = wf.run([job], memory="64MiB", threads=1)
     check(training, report["case"], references(name))
     assert report["case"].checks == len(report["case"].losses)
+
+
+#: Their steps keep all that they keep where checkpoints find it.
+KEPT = [name for name in TRAININGS if name != "scaled"]
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_one_that_goes_on_has_never_stopped(name, references, tmp_path):
+    def cut(result):
+        if result.step == 6:
+            raise RuntimeError("cut")
+
+    first = job_of(TRAININGS[name](), on_step=cut)
+    options = {"memory": "64MiB", "threads": 1}
+    wf.run([first], checkpoint=tmp_path, checkpoint_every="4 steps", **options)
+    training = TRAININGS[name]()
+    report = wf.run([job_of(training)], resume=tmp_path, **options)
+    assert report["case"].resumed_steps == 4
+    check(training, report["case"], references(name))
+
+
+@pytest.mark.parametrize("name", ["gan", "averaged", "accumulated"])
+def test_one_that_rested_has_never_stopped(name, references):
+    training, handles = TRAININGS[name](), []
+
+    def rest(result):
+        if result.step == 5:
+            handles[0].suspend()
+
+    with wf.Engine(memory="64MiB", threads=1) as engine:
+        engine.hold()  # else it may make its fifth step before there is a handle
+        handles.append(engine.submit(job_of(training, on_step=rest)))
+        other = engine.submit(filler(40))
+        engine.release()
+        assert other.result(60).state == "finished"
+        assert handles[0].suspend(timeout=60)
+        assert len(handles[0].losses) == 5
+        handles[0].resume()
+        check(training, handles[0].result(60), references(name))

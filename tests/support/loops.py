@@ -340,12 +340,12 @@ def lbfgs() -> Training:
     def plain():
         losses = []
         torch.manual_seed(SEED)
-        for _ in range(3):
+        for _ in range(4):
             for batch in data:
                 losses.append(step(batch).item())
         return losses, {}
 
-    job = {"model": model, "optimizers": [optimizer], "step": step, "data": data, "epochs": 3}
+    job = {"model": model, "optimizers": [optimizer], "step": step, "data": data, "epochs": 4}
     return Training(job, plain, {"model": model})
 
 
@@ -430,13 +430,13 @@ def averaged() -> Training:
     average = AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = batches()
-    made = []
+    model.made = 0
 
     def step(batch):
         value = F.cross_entropy(model(batch[0]), batch[1])
         value.backward()
-        made.append(None)
-        if len(made) % 3 == 0:
+        model.made += 1
+        if model.made % 3 == 0:
             optimizer.step()
             optimizer.zero_grad()
             average.update_parameters(model)

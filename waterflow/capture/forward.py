@@ -81,7 +81,6 @@ class _Step:
         shadow = Shadow(self.job.root, twins)
 
         def before_backward(loss: Any) -> None:
-            self._check(loss)
             _check_formulas(loss)
             if self.backward_start is None:
                 self.backward_start = recorder.size
@@ -98,16 +97,6 @@ class _Step:
         gradients = [p.grad for p in parameters]
         self.has_gradient = [g is not None for g in gradients]
         return [loss, *(g for g in gradients if g is not None)]
-
-    def _check(self, loss: Any) -> None:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {tuple(loss.shape)}" if torch.is_tensor(loss) else repr(loss)
-            raise TypeError(f"the loss must be a tensor with one element, got {what}")
-        if not loss.requires_grad:
-            raise TypeError(
-                "the loss does not depend on any parameter that requires a gradient: there is "
-                "nothing to train"
-            )
 
 
 #: Gradients that torch computes by another formula while anything is traced (its C++ code asks

@@ -127,13 +127,14 @@ class Recorder(TorchDispatchMode):
 
     def given_gradients(self) -> list[Tensor]:
         """The constants that a backward pass has given a gradient, or may have."""
-        return [
-            tensor
-            for name, tensor in self.recording.constants.items()
-            if tensor.is_leaf
-            and tensor.requires_grad
-            and (name not in self._twins or self._twins[name].grad is not None)
-        ]
+        with torch._C.DisableTorchFunction():  # nothing here is the traced code's
+            return [
+                tensor
+                for name, tensor in self.recording.constants.items()
+                if tensor.is_leaf
+                and tensor.requires_grad
+                and (name not in self._twins or self._twins[name].grad is not None)
+            ]
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """What stands for a tensor now."""

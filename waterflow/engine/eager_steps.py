@@ -289,6 +289,7 @@ class EagerSteps:
         ):
             reads = self._job.batch_reads
             loss = eager_step(self._job, moved(batch.batch, self._device.tensors, reads))
+        self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None
             tensors = room.allocations - made if measures and room is not None else None
@@ -347,6 +348,7 @@ class EagerSteps:
                 update_parameters(self._job, self._job.optimizer)
 
         self._python(update)
+        self._steps.opacity.prove()
         self._ran_in_arena = True
 
     # What they leave

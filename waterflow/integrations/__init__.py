@@ -1,1 +1,1 @@
-"""Other libraries' loops as jobs: a module each, which imports its library when it is used."""
+"""Hosts: other libraries' loops, with waterflow training what they train. Public API only."""

@@ -46,9 +46,10 @@ _CALLBACKS = (
     "TQDMProgressBar",
     "Timer",
 )
+#: The type in which `training_step` runs where it can.
+_PRECISIONS: Mapping[str, torch.dtype | None] = {"32-true": None, "bf16-mixed": torch.bfloat16}
 #: What a Trainer is by default, where the job does nothing else.
 _DEFAULTS: Mapping[str, Any] = {
-    "accumulate_grad_batches": 1,
     "check_val_every_n_epoch": 1,
     "limit_train_batches": 1.0,
     "limit_val_batches": 1.0,
@@ -76,13 +77,16 @@ def from_lightning(
 
     Its losses and weights are, bit for bit, those of ``torch.manual_seed(seed)`` followed by
     ``fit``: ``training_step`` and ``configure_optimizers`` of the module, its loader, the
-    schedulers by their interval. ``self.log`` in ``training_step`` records nothing yet.
+    scheduler by its interval. What ``training_step`` logs are the metrics of the job's report; the
+    module is validated after each epoch, and what ``validation_step`` logs, averaged, are the
+    evaluations.
 
     Args:
         module: its optimization is automatic, with one optimizer.
         data: a datamodule, a loader of training batches, or None for the module's own.
-        trainer: how long, how gradients are clipped; nothing else may differ from a plain Trainer
-            on one device. None: say ``epochs`` or ``steps``.
+        trainer: how long (``max_epochs``, ``max_steps``), ``gradient_clip_val``,
+            ``accumulate_grad_batches`` and ``precision``; nothing else may differ from a plain
+            Trainer on one device. None: say ``epochs`` or ``steps``.
         name: the job's name; None: the module's class.
         options: further arguments of `Job`, such as ``seed`` or ``priority``.
 
@@ -95,7 +99,7 @@ def from_lightning(
     _check_module(module, require)
     if trainer is not None:
         options = {**_limits(trainer, require), **options}
-    train = _loaders(module, data)
+    train, validation = _loaders(module, data, require)
     state = _State(name, options.get("epochs"), options.get("steps"), train)
     module.trainer = state  # type: ignore[assignment]
     module.on_fit_start()
@@ -103,12 +107,15 @@ def from_lightning(
     if trainer is not None:
         options.setdefault("clip_grad_norm", _clipping(trainer, module, optimizer, require))
     module.on_train_start()
+    if validation is not None:
+        options.setdefault("evaluate", _Validation(name, validation, state))
+    counted = validation is not None or state.is_read_by(module)
     return Job(
         name,
         model=module,
         optimizer=optimizer,
-        loss=_loss_of(module),
-        data=_Counted(state, train) if state.is_read_by(module) else train,
+        loss=_loss_of(module, require),
+        data=_Counted(state, train, validation) if counted else train,
         scheduler=scheduler,
         scheduler_every=interval,
         **options,
@@ -161,13 +168,19 @@ def _limits(trainer: Trainer, require: _Refusal) -> dict[str, Any]:
             "leave it out and use the job's on_step or evaluate",
         )
     precision = trainer.precision
-    require(precision == "32-true", f"Trainer(precision={precision!r})", "train in 32-true")
+    require(
+        precision in _PRECISIONS,
+        f"Trainer(precision={precision!r})",
+        f"take one of {', '.join(_PRECISIONS)}",
+    )
     limits: dict[str, Any] = {}
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         limits["epochs"] = trainer.max_epochs
     if trainer.max_steps is not None and trainer.max_steps >= 0:
         limits["steps"] = trainer.max_steps
     require(limits, "a Trainer without an end", "say max_epochs or max_steps")
+    limits["accumulate"] = trainer.accumulate_grad_batches
+    limits["autocast"] = _PRECISIONS[precision]
     return limits
 
 
@@ -189,8 +202,9 @@ def _clipping(
     return float(norm)
 
 
-def _loaders(module: LightningModule, data: Any) -> Iterable[Any]:
-    from lightning.pytorch import LightningDataModule
+def _loaders(module: LightningModule, data: Any, require: _Refusal) -> tuple[Any, Any]:
+    """The loaders of training and of validation; None where nothing is validated."""
+    from lightning.pytorch import LightningDataModule, LightningModule
 
     if isinstance(data, LightningDataModule):
         data.prepare_data()
@@ -198,11 +212,25 @@ def _loaders(module: LightningModule, data: Any) -> Iterable[Any]:
     module.prepare_data()
     module.setup("fit")
     module.configure_model()
-    if data is None:
-        data = module
-    if isinstance(data, (LightningDataModule, type(module))):
-        data = data.train_dataloader()
-    return data  # type: ignore[no-any-return]
+    source = module if data is None else data
+    if not isinstance(source, (LightningDataModule, LightningModule)):
+        return data, None
+    validation = None
+    if _has_own(module, "validation_step") and _has_own(source, "val_dataloader"):
+        validation = source.val_dataloader()
+        one = isinstance(validation, torch.utils.data.DataLoader)
+        require(one, f"val_dataloader() -> {validation!r}", "return one DataLoader")
+        shuffled = isinstance(validation.sampler, torch.utils.data.RandomSampler)
+        require(not shuffled, "a shuffled val_dataloader", "do not shuffle it")
+    return source.train_dataloader(), validation
+
+
+def _has_own(of: Any, method: str) -> bool:
+    return not _is_librarys_function(inspect.getattr_static(type(of), method, None))
+
+
+def _is_librarys_function(function: Any) -> bool:
+    return function is None or str(getattr(function, "__module__", "")).startswith("lightning.")
 
 
 def _optimizers(
@@ -322,12 +350,20 @@ def _names_of(function: Any) -> set[str]:
 class _Counted:
     """A loader whose reader's module can ask for the epoch and the step."""
 
-    def __init__(self, state: _State, loader: Iterable[Any]) -> None:
+    def __init__(self, state: _State, loader: Any, validation: Any) -> None:
         self._state = state
         self._loader = loader
+        self._validation = validation
         self._epochs = self._batches = 0
 
+    def __len__(self) -> int:
+        return len(self._loader)
+
     def __iter__(self) -> Iterator[Any]:
+        if self._epochs and self._validation is not None:
+            # The validation after the epoch before has drawn a seed for its loader, in the
+            # training's random stream; an evaluation of a job draws in streams of its own.
+            iter(self._validation)
         self._state.current_epoch = self._epochs
         self._epochs += 1
         for batch in self._loader:
@@ -336,23 +372,102 @@ class _Counted:
             yield batch
 
 
-def _loss_of(module: LightningModule) -> Callable[[nn.Module, Any], torch.Tensor]:
-    parameters = list(inspect.signature(module.training_step).parameters)
-    with_index = len(parameters) > 1
-    if with_index and _reads(module.training_step, parameters[1]):
-        raise JobError(
-            f"{type(module).__name__}.training_step reads {parameters[1]!r}: a job's step is not "
-            "told its batch's number; keep a count of your own, or leave it out"
-        )
-    extra = (0,) if with_index else ()
+class _Validation:
+    """Validates a module as Lightning's loop does, and says what it has logged."""
 
-    def loss(model: Any, batch: Any) -> torch.Tensor:
-        with _logging(model):
+    def __init__(self, name: str, loader: Iterable[Any], state: _State) -> None:
+        self._name = name
+        self._loader = loader
+        self._state = state
+
+    def __call__(self, module: Any) -> dict[str, float] | None:
+        parameters = list(inspect.signature(module.validation_step).parameters)
+        means: dict[str, _Mean] = {}
+        self._state.training, self._state.validating = False, True
+        try:
+            module.on_validation_start()
+            module.on_validation_epoch_start()
+            batches = iter(self._loader)
+            before = torch.get_rng_state()
+            for index, batch in enumerate(batches):
+                batch = module.transfer_batch_to_device(batch, module.device, 0)
+                with _logging(module) as logged:
+                    module.validation_step(*(batch, index, 0)[: len(parameters)])
+                size = _batch_size(batch)
+                for key, value in logged.items():
+                    means.setdefault(key, _Mean()).add(value, size)
+            if not torch.equal(before, torch.get_rng_state()):
+                raise JobError(
+                    f"job {self._name!r}: its validation_step draws random numbers, which with "
+                    "Lightning would change the training's: draw from a torch.Generator of its own"
+                )
+            with _logging(module) as logged:
+                module.on_validation_epoch_end()
+            module.on_validation_end()
+        finally:
+            self._state.training, self._state.validating = True, False
+        values = {key: mean.value for key, mean in means.items()}
+        values.update({key: _number(value) for key, value in logged.items()})
+        return values or None
+
+
+class _Mean:
+    """Over batches, by their sizes; of a metric of torchmetrics, what that computes."""
+
+    def __init__(self) -> None:
+        self._sum = torch.zeros(())
+        self._count = 0
+        self._metric: Any = None
+
+    def add(self, value: Any, size: int) -> None:
+        """Takes in the value of one batch."""
+        if hasattr(value, "compute") and hasattr(value, "reset"):
+            self._metric = value
+            return
+        self._sum = self._sum + torch.as_tensor(value).detach().cpu() * size
+        self._count += size
+
+    @property
+    def value(self) -> float:
+        """Of all batches; a metric begins anew."""
+        return _number(self._sum / self._count if self._metric is None else self._metric)
+
+
+def _number(value: Any) -> float:
+    if hasattr(value, "compute") and hasattr(value, "reset"):
+        computed = float(value.compute())
+        value.reset()
+        return computed
+    return float(value)
+
+
+def _batch_size(batch: Any) -> int:
+    """As Lightning finds it: the first dimension of the first tensor."""
+    from lightning.pytorch.utilities.data import extract_batch_size
+
+    return int(extract_batch_size(batch))
+
+
+def _loss_of(
+    module: LightningModule, require: _Refusal
+) -> Callable[[nn.Module, Any], tuple[torch.Tensor, dict[str, Any]]]:
+    """`training_step`, and what it logs as metrics."""
+    parameters = list(inspect.signature(module.training_step).parameters)
+    for parameter in parameters[1:]:
+        require(
+            not _reads(module.training_step, parameter),
+            f"{type(module).__name__}.training_step, which reads {parameter!r}",
+            "a job's step is not told its batch's number: leave it out",
+        )
+    extra = (0,) * (len(parameters) - 1)
+
+    def loss(model: Any, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        with _logging(model) as logged:
             found = model.training_step(batch, *extra)
         value: torch.Tensor = found["loss"] if isinstance(found, Mapping) else found
         if value is None:
             raise JobError("training_step returned None: a job skips no step; return a loss")
-        return value
+        return value, logged
 
     return loss
 
@@ -375,7 +490,7 @@ def _logging(module: LightningModule) -> Iterator[dict[str, Any]]:
     logged: dict[str, Any] = {}
 
     def log(name: str, value: Any, *_: Any, **__: Any) -> None:
-        logged[name] = value
+        logged[name] = value.detach() if isinstance(value, torch.Tensor) else value
 
     own = vars(module)
     own["log"] = log

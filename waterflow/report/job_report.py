@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from waterflow.common.errors import ReportError
+from waterflow.common.errors import JobFailedError, ReportError
+from waterflow.report.evaluation import Evaluation
 from waterflow.report.json_fields import Fields, encode_float
 from waterflow.report.step_loss import StepLoss, metrics_of
 
@@ -29,7 +30,7 @@ class JobReport:
     because something that the step reads had changed. `capture_seconds` is what captures took, and
     `capture_shared_with` names the job whose capture the latest is, where it was not made anew.
     `resumed_steps` are those of `steps` that an earlier run has made, from whose checkpoint the job
-    went on; times and bytes are of this run.
+    went on; times and bytes are of this run. `evaluations` are what `Job.evaluate` has found.
     """
 
     name: str
@@ -54,6 +55,7 @@ class JobReport:
     capture_shared_with: str | None = None
     seed: int | None = None
     resumed_steps: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -62,6 +64,43 @@ class JobReport:
         return (
             (self.steps - self.resumed_steps) / self.wall_seconds if self.wall_seconds > 0 else 0.0
         )
+
+    @property
+    def nonfinite_step(self) -> int | None:
+        """The first step whose loss was NaN or infinite, counted from 1; None if none was."""
+        bad = (n for n, loss in enumerate(self.losses, 1) if not math.isfinite(loss))
+        return next(bad, None)
+
+    @property
+    def loss_note(self) -> str | None:
+        """What `notes` say of losses that are no numbers; None where there are none."""
+        step = self.nonfinite_step
+        if step is None:
+            return None
+        after = self.losses[step - 1 :]
+        bad = sum(not math.isfinite(loss) for loss in after)
+        rest = "as all after it were NaN or infinite"
+        if len(after) == 1:
+            rest = "the last one"
+        elif bad < len(after):
+            rest = f"as {bad - 1} of the {len(after) - 1} after it were NaN or infinite"
+        return f"the loss of step {step} was {after[0]}, {rest}"
+
+    def error_to_raise(self) -> BaseException | None:
+        """The job's error, with a note that says whose it is; None where it has not failed.
+
+        Where the run was in this process it is the one that was raised, with its traceback.
+        """
+        if self.ok:
+            return None
+        error = self.exception
+        if error is None:
+            text = f"job {self.name!r} failed: {self.error_type or 'error'}: {self.error}"
+            return JobFailedError(text)
+        note = f"job {self.name!r} failed with this after {self.steps} steps"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return error
 
     @property
     def ok(self) -> bool:
@@ -110,6 +149,7 @@ class JobReport:
             "capture_shared_with": self.capture_shared_with,
             "seed": self.seed,
             "resumed_steps": self.resumed_steps,
+            "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
         }
 
     @classmethod
@@ -141,4 +181,8 @@ class JobReport:
             capture_shared_with=fields.text_or_none("capture_shared_with"),
             seed=fields.integer_or_none("seed"),
             resumed_steps=fields.integer("resumed_steps"),
+            evaluations=[
+                Evaluation.from_fields(Fields(found, f"evaluations[{number}]."))
+                for number, found in enumerate(fields.items("evaluations"))
+            ],
         )

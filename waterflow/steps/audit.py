@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from waterflow.account.purity import observer, undisturbed
+from waterflow.capture.tracing import reason_of
 from waterflow.executor.profile.measured import Scratch
 from waterflow.job.batch import FlatBatch, moved
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
@@ -81,9 +82,7 @@ def check_step(
         Whatever the eager step raises.
     """
     job = steps.job
-    predicted: Prediction | None = None
-    if compare:
-        predicted = steps.device.profile(lambda: _predict(steps, step, flat))
+    predicted, broken = _predicted(steps, step, flat) if compare else (None, None)
     groups = [dict(group) for group in job.optimizer.param_groups]
     eager = _EagerStep(steps, moved(batch, steps.device.tensors, job.batch_reads), step, predicted)
     try:
@@ -94,12 +93,28 @@ def check_step(
         _adopt(steps, step, predicted, python)
         return CheckedStep(predicted.loss, None, eager.seen, adopted=True)
     steps.persistent.put_back_buffers(specialization)
+    steps.opacity.prove()
+    if broken is not None:
+        return CheckedStep(loss, f"an error instead of a loss ({reason_of(broken)})", eager.seen)
     difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
     if predicted is not None and difference is None:
         difference = eager.gradient_difference
         difference = difference or _told_difference(loss, predicted.loss)
         difference = difference or _state_difference(steps, step, predicted, eager)
     return CheckedStep(loss, difference, eager.seen)
+
+
+def _predicted(
+    steps: JobSteps, step: PreparedStep, flat: FlatBatch
+) -> tuple[Prediction | None, Exception | None]:
+    """What the captured step makes of the present state, or what it raises: an error of the user's
+    own, which the eager step then raises with its line."""
+    try:
+        return steps.device.profile(lambda: _predict(steps, step, flat)), None
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return None, error
 
 
 class _EagerStep:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NoReturn
 
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import why_opaque
-from waterflow.capture.tracing import StateMovedError, reason_of
+from waterflow.capture.own_error import own_error
+from waterflow.capture.tracing import StateMovedError, reason_of, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
@@ -62,6 +63,11 @@ class BatchPreparer:
         self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
         if job.why_eager is not None:
             opacity.step = job.why_eager
+            if job.step is not None:  # which is no surprise: a note, and no warning
+                where = users_line(None, job.step)
+                opacity.notes.append(
+                    f"the step runs as eager Python, because {job.why_eager} ({where})"
+                )
         elif tiers is None and job.capture == "auto":
             self._refuse_what_is_opaque()
 
@@ -156,11 +162,10 @@ class BatchPreparer:
                 return self._refused(batch, error)
             return PreparedBatch(batch, flat, trial=True)
         except CaptureError as error:
-            return self._refused(batch, error, for_good=not isinstance(error, ManyShapesError))
+            for_good = not isinstance(error, ManyShapesError)
+            return self._refused(batch, error, for_good=for_good, flat=flat)
         except Exception as error:
-            if self._job.capture is True:
-                raise
-            return self._refused(batch, error)
+            return self._refused(batch, error, flat=flat)
 
     def _flattened(self, batch: Any) -> FlatBatch:
         reads, former = self._job.batch_reads, self._flat
@@ -222,18 +227,38 @@ class BatchPreparer:
             f"a batch holds a {kind}, which may hide tensors from the capture",
         )
 
-    def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> PreparedBatch:
+    def _refused(
+        self, batch: Any, error: Exception, for_good: bool = True, flat: FlatBatch | None = None
+    ) -> PreparedBatch:
         """The batch for an eager step, where the job allows that; with more shapes than are kept
-        it has no choice."""
+        it has no choice.
+
+        Args:
+            batch: the batch.
+            error: why it is refused.
+            for_good: whether that holds for all batches.
+            flat: the batch taken apart, where a bug in the user's own code may be the reason.
+        """
+        # A trace that has met an error knows what, but not whether the user's own code would.
+        met = not isinstance(error, CaptureError) or isinstance(error.__cause__, Exception)
         if self._job.capture is True and not isinstance(error, ManyShapesError):
-            if isinstance(error, CaptureError):
-                raise CaptureError(str(error), error.reason)
-            raise error
+            self._raise(error, flat if met else None)
         reason = error.reason if isinstance(error, CaptureError) else None
         if reason is None:
             reason = str(error) if isinstance(error, CaptureError) else reason_of(error)
         if for_good:
-            self._opacity.give_up_step(reason)
+            self._opacity.give_up_step(reason, proved=not met)
         else:
             self._opacity.note(f"some steps run as eager Python, because {reason}")
         return PreparedBatch(batch)
+
+    def _raise(self, error: Exception, flat: FlatBatch | None) -> NoReturn:
+        """Raises the user's own error for the batch, where there is one, or else this one."""
+        own = None
+        if flat is not None:
+            own = own_error(self._job, flat, self._builder.rng, self._caller)
+        if own is not None:
+            raise own
+        if isinstance(error, CaptureError):
+            raise CaptureError(str(error), error.reason)
+        raise error
