@@ -109,13 +109,14 @@ def from_lightning(
     module.on_train_start()
     if validation is not None:
         options.setdefault("evaluate", _Validation(name, validation, state))
-    counted = validation is not None or state.is_read_by(module)
+    numbered, accumulated = _reads_number(module), options.get("accumulate", 1)
+    counted = numbered or validation is not None or state.is_read_by(module)
     return Job(
         name,
         model=module,
         optimizer=optimizer,
-        loss=_loss_of(module, require),
-        data=_Counted(state, train, validation) if counted else train,
+        loss=_loss_of(module, numbered),
+        data=_Counted(state, train, validation, numbered, accumulated) if counted else train,
         scheduler=scheduler,
         scheduler_every=interval,
         **options,
@@ -350,11 +351,15 @@ def _names_of(function: Any) -> set[str]:
 class _Counted:
     """A loader whose reader's module can ask for the epoch and the step."""
 
-    def __init__(self, state: _State, loader: Any, validation: Any) -> None:
+    def __init__(
+        self, state: _State, loader: Any, validation: Any, numbered: bool, accumulated: int
+    ) -> None:
         self._state = state
         self._loader = loader
         self._validation = validation
-        self._epochs = self._batches = 0
+        self._numbered = numbered
+        self._accumulated = accumulated
+        self._epochs = self._steps = 0
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -366,10 +371,12 @@ class _Counted:
             iter(self._validation)
         self._state.current_epoch = self._epochs
         self._epochs += 1
+        batches = 0
         for batch in self._loader:
-            self._state.global_step = self._batches
-            self._batches += 1
-            yield batch
+            self._state.global_step = self._steps + batches // self._accumulated
+            yield (batch, batches) if self._numbered else batch
+            batches += 1
+        self._steps += -(-batches // self._accumulated)
 
 
 class _Validation:
@@ -449,27 +456,32 @@ def _batch_size(batch: Any) -> int:
 
 
 def _loss_of(
-    module: LightningModule, require: _Refusal
+    module: LightningModule, numbered: bool
 ) -> Callable[[nn.Module, Any], tuple[torch.Tensor, dict[str, Any]]]:
-    """`training_step`, and what it logs as metrics."""
-    parameters = list(inspect.signature(module.training_step).parameters)
-    for parameter in parameters[1:]:
-        require(
-            not _reads(module.training_step, parameter),
-            f"{type(module).__name__}.training_step, which reads {parameter!r}",
-            "a job's step is not told its batch's number: leave it out",
-        )
-    extra = (0,) * (len(parameters) - 1)
+    """`training_step`, and what it logs as metrics.
+
+    Args:
+        module: whose.
+        numbered: whether batches come with their numbers in the epoch.
+    """
+    count = len(inspect.signature(module.training_step).parameters)
 
     def loss(model: Any, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        batch, number = batch if numbered else (batch, 0)
         with _logging(model) as logged:
-            found = model.training_step(batch, *extra)
+            found = model.training_step(*(batch, number, 0)[:count])
         value: torch.Tensor = found["loss"] if isinstance(found, Mapping) else found
         if value is None:
             raise JobError("training_step returned None: a job skips no step; return a loss")
         return value, logged
 
     return loss
+
+
+def _reads_number(module: LightningModule) -> bool:
+    """Whether `training_step` may read its batch's number: a value that changes at every step."""
+    parameters = list(inspect.signature(module.training_step).parameters)
+    return any(_reads(module.training_step, parameter) for parameter in parameters[1:2])
 
 
 def _reads(function: Callable[..., Any], variable: str) -> bool:
