@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from waterflow.cluster.pending import Level
@@ -22,10 +23,10 @@ class StateStore(ClusterState):
         index = job.spec.index
         self.jobs[index] = job
         if not job.gpus:
-            self._pending[job.level].add(job.spec.gpus, job.rank, index)
+            self._pending[job.level].add(job.spec.gpus, job.rank, index, self.account(job))
             return
         self._running[job.level][index] = job
-        self._used[job.level] += len(job.gpus)
+        self._count(job, len(job.gpus))
         self._note_spread(job)
         self._occupy(index, job.gpus, job.opportunistic)
 
@@ -39,12 +40,17 @@ class StateStore(ClusterState):
         if job is None:
             return
         if not job.gpus:
-            self._pending[job.level].remove(job.spec.gpus, job.rank, index)
+            self._pending[job.level].remove(job.spec.gpus, job.rank, index, self.account(job))
             return
         del self._running[job.level][index]
         self._spread.discard(index)
-        self._used[job.level] -= len(job.gpus)
+        self._count(job, -len(job.gpus))
         self._vacate(index, job.gpus, job.opportunistic)
+
+    def _count(self, job: JobState, more: int) -> None:
+        self._used[job.level] += more
+        if self.cluster.quotas:
+            self._used_of[job.level][self.account(job)] += more
 
     def _note_spread(self, job: JobState) -> None:
         need = -(-len(job.gpus) // self.cluster.largest)
@@ -57,7 +63,7 @@ class StateStore(ClusterState):
         """A running job goes on on other GPUs: only what differs is touched."""
         index, before, after = job.spec.index, set(old.gpus), set(job.gpus)
         self.put_same_place(job)
-        self._used[job.level] += len(job.gpus) - len(old.gpus)
+        self._count(job, len(job.gpus) - len(old.gpus))
         if old.gpus != job.gpus:
             self._note_spread(job)
         gone = tuple(gpu for gpu in old.gpus if gpu not in after)
@@ -123,6 +129,7 @@ class StateStore(ClusterState):
             self._pending.append(Level())
             self._running.append({})
             self._used.append(0)
+            self._used_of.append(Counter())
 
 
 def _same_queue(old: JobState, job: JobState) -> bool:
