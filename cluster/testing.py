@@ -15,10 +15,9 @@ The checks are oracles: they work with the state's jobs alone, none of the polic
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from math import inf, isnan
+from math import isnan
 
 from hypothesis import strategies as st
 

@@ -25,7 +25,7 @@ def check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec, policy: Policy) ->
                 f"{job.called} asks for {job.gpus} GPUs and the cluster has {cluster.gpus}: "
                 "simulate a larger cluster, or leave the job out (--skip-too-large)"
             )
-        if job.gpus > quota_of(job, cluster, policy):
+        if job.gpus > most_gpus(job, cluster, policy):
             raise JobError(_beyond_quota(job, cluster, policy))
         if job.floor > least:
             raise JobError(
@@ -34,8 +34,8 @@ def check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec, policy: Policy) ->
             )
 
 
-def quota_of(job: JobSpec, cluster: ClusterSpec, policy: Policy) -> int:
-    """The most GPUs that a job may ever have under a policy."""
+def most_gpus(job: JobSpec, cluster: ClusterSpec, policy: Policy) -> int:
+    """The most GPUs that a job may ever have under a policy: those of the cluster, or a quota."""
     opportunistic = policy.knows_opportunistic and not job.guaranteed
     account = account_of(cluster, job, opportunistic)
     return cluster.gpus if account is None else cluster.quotas.get(account, 0)
@@ -43,19 +43,20 @@ def quota_of(job: JobSpec, cluster: ClusterSpec, policy: Policy) -> int:
 
 def _beyond_quota(job: JobSpec, cluster: ClusterSpec, policy: Policy) -> str:
     tenant, quotas = job.tenant, cluster.quotas
-    if tenant in quotas:
-        has = f"tenant {tenant!r} has a quota of {quotas[tenant]}"
-    else:
-        near = get_close_matches(tenant, quotas, n=2) or list(quotas)[:3]
-        has = f"tenant {tenant!r} has no quota (quotas are those of {', '.join(map(repr, near))})"
-        has = has if tenant else f"says no tenant, and quotas are those of {', '.join(quotas)}"
-    if job.guaranteed:
-        other = "or make it opportunistic where the policy knows such jobs (antman, waterflow)"
-    else:
+    asks = f"{job.called} asks for {job.gpus} GPUs"
+    if not tenant:
+        return (
+            f"{asks} and names no tenant, and the cluster has quotas of {', '.join(quotas)}: name "
+            "one in the trace's column tenant, or leave [quotas] out"
+        )
+    near = get_close_matches(tenant, quotas, n=2) or list(quotas)[:3]
+    has = f"a quota of {quotas[tenant]}" if tenant in quotas else f"none (near: {', '.join(near)})"
+    other = "or make it opportunistic where the policy knows such jobs (antman, waterflow)"
+    if not job.guaranteed:
         other = f"or take a policy that knows opportunistic jobs, which {policy.name!r} does not"
     return (
-        f"{job.called} asks for {job.gpus} GPUs and {has}: give the tenant a quota of "
-        f"{job.gpus} or more ([quotas]), leave the job out (--skip-too-large), {other}"
+        f"{asks} and tenant {tenant!r} has {has}: give the tenant a quota of {job.gpus} or more "
+        f"([quotas]), leave the job out (--skip-too-large), {other}"
     )
 
 

@@ -7,10 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.clusters import state_of
-from waterflow.cluster import ClusterSpec, JobSpec, NodeSpec, simulate
+from waterflow.cluster import ClusterSpec, JobSpec, simulate
 from waterflow.cluster.local.coordinator import TOLERANCE
 from waterflow.cluster.policies import POLICIES, make_policy
-from waterflow.cluster.simulator.costs import MEASURED
 from waterflow.cluster.simulator.failures import Failures
 from waterflow.cluster.state import Plan
 from waterflow.cluster.testing import (

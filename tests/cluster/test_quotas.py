@@ -120,8 +120,11 @@ def test_opportunistic_jobs_are_outside_of_quotas_where_a_policy_knows_them():
     ("one", "message"),
     [
         (job(0, gpus=3, tenant="a"), "job 'j0' asks for 3 GPUs and tenant 'a' has a quota of 2: "),
-        (job(0, tenant="aa"), r"tenant 'aa' has no quota \(quotas are those of 'a'\)"),
-        (job(0), "job 'j0' asks for 1 GPUs and says no tenant, and quotas are those of a, b"),
+        (job(0, tenant="aa"), r"1 GPUs and tenant 'aa' has none \(near: a\)"),
+        (
+            job(0),
+            "job 'j0' asks for 1 GPUs and names no tenant, and the cluster has quotas of a, b",
+        ),
         (job(0, gpus=3, tenant="a", guaranteed=False), "which 'fifo' does not"),
     ],
 )
