@@ -148,7 +148,11 @@ class ClusterState:
         self._claims = [0] * cluster.gpus  # jobs on each GPU that are not opportunistic
         self._loads: list[tuple[float, int]] = [(0.0, gpu) for gpu in range(cluster.gpus)]
         self._load_of = [0.0] * cluster.gpus
-        self._crowded: set[int] = set()
+        # GPUs by how many jobs are on them, but those with none.
+        self._by_jobs: list[set[int]] = [set() for _ in range(cluster.sharing + 1)]
+        self._smallest: dict[int, int] = {}  # by node, worked out when it is asked for
+        self._moved: set[int] = set()  # GPUs whose jobs have changed since then
+        self._grown: set[int] = set()
         self._spread: set[int] = set()
         self._load_changed: set[int] = set()  # since the list was last asked for
 
@@ -224,7 +228,28 @@ class ClusterState:
 
     def crowded(self) -> Sequence[int]:
         """The GPUs with more than one job."""
-        return sorted(self._crowded)
+        return sorted(gpu for there in self._by_jobs[2:] for gpu in there)
+
+    def shareable(self) -> Iterable[int]:
+        """The GPUs that somebody uses and that one more job could share."""
+        return (gpu for there in self._by_jobs[1 : self.cluster.sharing] for gpu in there)
+
+    def smallest(self, node: int) -> int:
+        """The GPUs that the smallest job on a node asks for; 0 where none is."""
+        owner, firsts = self.cluster.owner, self.cluster.firsts
+        for gpu in self._moved:
+            self._smallest.pop(owner[gpu], None)
+        self._moved.clear()
+        found = self._smallest.get(node)
+        if found is None:
+            there = self._occupants[firsts[node] : firsts[node + 1]]
+            sizes = (self.jobs[index].spec.gpus for jobs in there for index in jobs)
+            found = self._smallest[node] = min(sizes, default=0)
+        return found
+
+    def grown(self) -> bool:
+        """A job runs on more GPUs than it asked for."""
+        return bool(self._grown)
 
     def spread(self) -> Sequence[int]:
         """The jobs that run on more nodes than they would need."""

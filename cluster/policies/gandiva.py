@@ -97,7 +97,7 @@ def _shrink(state: ClusterState, draft: _Draft) -> None:
     """Jobs that have grown give back what those that wait need: GPUs, or quota of their tenant."""
     need = sum(state.pending(level).gpus for level in range(state.levels)) - draft.placer.total
     short = _short_of_quota(state, draft) if state.cluster.quotas else Counter()
-    for job in state.all_running() if need > 0 or short else ():
+    for job in state.all_running() if state.grown() and (need > 0 or short) else ():
         extra, account = len(job.gpus) - job.spec.gpus, state.account(job)
         back = min(extra, max(need, short[account]))
         if back > 0:
@@ -155,21 +155,16 @@ class _Affinity:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._found: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
 
     def of(self, node: int) -> int:
-        """A node's; looked up once."""
-        found = self._found.get(node)
-        if found is None:
-            state = self._state
-            gpus = _gpus(state.cluster.firsts, node)
-            sizes = (state.jobs[i].spec.gpus for gpu in gpus for i in state.occupants(gpu))
-            found = self._found[node] = min(sizes, default=0)
-        return found
+        """A node's."""
+        noted = self._noted.get(node)
+        return self._state.smallest(node) if noted is None else noted
 
     def note(self, node: int, size: int) -> None:
         """A job comes to a node, which takes its affinity if it had none."""
-        self._found[node] = self.of(node) or size
+        self._noted[node] = self.of(node) or size
 
 
 class _Others(Collection[int]):
@@ -227,15 +222,16 @@ def _candidates(
     state: ClusterState, affinity: _Affinity, size: int, opportunistic: bool
 ) -> list[int]:
     """GPUs of an affinity that one more job of a class can share, the least loaded last."""
-    cluster, found = state.cluster, []
-    for node in range(len(cluster.nodes)):
-        if affinity.of(node) != size or node in state.down:
-            continue
-        for gpu in _gpus(cluster.firsts, node):
+    owner, jobs = state.cluster.owner, state.jobs
+    nodes: dict[int, bool] = {}
+    found = []
+    for gpu in state.shareable():
+        node = owner[gpu]
+        if node not in nodes:
+            nodes[node] = affinity.of(node) == size and node not in state.down
+        if nodes[node]:
             there = state.occupants(gpu)
-            if not 0 < len(there) < cluster.sharing:
-                continue
-            if all(state.jobs[index].opportunistic == opportunistic for index in there):
+            if all(jobs[index].opportunistic == opportunistic for index in there):
                 found.append((len(there), gpu))
     return [gpu for _, gpu in sorted(found, reverse=True)]
 

@@ -72,7 +72,7 @@ class Simulation:
         self._sequence = 0
         self._versions = [0] * len(jobs)  # of a job's end: an event of an older one is void
         self._watched = [inf] * len(jobs)
-        self._turns: dict[int, dict[int, float]] = {}  # by node, while speeds are worked out
+        self._turns: dict[int, dict[int, float]] = {}  # by node, until its jobs change
         self._wake_version = 0
         self._wake = inf  # when the last plan wants the policy to be asked again
         self._ending: list[int] = []
@@ -330,13 +330,16 @@ class Simulation:
         if self._policy.turns_on_servers:
             cluster = self._state.cluster
             nodes = {cluster.owner[gpu] for gpu in gpus}
+            for node in nodes:  # whoever asks is about to change them, or has
+                self._turns.pop(node, None)
             gpus = (g for n in nodes for g in range(cluster.firsts[n], cluster.firsts[n + 1]))
         return {index for gpu in gpus for index in self._state.occupants(gpu)}
 
     def _respeed(self, jobs: Iterable[int]) -> None:
         """Say anew how fast jobs are, whose neighbours have changed."""
         state = self._state
-        self._turns.clear()
+        if self._costs.every_event is not None:
+            self._turns.clear()
         for index in sorted(jobs):
             job = state.jobs.get(index)
             if job is None or not job.gpus:
@@ -379,9 +382,12 @@ class Simulation:
     def _turns_on(self, node: int) -> dict[int, float]:
         if node not in self._turns:
             firsts = self._state.cluster.firsts
-            gpus = range(firsts[node], firsts[node + 1])
-            there = [self._on_gpu(self._state.occupants(gpu)) for gpu in gpus]
-            self._turns[node] = server_shares(there, self._speeds)
+            jobs = [self._state.occupants(g) for g in range(firsts[node], firsts[node + 1])]
+            if all(len(there) < 2 for there in jobs):  # most nodes, most of the time
+                self._turns[node] = {index: 1.0 for there in jobs for index in there}
+            else:
+                there = [self._on_gpu(one) for one in jobs]
+                self._turns[node] = server_shares(there, self._speeds)
         return self._turns[node]
 
     def _given(self, jobs: Sequence[OnGpu], at: int, memory: int) -> int:
