@@ -8,16 +8,17 @@ own::
         check_policy(MyPolicy, *problem)
 
     def test_decisions():
-        check_decision_times(MyPolicy())
+        check_decision_time(MyPolicy(), state)  # benchmarks/cluster_decisions.py makes some
 
 The checks are oracles: they work with the state's jobs alone, none of the policies' helpers.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from math import isnan
+from math import inf, isnan
 
 from hypothesis import strategies as st
 
@@ -29,6 +30,8 @@ from waterflow.cluster.spec import ClusterSpec, JobSpec, NodeSpec
 from waterflow.cluster.state import ClusterState, JobState, Plan
 from waterflow.common.errors import PlanError
 
+_ATTEMPTS = 8
+_REFERENCE = 0.004  # seconds of `_reference` on an idle virtual core (x86_64, 2026)
 _MODELS = ("", "ResNet-50 (batch size 32)", "A3C", "vgg16", "bert")
 
 
@@ -87,6 +90,36 @@ def check_policy(make: Callable[[], Policy], cluster: ClusterSpec, jobs: Sequenc
     again = simulate(jobs, cluster, make(), costs=MEASURED)
     if again.finish.tolist() != found.finish.tolist():
         raise PlanError(f"policy {policy.name!r} decides otherwise the second time")
+
+
+def check_decision_time(policy: Policy, state: ClusterState, seconds: float = 0.05) -> None:
+    """Raise PlanError unless a decision takes no more than so much CPU time.
+
+    The fastest of some attempts counts, in time of this thread alone, and where the processor is
+    slowed down by others now, by as much more: a loaded machine makes no good policy fail.
+    """
+    fastest = inf
+    for _ in range(_ATTEMPTS):
+        before = _reference()
+        begin = time.thread_time()
+        policy.decide(state)
+        taken = time.thread_time() - begin
+        fastest = min(fastest, taken / max(1.0, before / _REFERENCE))
+        if fastest <= seconds:
+            return
+    raise PlanError(
+        f"policy {policy.name!r} takes {1e3 * fastest:.1f} ms for a decision about "
+        f"{state.cluster.gpus} GPUs and {len(state.jobs)} jobs, more than {1e3 * seconds:.0f}"
+    )
+
+
+def _reference() -> float:
+    """CPU seconds of a fixed piece of Python."""
+    begin = time.thread_time()
+    table: dict[int, int] = {}
+    for number in range(20_000):
+        table[number & 1023] = table.get(number & 511, 0) + number
+    return time.thread_time() - begin
 
 
 def every_check(policy: Policy) -> Callable[[ClusterState, Plan], None]:

@@ -186,10 +186,15 @@ class _Spare:
         """GPUs for a job, on one node if there is any."""
         placer = self._placed.placer
         if placer.best_fit(count) is None and self._on:
-            short = ((count - placer.count(node), node) for node in self._on)
-            able = [(few, node) for few, node in short if len(self._on[node]) >= few]
-            if able:
-                self._take(*reversed(min(able)))
+            found: tuple[int, int] | None = None  # GPUs that are short, fewest first; node
+            for node in sorted(self._on):
+                few = count - placer.count(node)
+                if (found is None or few < found[0]) and len(self._on[node]) >= few:
+                    found = few, node
+                    if few == 1:
+                        break
+            if found is not None:
+                self._take(found[1], found[0])
         if count > placer.total:
             self.take_all()
         return _found(placer, count)
@@ -200,8 +205,9 @@ class _Spare:
             self._take(node, len(self._on[node]))
 
     def _take(self, node: int, count: int) -> None:
-        there = sorted(self._on[node])
-        self._on[node] = there[count:]
+        there = sorted(self._on.pop(node))
+        if there[count:]:
+            self._on[node] = there[count:]
         self._give_back(there[:count])
 
     def _give_back(self, there: Sequence[tuple[int, int]]) -> None:
@@ -216,15 +222,16 @@ class _Spare:
             beyond.update(account(index) for _, index in there)
         for one, count in beyond.items():
             beyond[one] -= self._draft.allowance.left(one, count)
-        for node, there in self._on.items():
-            kept = []
+        for node, there in list(self._on.items()):
+            back: list[tuple[int, int]] = []
             for gpu, index in there:
                 if beyond[account(index)] > 0:
                     beyond[account(index)] -= 1
-                    self._give_back([(gpu, index)])
-                else:
-                    kept.append((gpu, index))
-            self._on[node] = kept
+                    back.append((gpu, index))
+            self._give_back(back)
+            self._on[node] = [one for one in there if one not in back]
+            if not self._on[node]:
+                del self._on[node]
 
     def settle(self) -> None:
         """Jobs keep what is left to them."""

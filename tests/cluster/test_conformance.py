@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import cluster_decisions
 from tests.support.clusters import state_of
 from waterflow.cluster import ClusterSpec, JobSpec, simulate
 from waterflow.cluster.local.coordinator import TOLERANCE
@@ -13,6 +14,7 @@ from waterflow.cluster.policies import POLICIES, make_policy
 from waterflow.cluster.simulator.failures import Failures
 from waterflow.cluster.state import Plan
 from waterflow.cluster.testing import (
+    check_decision_time,
     check_not_slowed,
     check_policy,
     check_quotas,
@@ -86,3 +88,22 @@ def test_the_checks_find_what_is_wrong():
         check_state(state)
     with pytest.raises(PlanError, match="tenant 'a' has 2 GPUs with a claim and a quota of 1"):
         check_quotas(state_of(cluster, policy, waiting=[claim, guest]), both, classes=False)
+
+
+@pytest.mark.parametrize("moment", cluster_decisions.MOMENTS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_decision_about_5000_gpus_and_2000_jobs_takes_at_most_50_ms(name, moment):
+    policy = make_policy(name)
+    check_decision_time(policy, cluster_decisions.state(policy, moment))
+
+
+def test_a_slow_policy_is_found_out():
+    class Slow(type(make_policy("fifo"))):
+        def decide(self, state):
+            for _ in range(40):
+                sorted(range(200_000), key=lambda n: -n)
+            return super().decide(state)
+
+    state = state_of(ClusterSpec.of(1, 1), make_policy("fifo"))
+    with pytest.raises(PlanError, match=r"'fifo' takes .* ms for a decision about 1 GPUs"):
+        check_decision_time(Slow(), state)
