@@ -31,7 +31,7 @@ from waterflow.cluster.state import ClusterState, JobState, Plan
 from waterflow.common.errors import PlanError
 
 _ATTEMPTS = 8
-_REFERENCE = 0.004  # seconds of `_reference` on an idle virtual core (x86_64, 2026)
+_REFERENCE = 0.0015  # seconds of `_reference` on an idle virtual core (x86_64, 2026)
 _MODELS = ("", "ResNet-50 (batch size 32)", "A3C", "vgg16", "bert")
 
 

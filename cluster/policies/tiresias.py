@@ -175,14 +175,14 @@ def _used(
 ) -> tuple[int, Mapping[Account, int]]:
     """GPUs of a queue's running jobs but those that move down: all, and by account."""
     used, accounts = state.used(level), state.used_by(level)
-    if not down:
+    used -= sum(len(job.gpus) for job in down if job.level == level)
+    if not accounts or not down:
         return used, accounts
     left = Counter(accounts)
     for job in down:
         if job.level == level:
-            used -= len(job.gpus)
             left[state.account(job)] -= len(job.gpus)
-    return used, left if accounts else accounts
+    return used, left
 
 
 def new_ranks(
