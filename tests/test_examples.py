@@ -4,10 +4,12 @@ import importlib.util
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import waterflow as wf
 from waterflow.common.units import parse_bytes
@@ -28,6 +30,8 @@ def load(name):
 def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         "hpo_digits",
+        "cross_validation",
+        "ensemble",
         "finetune_transformers",
         "early_stopping",
         "gan",
@@ -154,3 +158,51 @@ def test_transformers_are_fine_tuned_side_by_side(monkeypatch):
     report = wf.run(jobs, "256MiB", threads=1)
     assert [job.state for job in report] == ["finished"] * 3, [job.error for job in report]
     assert [job.steps for job in report] == [3] * 3
+
+
+def test_five_folds_are_validated():
+    example = load("cross_validation")
+    everything = list(range(len(example.LABELS)))
+    jobs = [example.fold(n, everything[n::2], everything[:100], epochs=1) for n in range(2)]
+    report = wf.run(jobs, memory="64MiB", threads=1)
+    assert report.ok, [job.error for job in report]
+    assert all(0 < job.evaluations[-1].values["value"] <= 1 for job in report)
+
+
+def test_members_of_an_ensemble_share_batches():
+    example = load("ensemble")
+    data = wf.shared(torch.utils.data.DataLoader(example.TRAIN, 100, shuffle=True), seed=0)
+    report = wf.run([example.member(seed, data, 1) for seed in range(3)], memory="32MiB")
+    assert [job.state for job in report] == ["finished"] * 3, [job.error for job in report]
+    assert len({job.losses[-1] for job in report}) == 3
+
+
+@pytest.mark.parametrize("name", ["cross_validation", "ensemble", "gan", "resume"])
+def test_an_example_is_a_program(name, tmp_path):
+    command = [sys.executable, "-W", "error::waterflow.JobFailedWarning", EXAMPLES / f"{name}.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_examples_of_one_thing_are_short():
+    short = [
+        "cross_validation",
+        "ensemble",
+        "finetune_transformers",
+        "gan",
+        "optuna_search",
+        "resume",
+    ]
+    for name in short:
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 40, name
+
+
+def test_the_notebook_runs():
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    nbclient.NotebookClient(notebook, timeout=250, kernel_name="python3").execute()
+    *_, shown, told = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert "<table" in shown.outputs[-1].data["text/html"]
+    assert "135 callbacks" in told.outputs[0].text
