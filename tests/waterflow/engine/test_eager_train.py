@@ -349,7 +349,8 @@ def test_callbacks_see_tensors_that_nobody_takes_back(kind):
     def job(on_step=None):
         torch.manual_seed(3)
         model = Net()
-        model.register_buffer("empty", torch.empty(0))
+        if kind is torch.optim.Adam:
+            model.register_buffer("empty", torch.empty(0))
         optimizer = kind(model.parameters(), lr=0.01)
         data = [rows_of(16, number) for number in range(3)]
         return wf.Job("a", model, optimizer, loss, data, steps=9, seed=3, on_step=on_step)
