@@ -357,8 +357,8 @@ def _module_places() -> list[_Place]:
 
 
 def _fork_without_locked_seeding() -> None:
-    """A loader's workers are forked while other threads may be seeding torch, which locks, or making
-    a stream; workers seed as they begin, and would find that locked for ever."""
+    """A loader's workers are forked while other threads may be seeding torch, or making a stream,
+    which locks; workers seed as they begin, and would find that locked for ever."""
     modules = (torch.cuda, torch.xpu, torch.mtia)
     for lock in (_making, *(getattr(module, "_initialization_lock", None) for module in modules)):
         if lock is not None:

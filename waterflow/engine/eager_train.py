@@ -23,9 +23,8 @@ from waterflow.engine.user_loop import tell_nothing
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.steps.prepared import PreparedBatch
 
-#: A train gives the lane back after so many seconds; where all steps are eager, after more. Nobody
-#: waits there for a lane that could not have the other, and each handover of a lane costs as much as
-#: a small step.
+#: A train gives the lane back after so many seconds; where all steps are eager, after more: each
+#: handover of a lane costs as much as a small step.
 SLICE_SECONDS, _EAGER_SLICE_SECONDS = 0.02, 0.1
 
 

@@ -233,7 +233,9 @@ class _Stretch:
         ready = [job for job in self._jobs if job.feeder.peek() is not None]
         if self._eager:
             fine = any(job.eager.is_fine for job in self._eager)
-            ready = [job for job in ready if not (job.next_is_eager and (fine or job.eager.is_fine))]
+            ready = [
+                job for job in ready if not (job.next_is_eager and (fine or job.eager.is_fine))
+            ]
         return [job for job in ready if job not in busy and not job.ended]
 
     def _choose_for(self, lane: int, waiting: list[JobRun]) -> JobRun | None:
