@@ -30,6 +30,10 @@ _shared_numpy: np.random.RandomState = np.random.get_state.__self__  # type: ign
 _shared_python: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 
 
+#: Held while a job's stream is made.
+_making = threading.Lock()
+
+
 @dataclass(frozen=True)
 class RngState:
     """Where all streams of a job stand."""
@@ -46,19 +50,40 @@ class JobRng:
     Attributes:
         host: torch's stream of the host.
         device: torch's stream of the job's device; None where the host's serves.
-        python: what the module `random` draws from.
-        numpy: what the module `numpy.random` draws from.
         touched: whether Python code has looked at torch's streams, or set them.
     """
+
+    # Few jobs draw from these. To make them takes a hundred microseconds, to note where they begin
+    # a third of that.
+    _python: random.Random | Callable[[], random.Random]
+    _numpy: np.random.RandomState | Callable[[], np.random.RandomState]
 
     def __init__(self, seed: int, device: Device | None = None) -> None:
         """torch's streams begin at the seed; Python's and numpy's where the caller's are now, since
         the loop alone would have gone on from there."""
         self.host = torch.Generator().manual_seed(seed)
         self.device = None if device is None else device.generator(seed)
-        self.python = _copy_of_python(_python_stream())
-        self.numpy = _copy_of_numpy(_numpy_stream())
+        self._python = _later_copy_of_python(_python_stream())
+        self._numpy = _later_copy_of_numpy(_numpy_stream())
         self.touched = False
+
+    @property
+    def python(self) -> random.Random:
+        """What the module `random` draws from."""
+        if callable(self._python):
+            with _making:
+                if callable(self._python):
+                    self._python = self._python()
+        return self._python
+
+    @property
+    def numpy(self) -> np.random.RandomState:
+        """What the module `numpy.random` draws from."""
+        if callable(self._numpy):
+            with _making:
+                if callable(self._numpy):
+                    self._numpy = self._numpy()
+        return self._numpy
 
     @property
     def generators(self) -> tuple[torch.Generator, torch.Generator | None]:
@@ -76,8 +101,9 @@ class JobRng:
         twin.host = copy_generator(self.host)
         twin.device = None if self.device is None else copy_generator(self.device)
         twin.touched = False
-        twin.python = _copy_of_python(self.python)
-        twin.numpy = _copy_of_numpy(self.numpy)
+        python, numpy = self._python, self._numpy
+        twin._python = python if callable(python) else _later_copy_of_python(python)
+        twin._numpy = numpy if callable(numpy) else _later_copy_of_numpy(numpy)
         return twin
 
     def state(self) -> RngState:
@@ -119,22 +145,34 @@ def copy_generator(generator: torch.Generator) -> torch.Generator:
     return twin
 
 
-def _copy_of_python(stream: random.Random) -> random.Random:
-    """As `copy.deepcopy`, which takes a hundred times as long."""
+def _later_copy_of_python(stream: random.Random) -> Callable[[], random.Random] | random.Random:
+    """Makes a stream that stands where this one stands now, when it is wanted; as `copy.deepcopy`,
+    which takes a hundred times as long."""
     if type(stream) is not random.Random:
         return copy.deepcopy(stream)
-    twin = random.Random()
-    twin.setstate(stream.getstate())
-    return twin
+    state = stream.getstate()
+
+    def make() -> random.Random:
+        twin = random.Random()
+        twin.setstate(state)
+        return twin
+
+    return make
 
 
-def _copy_of_numpy(stream: np.random.RandomState) -> np.random.RandomState:
+def _later_copy_of_numpy(
+    stream: np.random.RandomState,
+) -> Callable[[], np.random.RandomState] | np.random.RandomState:
     state: Any = stream.get_state(legacy=False)
     if type(stream) is not np.random.RandomState or state["bit_generator"] != "MT19937":
         return copy.deepcopy(stream)
-    twin = np.random.RandomState(np.random.MT19937(0))
-    twin.set_state(state)
-    return twin
+
+    def make() -> np.random.RandomState:
+        twin = np.random.RandomState(np.random.MT19937(0))
+        twin.set_state(state)
+        return twin
+
+    return make
 
 
 class _Here(threading.local):
@@ -319,10 +357,10 @@ def _module_places() -> list[_Place]:
 
 
 def _fork_without_locked_seeding() -> None:
-    """A loader's workers are forked while other threads may be seeding torch, which locks; workers
-    seed as they begin, and would find it locked for ever."""
-    for module in (torch.cuda, torch.xpu, torch.mtia):
-        lock = getattr(module, "_initialization_lock", None)
+    """A loader's workers are forked while other threads may be seeding torch, or making a stream,
+    which locks; workers seed as they begin, and would find that locked for ever."""
+    modules = (torch.cuda, torch.xpu, torch.mtia)
+    for lock in (_making, *(getattr(module, "_initialization_lock", None) for module in modules)):
         if lock is not None:
             os.register_at_fork(
                 before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release

@@ -76,7 +76,9 @@ class Admission:
     def _check_sharing(self, job: JobRun, admitted: Sequence[JobRun]) -> None:
         """Jobs may read the same tensor; one that somebody trains has to be that job's own."""
         away = [
-            (m.number, {storage_key(t) for t in m.steps.persistent.all_away()}) for m in admitted
+            (m.number, {storage_key(t) for t in m.steps.persistent.all_away()})
+            for m in admitted
+            if m.steps.persistent.away
         ]
         own = [*job.steps.persistent.all(), *job.steps.persistent.all_away()]
         shared = [

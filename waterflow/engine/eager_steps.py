@@ -65,6 +65,8 @@ class EagerSteps:
         self._ran_in_arena = False  # since what one needs was last measured
         self.room: EagerRoom | None = None
         self.room_on_demand = False
+        # Where persistent tensors lie, all of them known to be outside the room.
+        self._outside: list[int] | None = None
         self._grain = math.inf  # seconds of a thread for each tensor that steps have made
 
     # Where they may run
@@ -151,6 +153,7 @@ class EagerSteps:
             return False
         if self.room is None:
             self.room = EagerRoom(lanes, self._number, self._job.name)
+            self._outside = None
         return self.room.is_open or self.room.open(need, left)
 
     def close_room(self) -> None:
@@ -232,7 +235,14 @@ class EagerSteps:
             self._steps.cache.collect_persistent()
         parameters = trained_parameters(self._job.optimizer)
         grads = [p.grad for p in parameters if p.grad is not None]
-        self.room.move_out([*self._steps.persistent.tensors.values(), *grads])
+        kept = list(self._steps.persistent.tensors.values())
+        # To move one gives up the interpreter's lock. An address that was outside is so still; an
+        # empty tensor has none.
+        if self._outside != [tensor.data_ptr() for tensor in kept]:
+            self.room.move_out(kept)
+            places = [tensor.data_ptr() for tensor in kept]
+            self._outside = None if 0 in places else places
+        self.room.move_out(grads)
 
     def _begin(self) -> None:
         self._captured.begin()
@@ -287,14 +297,17 @@ class EagerSteps:
             torch.autograd.set_multithreading_enabled(False),
             observed or contextlib.nullcontext(),
         ):
-            reads = self._job.batch_reads
-            loss = eager_step(self._job, moved(batch.batch, self._device.tensors, reads))
+            loss = eager_step(self._job, self._on_device(batch.batch))
         self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None
             tensors = room.allocations - made if measures and room is not None else None
             tiers.note_step(signature, seconds, tensors or None)
         return loss
+
+    def _on_device(self, batch: Any) -> Any:
+        device = self._device.tensors
+        return batch if device.type == "cpu" else moved(batch, device, self._job.batch_reads)
 
     def _check(self, batch: PreparedBatch) -> float:
         """Makes the step eagerly, and compares its captured form, which is bound, with it.

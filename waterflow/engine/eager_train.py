@@ -7,6 +7,7 @@ long as nobody else is to have the lane.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -22,8 +23,9 @@ from waterflow.engine.user_loop import tell_nothing
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.steps.prepared import PreparedBatch
 
-#: A train gives the lane back after so many seconds.
-SLICE_SECONDS = 0.02
+#: A train gives the lane back after so many seconds; where all steps are eager, after more: each
+#: handover of a lane costs as much as a small step.
+SLICE_SECONDS, _EAGER_SLICE_SECONDS = 0.02, 0.1
 
 
 def run_train(
@@ -49,9 +51,12 @@ def run_train(
             since no plan counts on the memory as it is.
     """
     train = _Train(context, job, lane, memory, may_go_on, accounts)
+    # No other lane works beside such a train: it stays on the core where its memory is.
+    is_alone = accounts and job.eager.is_fine
+    place = contextlib.nullcontext() if is_alone else context.lanes.in_place_of(lane)
 
     def on_own_thread() -> None:
-        with context.lanes.in_place_of(lane), job.eager.timed():
+        with place, job.eager.timed():
             job.in_python(lambda: train.run(fed))
         if context.lanes.threads > 1:
             _C.release_intra_op_threads()  # which would hinder those of others
@@ -88,7 +93,8 @@ class _Train:
         self._lane = lane
         self._memory = memory
         self._may_go_on = may_go_on
-        self._until = time.perf_counter() + SLICE_SECONDS
+        seconds = _EAGER_SLICE_SECONDS if accounts else SLICE_SECONDS
+        self._until = time.perf_counter() + seconds
         # Steps that nobody has been told of: where nothing of the user's comes between two of them,
         # all are told of at once.
         self._losses: list[float] = []

@@ -227,20 +227,22 @@ class _Stretch:
                 elif self._over:
                     self._end()
                 else:
-                    free = [job for job in self._jobs if job not in self._busy]
-                    since, reason = time.perf_counter(), why_idle(free)
+                    since = time.perf_counter()
+                    reason = why_idle(job for job in self._jobs if job not in self._busy)
                     self._context.state.wait(self._precedence.rest(waiting))
                     self._idle.note(reason, since)
         return None
 
     def _with_batches(self) -> list[JobRun]:
         """The jobs that have a batch, and are not known to wait for other lanes' Python."""
-        free = [job for job in self._jobs if job not in self._busy and not job.ended]
-        found = [job for job in free if job.next_batch() is not None]
-        if not self._eager:
-            return found
-        fine = any(job.eager.is_fine for job in self._eager)
-        return [job for job in found if not (job.next_is_eager and (fine or job.eager.is_fine))]
+        busy = self._busy
+        ready = [job for job in self._jobs if job.feeder.peek() is not None]
+        if self._eager:
+            fine = any(job.eager.is_fine for job in self._eager)
+            ready = [
+                job for job in ready if not (job.next_is_eager and (fine or job.eager.is_fine))
+            ]
+        return [job for job in ready if job not in busy and not job.ended]
 
     def _choose_for(self, lane: int, waiting: list[JobRun]) -> JobRun | None:
         """Of these the job that runs next, where one can on this lane. There may be hundreds, so

@@ -12,7 +12,9 @@ from waterflow.report.idle import IdleReason
 
 def why_idle(jobs: Iterable[JobRun]) -> IdleReason:
     """What a lane waits for that can run none of these jobs."""
-    waits_for_data = any(job.state is JobState.RUNNING and job.next_batch() is None for job in jobs)
+    waits_for_data = any(
+        job.feeder.peek() is None and job.state is JobState.RUNNING for job in jobs
+    )
     return "data" if waits_for_data else "jobs"
 
 

@@ -505,6 +505,9 @@ class JobRun:
             torch.OutOfMemoryError: there is no room for them.
         """
         self.steps.cache.collect_persistent()
+        self._account_for_collected(residency)
+
+    def _account_for_collected(self, residency: Residency) -> None:
         if self.captured.tensors_have_changed:
             self.captured.unbind()
         away = {storage_key(tensor) for tensor in self.steps.persistent.all_away()}
@@ -524,7 +527,7 @@ class JobRun:
         if not self.eager.is_as_found:
             self.steps.cache.collect_persistent()
             self.eager.leave_room(self.steps.persistent.all())
-            self.account(residency)
+            self._account_for_collected(residency)
 
     def note_room(self) -> None:
         """Tells what eager steps in a room have needed, where that is more than before."""

@@ -439,6 +439,43 @@ def test_modules_draw_from_the_jobs_copy_of_what_was_there(function):
     )
 
 
+@pytest.mark.parametrize("function", [python_draws, numpy_draws])
+def test_modules_draw_from_what_was_there_when_the_job_came(function):
+    random.seed(21)
+    np.random.seed(22)
+    rng = JobRng(SEED)
+    unused, begun = rng.copy(), everybody()
+    expected = function()
+    with rng.scope():
+        assert function() == expected
+    used = rng.copy()
+    for twin in (unused, unused.copy()):
+        with twin.scope():
+            assert function() == expected
+    with rng.scope(), used.scope():
+        following = function()
+    with rng.scope():
+        assert function() == following
+    assert everybody() != begun
+
+
+def test_two_threads_that_draw_first_have_one_stream():
+    for _ in range(20):
+        rng, found = JobRng(SEED), []
+        barrier = threading.Barrier(4)
+
+        def look(rng=rng, found=found, barrier=barrier):
+            barrier.wait()
+            found.append((rng.python, rng.numpy))
+
+        threads = [threading.Thread(target=look) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(a is rng.python and b is rng.numpy for a, b in found)
+
+
 def test_another_bit_generator_is_the_jobs_alone():
     rng, before = JobRng(SEED), everybody()
     with rng.scope():

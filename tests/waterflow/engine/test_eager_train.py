@@ -3,6 +3,7 @@ where that pays."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -12,7 +13,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
+from waterflow.allocator_ext import _C
+from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.events import StepDone
+from waterflow.executor.run.lanes import Lanes
 from waterflow.steps import tiers as tiers_module
 
 pytestmark = pytest.mark.cpu
@@ -329,3 +333,62 @@ def test_a_job_that_finds_no_place_for_what_it_keeps_ends_alone(policy):
     assert states["c"] == "finished"
     assert report.peak_bytes <= report.budget_bytes
     assert_equal_to_loop(jobs[2], report, make("c", steps=40))
+
+
+class Replacing(torch.optim.SGD):
+    """Gives its parameters new memory at each step."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = parameter.data - 0.1 * parameter.grad
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, Replacing])
+def test_callbacks_see_tensors_that_nobody_takes_back(kind):
+    def job(on_step=None):
+        torch.manual_seed(3)
+        model = Net()
+        if kind is torch.optim.Adam:
+            model.register_buffer("empty", torch.empty(0))
+        optimizer = kind(model.parameters(), lr=0.01)
+        data = [rows_of(16, number) for number in range(3)]
+        return wf.Job("a", model, optimizer, loss, data, steps=9, seed=3, on_step=on_step)
+
+    kept, inside = [], []
+
+    def keep(result):
+        for parameter in mine.model.parameters():
+            kept.append((parameter.detach(), parameter.detach().clone()))
+            inside.append(_C.is_in_arena(parameter.data_ptr()))
+            inside.append(_C.is_in_arena(parameter.grad.data_ptr()))
+        kept[:] = kept[-6:] if kind is Replacing else kept
+
+    mine = job(keep)
+    report = run([mine])
+    assert report.jobs["a"].eager_steps == 9
+    assert inside
+    assert not any(inside)
+    if kind is Replacing:  # the others' are written to
+        assert all(torch.equal(view, value) for view, value in kept)
+    assert_equal_to_loop(mine, report, job())
+
+
+def test_a_train_beside_which_none_could_run_stays_where_it_is(monkeypatch):
+    pinned = []
+
+    def in_place_of(self, lane):
+        pinned.append(lane)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(Lanes, "in_place_of", in_place_of)
+    monkeypatch.setattr(EagerSteps, "is_fine", True)
+    jobs = [make(name, steps=20) for name in "abc"]
+    report = run(jobs, policy="flow")
+    assert not pinned
+    monkeypatch.setattr(EagerSteps, "is_fine", False)
+    others = [make(name, steps=20) for name in "abc"]
+    again = run(others, policy="flow")
+    assert pinned
+    for job, found in [*((job, report) for job in jobs), *((job, again) for job in others)]:
+        assert_equal_to_loop(job, found, make(steps=20))
