@@ -20,7 +20,9 @@ from waterflow.cli.shared import (
 if TYPE_CHECKING:
     from waterflow.cluster import ClusterSpec, JobSpec, Results
 
-app = typer.Typer(cls=WholeHelp, no_args_is_help=True, help="Who trains where on many GPUs, in simulated time.")
+app = typer.Typer(
+    cls=WholeHelp, no_args_is_help=True, help="Who trains where on many GPUs, in simulated time."
+)
 
 _EVERY = 2.0  # seconds between two lines of progress
 

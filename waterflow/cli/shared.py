@@ -71,7 +71,11 @@ def plain_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def one_line(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        line: str | None = None,
     ) -> str:
         if category.__module__ != WaterflowError.__module__:
             return usual(message, category, filename, lineno, line)

@@ -308,7 +308,9 @@ class JobRun:
     def fail_in_captured_step(self, error: BaseException, batch: PreparedBatch) -> None:
         """The same where a captured step has raised it: a graph knows no lines, so the job's own
         Python is asked what it says of the batch. Not with locks held that a callback may need."""
-        asked = isinstance(error, Exception) and not isinstance(error, MemoryError | torch.OutOfMemoryError)
+        asked = isinstance(error, Exception) and not isinstance(
+            error, MemoryError | torch.OutOfMemoryError
+        )
         if asked and batch.flat is not None and not (self.ended or self._device.queues):
             own = own_error(self.job, batch.flat, self._rng, self.steps.caller)
             if own is not None:

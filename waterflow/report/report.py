@@ -167,9 +167,7 @@ class Report:
             decisions=decisions_from(fields),
         )
 
-    def save(
-        self, directory: str | os.PathLike[str], *, overwrite: bool | None = None
-    ) -> Path:
+    def save(self, directory: str | os.PathLike[str], *, overwrite: bool | None = None) -> Path:
         """Write report.json, memory.png and trace.json into `directory`, made if needed; return it.
 
         Args:

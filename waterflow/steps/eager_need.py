@@ -2,8 +2,8 @@
 
 A captured step's need is known from its graph; what the user's own Python asks for is known only
 when it asks. A run that is refused names what would be enough, and has to know it for such steps,
-too: so they are made once, beside the budget, on copies of the job's tensors and with random streams
-to throw away, watched and undone as a trace is.
+too: so they are made once, beside the budget, on copies of the job's tensors and with random
+streams to throw away, watched and undone as a trace is.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from waterflow.capture.own_error import InPlaceOf, copied
 from waterflow.capture.shadow import Shadow, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.executor.run.rng import JobRng
+from waterflow.job.epochs import MicroBatches, by_step
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import eager_step
@@ -38,7 +39,7 @@ def eager_need(job: Job, batch: Any, rng: JobRng, caller: CallerContext) -> int 
     """Bytes that are enough for the job's eager steps on such batches, above what it holds now.
 
     None where that could not be found out: the step fails, takes more than a quarter of the memory
-    that is free, or cannot be made on copies.
+    that is free, or cannot be made on copies, as steps of the user's own cannot.
 
     Args:
         job: the job; on the host.
@@ -46,8 +47,10 @@ def eager_need(job: Job, batch: Any, rng: JobRng, caller: CallerContext) -> int 
         rng: its random streams; copies are drawn from.
         caller: the context of its Python.
     """
+    if job.step is not None:
+        return None
     limit = _free_bytes() // _SHARE
-    held = sum(tensor.nbytes for tensor in (*job.model.parameters(), *job.model.buffers()))
+    held = sum(tensor.nbytes for tensor in (*job.root.parameters(), *job.root.buffers()))
     if held > limit:
         return None
     _C.install_lane_allocator()
@@ -68,10 +71,13 @@ def largest_batch(job: Job, batch: Any) -> Any:
     """Of the job's batches the one with most bytes, where all are there already; else this one."""
     if not isinstance(job.data, (list, tuple)):
         return batch
-    return max([batch, *job.data], key=_bytes_of)  # the first of equal ones
+    batches = by_step(iter(job.data), job.accumulate)
+    return max([batch, *batches], key=_bytes_of)  # the first of equal ones
 
 
 def _bytes_of(batch: Any) -> int:
+    if type(batch) is MicroBatches:
+        return sum(map(_bytes_of, batch))
     return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
@@ -88,12 +94,21 @@ def _history_bytes(job: Job) -> int:
 
 
 def _make_steps(job: Job, batch: Any, arena: Any) -> None:
-    own = {id(tensor): tensor for tensor in (*job.model.parameters(), *job.model.buffers())}
+    own = {id(tensor): tensor for tensor in (*job.root.parameters(), *job.root.buffers())}
     own |= {id(parameter): parameter for parameter in trained_parameters(job.optimizer)}
     twins = {key: copied(tensor) for key, tensor in own.items()}
-    shadow = Shadow(job.model, twins)
+    shadow = Shadow(job.root, twins)
     optimizer = _copied_optimizer(job.optimizer, shadow)
-    twin = dataclasses.replace(job, model=shadow.model, optimizer=optimizer, capture=False)
+    twin = dataclasses.replace(
+        job,
+        model=job.model_in(shadow.model),
+        modules=None if job.modules is None else shadow.model["beside"],  # type: ignore[index]
+        optimizer=optimizer,
+        optimizers=None,
+        scheduler=None,
+        schedulers=None,
+        capture=False,
+    )
     threading = torch.autograd.set_multithreading_enabled(False)
     with threading, InPlaceOf(twins), _C.LaneScope(arena, 0, 0):
         for _ in range(_STEPS):
