@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         WaterflowError,
     )
     from waterflow.engine.engine import Engine
-    from waterflow.engine.handle import JobHandle
+    from waterflow.engine.handle import JobHandle, as_completed
     from waterflow.engine.run import run
     from waterflow.engine.shared import shared
     from waterflow.job.job import STOP, Job, StepResult
@@ -82,6 +82,7 @@ __all__ = [
     "RunInterrupted",
     "StepResult",
     "WaterflowError",
+    "as_completed",
     "max_batch",
     "pair",
     "plan",
@@ -99,7 +100,7 @@ _NAMES = {
         "ReportWarning RunInterrupted WaterflowError"
     ),
     "engine.engine": "Engine",
-    "engine.handle": "JobHandle",
+    "engine.handle": "JobHandle as_completed",
     "engine.run": "run",
     "engine.shared": "shared",
     "job.job": "STOP Job StepResult",
@@ -114,6 +115,11 @@ _NAMES = {
 _MODULES = {
     name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()
 }
+#: Modules that are reached as attributes, once they are used.
+_PACKAGES = {
+    "cluster": f"{__name__}.cluster",
+    "optuna": f"{__name__}.integrations.optuna",
+}
 
 if not TYPE_CHECKING:  # type checkers would believe that every name is there
 
@@ -123,8 +129,8 @@ if not TYPE_CHECKING:  # type checkers would believe that every name is there
         All of them: what a job's Python uses while it trains must not be imported by it, or the
         import would count as part of the step.
         """
-        if name == "cluster":  # a package, not a name of one: `wf.cluster.simulate`
-            return importlib.import_module(f"{__name__}.cluster")
+        if name in _PACKAGES:  # not a name of one: `wf.cluster.simulate`
+            return importlib.import_module(_PACKAGES[name])
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(_MODULES[name]), name)

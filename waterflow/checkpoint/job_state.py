@@ -11,8 +11,10 @@ from waterflow.checkpoint import model, optimizer
 from waterflow.checkpoint.cursor import Position
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.checkpoint.values import DamagedValueError, NotExpressibleError, Packer, Unpacker
-from waterflow.common.errors import CheckpointError
+from waterflow.common.errors import CheckpointError, ReportError
 from waterflow.job.job import Job
+from waterflow.report.evaluation import Evaluation
+from waterflow.report.json_fields import Fields
 from waterflow.report.step_loss import with_metrics
 
 RUNNING = "running"
@@ -29,6 +31,7 @@ class Progress:
         metrics: of all steps, by name.
         epochs: passes over the data that are behind it.
         state: "running", "finished" or "stopped".
+        evaluations: what `Job.evaluate` has found.
     """
 
     seed: int | None
@@ -37,6 +40,7 @@ class Progress:
     epochs: int
     state: str = RUNNING
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    evaluations: Sequence[Evaluation] = ()
 
     @property
     def latest_loss(self) -> float:
@@ -63,6 +67,7 @@ def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
             "state": progress.state,
             "epochs": progress.epochs,
             "planned": {"epochs": job.epochs, "steps": job.steps},
+            "evaluations": [evaluation.to_dict() for evaluation in progress.evaluations],
             "losses": packer.tensor(torch.tensor(progress.losses, dtype=torch.float64), "losses"),
             "metrics": {
                 name: packer.tensor(torch.tensor(values, dtype=torch.float64), f"metric {name}")
@@ -158,8 +163,19 @@ def put(job: Job, snapshot: JobSnapshot) -> Progress:
                 name: unpacker.view(kept).tolist()
                 for name, kept in fields.get("metrics", {}).items()
             },
+            evaluations=[
+                Evaluation.from_fields(Fields(found, "evaluations."))
+                for found in fields.get("evaluations", [])  # checkpoints of old have none
+            ],
         )
-    except (DamagedValueError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        DamagedValueError,
+        ReportError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(
             f"job {job.name!r}: its checkpoint cannot be given to it, {error!r}. It was made by "
             "other code: build the job as it was, or begin without resume"

@@ -60,7 +60,9 @@ def snapshot(run: JobRun, before: Attributes, state: str = RUNNING) -> JobSnapsh
     position = run.cursor.position(loop.steps, place.epoch, place.batches, float(loop.latest_loss))
     report = run.report
     progress = Progress(
-        report.seed, position, list(report.losses), report.epochs, state, dict(report.metrics)
+        *(report.seed, position, list(report.losses), report.epochs, state),
+        metrics=dict(report.metrics),
+        evaluations=list(report.evaluations),
     )
     return run.look(lambda: take(run.job, progress, before))
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import contextlib
 import sys
+import threading
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
@@ -15,12 +21,15 @@ from waterflow.common.units import format_bytes, parse_bytes
 from waterflow.common.warn import place_of_call, place_of_function, warn_at
 from waterflow.engine.admission import Admission
 from waterflow.engine.alarms import Alarms
+from waterflow.engine.callbacks import CallbackLeftError, Callbacks, check_callbacks
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
 from waterflow.engine.events import (
     EVENTS,
     BudgetChanged,
+    EngineEnded,
+    Event,
     EventStream,
     Subscriber,
     TrainRan,
@@ -46,6 +55,9 @@ from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.spilling import parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
+
+#: What jobs still have to end in, where a process ends without closing its engine.
+_LAST_SECONDS = 5.0
 
 
 #: After Ctrl-C, what is said when steps or callbacks take so many seconds to end.
@@ -77,6 +89,7 @@ class Engine:
         quantum: float | str | None = None,
         checkpoints: Checkpoints | None = None,
         spill: bool | str = False,
+        callbacks: str = "lane",
     ) -> None:
         """Takes the budget.
 
@@ -97,12 +110,16 @@ class Engine:
                 in memory give way to those that wait for room.
             checkpoints: those of `run`.
             spill: whether jobs that do not fit are planned into the memory there is, see `run`.
+            callbacks: whose thread runs `on_step` and `evaluate`: "lane", one of the engine's, or
+                "caller", the one that waits (`result`, `as_completed`, `close`, leaving the
+                engine). As long as nobody waits, callbacks wait, too.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
         """
         self.budget = self._largest_budget = parse_bytes(memory)
         check_audit(audit)
+        check_callbacks(callbacks)
         self._audit = audit
         self._spills = spill is not False
         self._spill_to = parse_tier(spill)
@@ -122,14 +139,19 @@ class Engine:
         self._arena = self._lanes.arena
         self._arena.record(check)
         self._check = check
-        self._interrupted = False
+        self._interrupted = self._insists = False
         self._captures = SharedCaptures()
         self._costs = CaptureCosts(lanes)
         self._recorder = Recorder()
         display: ProgressDisplay = Progress() if progress else NullProgress()
         display.start([])
         residency = Residency(self._arena, where)
-        self._context = RunContext(self._lanes, residency, EventStream(), check)
+        state = threading.Condition()
+        threads_of = self._lanes.threads, default
+        calls = Callbacks(state, callbacks == "caller", threads_of)
+        self._context = RunContext(
+            *(self._lanes, residency, EventStream(), check), state=state, callbacks=calls
+        )
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
         self._alarms = Alarms()
@@ -148,6 +170,7 @@ class Engine:
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
         self._loop.start()
+        atexit.register(self._end_at_exit)
 
     def submit(self, job: Job) -> JobHandle:
         """Adds a job; it starts as soon as it fits beside those that run.
@@ -176,6 +199,7 @@ class Engine:
                 resumed=resumed,
                 limit=self._limit_of(job),
                 spill_to=self._spill_to,
+                callbacks=self._context.callbacks,
             )
             if checkpoints is not None:
                 checkpoints.enter(run)
@@ -261,45 +285,105 @@ class Engine:
         for job in list(self._queue.jobs):
             self._queue.request_stop(job)
 
-    def interrupt(self) -> None:
+    def interrupt(self, insists: bool = False) -> None:
         """Ends every job after its present step; the report says that the run was interrupted.
-        Where checkpoints are written, each job ends after one."""
-        self._interrupted = True
+        Where checkpoints are written, each job ends after one.
+
+        Args:
+            insists: whether `close` is to wait no longer, even where Ctrl-C has left a callback.
+        """
+        self._interrupted, self._insists = True, insists
         for job in list(self._queue.jobs):
             if self._checkpoints is None or not self._checkpoints.stop(job):
                 self._queue.request_stop(job)
+
+    @property
+    def lanes(self) -> int:
+        """Node groups that may run at once."""
+        return self._lanes.lanes
 
     @property
     def interrupted(self) -> bool:
         """Whether `interrupt` has been called, or Ctrl-C pressed while the engine closed."""
         return self._interrupted
 
-    def close(self) -> None:
+    @property
+    def is_in_callback(self) -> bool:
+        """Whether the calling thread is in a callback of a job's."""
+        return self._context.callbacks.job_here is not None
+
+    def close(self, timeout: float | None = None) -> None:
         """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke.
 
         Ctrl-C asks the jobs to end after their present steps. A second one waits no longer: steps
         and callbacks that are under way end by themselves, and the threads after them.
 
+        Args:
+            timeout: seconds after which what still runs is left to itself; None: never.
+
         Raises:
             KeyboardInterrupt: the second one.
+            TimeoutError: it has not ended within `timeout` seconds.
+            JobError: it is closed in a callback of one of its jobs, which would wait for itself.
         """
+        self._context.callbacks.check_may_wait("the engine to end")
         self._queue.close()
+        until = None if timeout is None else time.monotonic() + timeout
         # Thread.join forgets a running thread when Ctrl-C interrupts it (CPython before 3.13).
         ended, patience = False, _PATIENCE_SECONDS
         while not ended:
             try:
                 ended = self._queue.join(0.2)
-            except KeyboardInterrupt:
-                if self._interrupted:
+            except KeyboardInterrupt as error:
+                left = isinstance(error, CallbackLeftError) and not self._insists
+                if self._interrupted and not left:
                     raise
                 self.interrupt()
             patience -= 0.2 * self._interrupted
             if not ended and patience < 0 < patience + 0.2:
                 print(_WAITING, file=sys.stderr, flush=True)
+            if until is not None and not ended and time.monotonic() > until:
+                raise TimeoutError(f"the engine has not ended within {timeout} seconds")
+        atexit.unregister(self._end_at_exit)
         if self._queue.broken is not None:
             if isinstance(self._queue.broken, DeviceLostError):
                 self._queue.broken.report = self.report()
             raise self._queue.broken
+
+    def _end_at_exit(self) -> None:
+        """The process ends, and nobody has closed the engine: threads that go on while the
+        interpreter is taken apart would abort it."""
+        left = [job for job in self._queue.jobs if not job.ended]
+        if left:
+            names = ", ".join(repr(job.name) for job in left[:5])
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            print(
+                f"waterflow: the process ends while an engine is at work: {names}{more} "
+                "stopped before the end. Use `with wf.Engine(...) as engine:`, or call "
+                "engine.close(), which waits for the jobs",
+                file=sys.stderr,
+            )
+        self.stop_all()
+        with contextlib.suppress(BaseException):  # it was the jobs' to raise, while there was time
+            self.close(_LAST_SECONDS)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What happens in the engine from now on, until it has ended: see
+        `waterflow.engine.events`. For ``async for``; each iterator hears everything.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def hear(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # nobody listens, the loop is closed
+                loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        self._context.events.subscribe(hear)
+        try:
+            while not isinstance(event := await queue.get(), EngineEnded):
+                yield event
+            yield event
+        finally:
+            self._context.events.unsubscribe(hear)
 
     def report(self) -> Report:
         """The run so far."""

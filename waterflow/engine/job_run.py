@@ -16,8 +16,10 @@ from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
 from waterflow.common.units import format_bytes, parse_bytes
+from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
+from waterflow.engine.evaluator import Evaluator
 from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
 from waterflow.engine.job_needs import JobNeeds
 from waterflow.engine.states import JobState, transition
@@ -83,6 +85,7 @@ class JobRun:
         resident: whether its persistent tensors have their places in the arena.
         feeder: prepares its batches, on a thread of its own.
         captured, eager: its steps, by the way in which they run.
+        evaluator: its evaluations.
         loop: what comes between its steps.
         needs: what it needs of the arena.
         cursor: where it is in its data; None where nobody will ask.
@@ -107,6 +110,7 @@ class JobRun:
         resumed: Progress | None = None,
         limit: int | None = None,
         spill_to: str = TIERS[0],
+        callbacks: Callbacks | None = None,
     ) -> None:
         """Args beyond the obvious.
 
@@ -116,7 +120,9 @@ class JobRun:
         resumed: where it goes on; its own objects are as they were then.
         limit: bytes that its steps are planned into; None: any.
         spill_to: where values are spilled to.
+        callbacks: where its callbacks run; None: where its steps do.
         """
+        self._callbacks = callbacks or Callbacks()
         self.number = number
         self.job = job
         self.report = JobReport(name=job.name, seed=seed)
@@ -146,7 +152,8 @@ class JobRun:
         self.eager = EagerSteps(
             number, self.steps, self.captured, self.needs, self._at_home, events
         )
-        self.loop = UserLoop(job, self._python, self.end, events)
+        self.loop = UserLoop(job, self._python, self.end, events, self._callback)
+        self.evaluator = Evaluator(number, job, self._rng, self._callback)
         start = self._go_on_from(resumed)
         begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
@@ -168,7 +175,8 @@ class JobRun:
             prepare_at_once=self.steps.preparer.prepare_at_once,
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
-            is_due=lambda steps: self.is_due(steps),
+            is_due=lambda steps: self.loop.is_due(steps) or self.is_due(steps),
+            rests_at_ends=self.loop.at_found_ends,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
 
@@ -184,6 +192,7 @@ class JobRun:
         self.report.metrics |= {name: [*values] for name, values in resumed.metrics.items()}
         self.report.steps = self.report.resumed_steps = position.steps
         self.report.epochs = resumed.epochs
+        self.report.evaluations[:] = resumed.evaluations
         return Start(position.steps, position.epoch, position.batches)
 
     @property
@@ -209,6 +218,17 @@ class JobRun:
             return function()
         with PYTHON_TURNS.shared():
             return self.in_python(function)
+
+    def _callback(self, function: Callable[[], Result]) -> Result:
+        """Runs a callback of the job's in its context, on the thread on which callbacks run."""
+        callbacks, name = self._callbacks, self.name
+        if not callbacks.in_caller:
+            return self._python(lambda: callbacks.run(name, function))
+        if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
+            apart = self.steps.caller.run_apart
+            return callbacks.run(name, lambda: apart(self._rng, function))
+        with PYTHON_TURNS.shared():
+            return callbacks.run(name, lambda: self.in_python(function))
 
     def _at_home(self, function: Callable[[], Result]) -> Result:
         """The same for steps, on the job's own thread: Python may keep things by thread. Not where
@@ -302,6 +322,9 @@ class JobRun:
     def fail(self, error: BaseException) -> None:
         """The job ends with an error; its traceback keeps no tensors alive."""
         _let_go_of_frames(error)
+        if isinstance(error, KeyboardInterrupt):  # Ctrl-C has left its callback
+            self.end(JobState.STOPPED)
+            return
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         self.end(JobState.OUT_OF_MEMORY if out_of_memory else JobState.FAILED, error)
 
@@ -506,6 +529,12 @@ class JobRun:
             self.steps.tiers.note_need(self.needs.memory.alone_bytes)
         self.tell_of_needs()
 
+    def note_evaluation(self) -> None:
+        """Tells what its evaluations need, where that is more than before."""
+        if self.evaluator.extent > self.needs.evaluation_extent:
+            self.needs.evaluation_extent = self.evaluator.extent
+            self.tell_of_needs()
+
     def move_out(self, residency: Residency) -> None:
         """Gives up the places of a job that has ended; its tensors are in ordinary memory again."""
         self.eager.forget_gradients()
@@ -521,6 +550,7 @@ class JobRun:
     def _give_up_places(self, residency: Residency) -> None:
         self.captured.release()
         self.eager.retire_room()
+        self.evaluator.retire_room()
         if self.steps.prefetcher is not None:
             self.steps.prefetcher.close(residency)
         residency.move_out(self.number, self._own_tensors(), self._known_tensors())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,7 @@ from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
 from waterflow.engine.turns import Turns
 from waterflow.executor.run import rng
+from waterflow.job.evaluation import Evaluated
 from waterflow.partitioner.policies import Policy
 from waterflow.report.idle import IdleReason
 
@@ -201,7 +203,8 @@ class EngineLoop:
                 continue
             fed = job.feeder.take()
             if fed.boundary:
-                pass_boundary(self._context, self._in_flight, job)
+                evaluate = functools.partial(self._evaluate, job)
+                pass_boundary(self._context, self._in_flight, job, fed, evaluate)
                 continue
             if fed.item is None:
                 self._entrance.end_of_data(job, fed)
@@ -210,3 +213,19 @@ class EngineLoop:
             if self._context.run_isolated(job, lambda j=job, e=epoch: j.loop.enter_epoch(e)):  # type: ignore[misc]
                 batches.append((job, fed.item))
         return batches
+
+    def _evaluate(self, job: JobRun) -> Evaluated:
+        """Evaluates a job while nobody is in a step."""
+        context, lanes = self._context, self._context.lanes
+        if not lanes.device.queues:
+            job.evaluator.open_room(lanes, 0)
+            try:
+                return job.evaluator.run_in_room(lanes, lambda room, size: room.grow(size))
+            finally:
+                job.evaluator.close_room()
+        self._in_flight.complete_all()
+        context.arena.synchronize()
+        try:
+            return job.evaluator.run_in(lanes.scope(job.number))
+        finally:
+            context.arena.synchronize()

@@ -19,6 +19,7 @@ from waterflow.engine.events import (
     EagerStepBegun,
     EngineEnded,
     EpochEntered,
+    Evaluated,
     Event,
     GroupsRan,
     JobJoined,
@@ -33,6 +34,7 @@ from waterflow.engine.events import (
 )
 from waterflow.engine.states import JobState
 from waterflow.report.decisions import Decision
+from waterflow.report.evaluation import Evaluation
 from waterflow.report.job_report import JobReport
 from waterflow.report.report import Spans, Timeline
 
@@ -71,6 +73,9 @@ class Recorder:
                 report = self._jobs[event.job].report
                 report.note_losses([event.loss])
                 report.steps = event.step
+            case Evaluated():
+                found = Evaluation(event.step, dict(event.values))
+                self._jobs[event.job].report.evaluations.append(found)
             case EagerStepBegun():
                 self._jobs[event.job].report.eager_steps += 1
             case StepChecked():

@@ -35,6 +35,7 @@ def run(
     resume: str | PathLike[str] | None = None,
     resume_partly: bool = False,
     spill: bool | str = False,
+    callbacks: str = "lane",
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
@@ -70,6 +71,8 @@ def run(
         spill: whether a job that does not fit even alone is planned into the memory there is, by
             having values that are not needed for long copied to a slower tier and back: True or
             "memory" for ordinary memory, "disk" for a mapped file in the folder of temporary files.
+        callbacks: whose thread runs `on_step` and `evaluate`: "lane", one of the engine's, or
+            "caller", the one that calls this. There Ctrl-C leaves a callback at once.
 
     Raises:
         JobError: an argument cannot be used.
@@ -102,6 +105,7 @@ def run(
             quantum=quantum,
             spill=spill,
             checkpoints=checkpoints,
+            callbacks=callbacks,
         )
         _train(engine, jobs)
     report = engine.report()
@@ -122,6 +126,12 @@ def _train(engine: Engine, jobs: Sequence[Job]) -> None:
             engine.release()
     except KeyboardInterrupt:  # of a handler of the user's own, or the second one
         engine.interrupt()
+        with contextlib.suppress(TimeoutError):
+            engine.close(_LEAVE_AFTER_SECONDS)
+
+
+#: After a second Ctrl-C nobody is waited for longer than this.
+_LEAVE_AFTER_SECONDS = 2.0
 
 
 @contextlib.contextmanager
@@ -129,7 +139,8 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
     """Ctrl-C asks the jobs to stop; a second one raises KeyboardInterrupt.
 
     The first raises nothing: an exception between two bytecodes of a `with` statement can leave a
-    lock taken for good. Signals reach the main thread only, and a user's own handler stays.
+    lock taken for good. But it leaves a callback that this thread is in. Signals reach the main
+    thread only, and a user's own handler stays.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -137,9 +148,10 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if engine.interrupted:
+        again = engine.interrupted
+        engine.interrupt(insists=again)
+        if again or engine.is_in_callback:
             signal.default_int_handler(signum, frame)
-        engine.interrupt()
 
     signal.signal(signal.SIGINT, stop)
     try:

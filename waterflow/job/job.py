@@ -25,7 +25,7 @@ class _Stop:
         return "waterflow.STOP"
 
 
-#: Returned by a job's ``on_step`` callback to end that job after the present step.
+#: Returned by a job's ``on_step`` or ``evaluate`` to end that job after the present step.
 STOP: Final = _Stop()
 
 
@@ -40,6 +40,11 @@ class StepResult:
         loss: the step's loss.
         learning_rates: one per parameter group, as they were during the step.
         metrics: what the step has told beside its loss, by name.
+        model: the job's model, after the step.
+        epoch_ended: whether the step is the last of its epoch; None where the data have no length,
+            so that nobody knows before the next batch is asked for.
+        evaluation: what ``evaluate`` returned after this step, by name ("value" where it was a
+            number); None where it was not due.
     """
 
     job: str
@@ -48,6 +53,9 @@ class StepResult:
     loss: float
     learning_rates: tuple[float, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+    epoch_ended: bool | None = None
+    evaluation: Mapping[str, float] | None = None
 
 
 class Scheduler(Protocol):
@@ -66,6 +74,7 @@ StepFunction = Callable[
     [Any], torch.Tensor | float | tuple[torch.Tensor | float, Mapping[str, Scalar]]
 ]
 StepCallback = Callable[[StepResult], Any]
+EvaluateFunction = Callable[[nn.Module], Any]
 
 
 #: How often captured steps are compared with eager ones; see `Job.audit`.
@@ -108,6 +117,7 @@ class Job:
                 loss(model, batch).backward()
                 optimizer.step()
                 scheduler.step()
+                if due: evaluate(model)
                 on_step(...)
 
     An optimizer whose ``step`` demands a closure (LBFGS) gets one that does the first two lines; a
@@ -169,6 +179,12 @@ class Job:
         memory_limit: bytes that the job may need at most, or a text such as "2GiB": its captured
             step is planned into that, by the order of its updates and, where that does not suffice,
             by spilling. None: whatever it needs.
+        evaluate: ``(model) -> number | dict of numbers | STOP | None``, or a pair of numbers and
+            ``STOP``: called between two steps with the model in eval mode, under ``no_grad``. It
+            changes nothing of the training: the modes of all submodules, the gradients and the
+            random streams are put back. What it holds counts in the budget. Its numbers are in
+            ``JobReport.evaluations`` and ``StepResult.evaluation``; ``STOP`` ends the job.
+        evaluate_every: "epoch", after the last step of each epoch, or a number of steps.
 
     Raises:
         JobError: an argument is of the wrong kind; the message names the job and the value.
@@ -201,6 +217,8 @@ class Job:
     modules: Modules | None = None
     schedulers: Sequence[Scheduler] | None = None
     scheduler_metric: str = "loss"
+    evaluate: EvaluateFunction | None = None
+    evaluate_every: int | str = "epoch"
     _root: nn.Module = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -288,6 +306,15 @@ class Job:
             f"capture must be 'auto', True or False, got {self.capture!r}",
         )
         check_audit(self.audit, f"job {self.name!r}: ", optional=True)
+        self._require(
+            self.evaluate is None or callable(self.evaluate),
+            f"evaluate must be callable or None, got {self.evaluate!r}",
+        )
+        every = self.evaluate_every
+        self._require(
+            every == "epoch" or (type(every) is int and every >= 1),
+            f"evaluate_every must be 'epoch' or a positive whole number of steps, got {every!r}",
+        )
         self._require(
             self.on_step is None or callable(self.on_step),
             f"on_step must be callable or None, got {self.on_step!r}",
@@ -392,7 +419,7 @@ class Job:
         """Steps of an epoch; None where the data has no length."""
         try:
             return steps_in(len(self.data), self.accumulate)  # type: ignore[arg-type]
-        except TypeError:
+        except (TypeError, NotImplementedError):
             return None
 
     @property

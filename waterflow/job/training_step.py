@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,11 +14,13 @@ import torch
 from waterflow.common.errors import JobError, NonFiniteLossError
 from waterflow.job.batch import moved
 from waterflow.job.epochs import MicroBatches, begin_epoch
-from waterflow.job.job import STOP, Job, StepResult
+from waterflow.job.evaluation import EvaluationTimes, check_answer, evaluate, process_streams_kept
+from waterflow.job.job import Job, StepResult
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.outcome import Outcome, StepTensors
 from waterflow.job.rules import StepRules
 from waterflow.job.several import schedulers_in
+from waterflow.report.evaluation import Evaluation
 from waterflow.report.job_report import JobReport
 from waterflow.report.step_loss import metrics_of
 
@@ -202,9 +204,25 @@ def _followed(job: Job, loss: float) -> float:
     return metrics[name]
 
 
-def result_of(job: Job, step: int, epoch: int, loss: float, rates: tuple[float, ...]) -> StepResult:
-    """What the job's callback is told of a step."""
-    return StepResult(job.name, step, epoch, float(loss), rates, dict(metrics_of(loss)))
+def result_of(
+    job: Job,
+    step: tuple[int, int, float, tuple[float, ...]],
+    ended: bool | None = None,
+    evaluation: Mapping[str, float] | None = None,
+) -> StepResult:
+    """What the job's callback is told.
+
+    Args:
+        job: the job.
+        step: how many steps have been made, the epoch, the loss, the learning rates.
+        ended: whether that was the epoch's last step, if that is known.
+        evaluation: what was found after it, where an evaluation was due.
+    """
+    steps, epoch, loss, rates = step
+    told = dict(metrics_of(loss))
+    return StepResult(
+        *(job.name, steps, epoch, float(loss), rates, told, job.model, ended), evaluation=evaluation
+    )
 
 
 def run_eager(job: Job, threads: int | None = None) -> JobReport:
@@ -240,7 +258,7 @@ def draw_seed() -> int:
 
 
 def _loop(job: Job, report: JobReport) -> None:
-    device = job.device
+    device, times = job.device, EvaluationTimes(job)
     epoch = 0
     while job.epochs is None or epoch < job.epochs:
         before = report.steps
@@ -251,8 +269,8 @@ def _loop(job: Job, report: JobReport) -> None:
             report.steps += 1
             check_finite(job, report.steps, loss)
             step_scheduler(job, "step", loss)
-            result = result_of(job, report.steps, epoch, loss, rates)
-            if job.on_step is not None and job.on_step(result) is STOP:
+            stops = _after_step(job, report, times, epoch, loss, rates)
+            if stops:
                 report.state = "stopped"
                 return
             if job.steps is not None and report.steps >= job.steps:
@@ -260,7 +278,39 @@ def _loop(job: Job, report: JobReport) -> None:
                 return
         if report.steps == before:
             raise ValueError(f"job {job.name!r}: its data yielded no batch in epoch {epoch}")
+        if times.at_found_ends and _evaluate(job, report):
+            report.state = "stopped"
+            return
         step_scheduler(job, "epoch", report.losses[-1])
         epoch += 1
         report.epochs = epoch
     report.state = "finished"
+
+
+def _after_step(
+    job: Job,
+    report: JobReport,
+    times: EvaluationTimes,
+    epoch: int,
+    loss: float,
+    rates: tuple[float, ...],
+) -> bool:
+    """Evaluates the job where that is due, and asks its callback; returns whether it is to stop."""
+    stops, kept = False, len(report.evaluations)
+    if times.is_due(report.steps):
+        stops = _evaluate(job, report)
+    if job.on_step is None:
+        return stops
+    values = next((found.values for found in report.evaluations[kept:]), None)
+    ended = times.ends_epoch(report.steps)
+    result = result_of(job, (report.steps, epoch, loss, rates), ended, values)
+    return check_answer(job, job.on_step(result)) or stops
+
+
+def _evaluate(job: Job, report: JobReport) -> bool:
+    """Evaluates the job and writes down what was found; returns whether it is to stop."""
+    with process_streams_kept(job.device):
+        found = evaluate(job)
+    if found.values is not None:
+        report.evaluations.append(Evaluation(report.steps, found.values))
+    return found.stops

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from waterflow.common.errors import JobFailedError, ReportError
+from waterflow.report.evaluation import Evaluation
 from waterflow.report.json_fields import Fields, encode_float
 from waterflow.report.step_loss import StepLoss, metrics_of
 
@@ -29,7 +30,7 @@ class JobReport:
     because something that the step reads had changed. `capture_seconds` is what captures took, and
     `capture_shared_with` names the job whose capture the latest is, where it was not made anew.
     `resumed_steps` are those of `steps` that an earlier run has made, from whose checkpoint the job
-    went on; times and bytes are of this run.
+    went on; times and bytes are of this run. `evaluations` are what `Job.evaluate` has found.
     """
 
     name: str
@@ -54,6 +55,7 @@ class JobReport:
     capture_shared_with: str | None = None
     seed: int | None = None
     resumed_steps: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -147,6 +149,7 @@ class JobReport:
             "capture_shared_with": self.capture_shared_with,
             "seed": self.seed,
             "resumed_steps": self.resumed_steps,
+            "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
         }
 
     @classmethod
@@ -178,4 +181,8 @@ class JobReport:
             capture_shared_with=fields.text_or_none("capture_shared_with"),
             seed=fields.integer_or_none("seed"),
             resumed_steps=fields.integer("resumed_steps"),
+            evaluations=[
+                Evaluation.from_fields(Fields(found, f"evaluations[{number}]."))
+                for number, found in enumerate(fields.items("evaluations"))
+            ],
         )

@@ -56,6 +56,11 @@ class Fields:
         """Whether the field is there."""
         return key in self._values
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self._values)
+
     def _is_null(self, key: str) -> bool:
         return key in self._values and self._values[key] is None
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
 from waterflow.common.units import format_bytes
 from waterflow.report.memory_plot import memory_png
 from waterflow.report.table import Column, FittedTable
