@@ -26,7 +26,9 @@ def make_job(trial: optuna.Trial) -> wf.Job:
     return wf.Job(
         f"trial-{trial.number}",
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), trial.suggest_float("lr", 1e-4, 1, log=True)),
+        optimizer=torch.optim.AdamW(
+            model.parameters(), trial.suggest_float("lr", 1e-4, 1, log=True)
+        ),
         loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
         data=torch.utils.data.DataLoader(train, 128, shuffle=True),
         epochs=8,
