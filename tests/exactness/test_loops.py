@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 
 import pytest
 import torch
@@ -103,19 +104,21 @@ def test_one_that_goes_on_has_never_stopped(name, references, tmp_path):
 
 @pytest.mark.parametrize("name", ["gan", "averaged", "accumulated"])
 def test_one_that_rested_has_never_stopped(name, references):
-    training, handles = TRAININGS[name](), []
+    training, handles, rests = TRAININGS[name](), [], threading.Event()
 
     def rest(result):
         if result.step == 5:
             handles[0].suspend()
+            rests.set()
 
     with wf.Engine(memory="64MiB", threads=1) as engine:
         engine.hold()  # else it may make its fifth step before there is a handle
         handles.append(engine.submit(job_of(training, on_step=rest)))
         other = engine.submit(filler(40))
         engine.release()
-        assert other.result(60).state == "finished"
+        assert rests.wait(60)
         assert handles[0].suspend(timeout=60)
+        assert other.result(60).state == "finished"
         assert len(handles[0].losses) == 5
         handles[0].resume()
         check(training, handles[0].result(60), references(name))

@@ -31,12 +31,13 @@ class Outcome:
         self.metrics = metrics
 
     @classmethod
-    def of(cls, job: str, returned: Any) -> Outcome:
+    def of(cls, job: str, returned: Any, function: str = "loss") -> Outcome:
         """Takes apart what a job's ``loss`` or ``step`` has returned.
 
         Args:
             job: its name.
             returned: a loss, or a tuple of the loss and a dict of metrics.
+            function: which of the two has returned it.
 
         Raises:
             JobError: it is a tuple of something else.
@@ -45,12 +46,19 @@ class Outcome:
             return cls(returned, {})
         if len(returned) != 2 or not isinstance(returned[1], Mapping):
             raise JobError(
-                f"job {job!r}: its loss returned a tuple of {len(returned)} values; return the "
-                'loss, or (loss, {"name": number, ...})'
+                f"job {job!r}: its {function} returned a tuple of {len(returned)} values; return "
+                'the loss, or (loss, {"name": number, ...})'
             )
         for name, value in returned[1].items():
             _check_metric(job, name, value)
         return cls(*returned)
+
+    def detached_metrics(self) -> dict[str, Scalar]:
+        """The metrics without what they were computed from."""
+        return {
+            name: value.detach() if isinstance(value, torch.Tensor) else value
+            for name, value in self.metrics.items()
+        }
 
 
 def _check_metric(job: str, name: Any, value: Any) -> None:

@@ -65,7 +65,7 @@ def compute_gradients(
         before_backward(outcome.loss)
         loss = rules.scaled(outcome.loss)
         loss.backward()
-        told.append(outcome.metrics)
+        told.append(outcome.detached_metrics())  # or n batches' activations might live on
         if len(batches) > 1:
             loss = loss.detach() if total is None else total + loss.detach()
         total = loss
@@ -185,7 +185,7 @@ def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda
 def _own_step(job: Job, batch: Any) -> float:
     """The user's own step."""
     assert job.step is not None
-    outcome = Outcome.of(job.name, job.step(batch))
+    outcome = Outcome.of(job.name, job.step(batch), "step")
     loss = outcome.loss
     one_number = isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex()
     if not (one_number or isinstance(loss, (int, float))):
@@ -194,7 +194,7 @@ def _own_step(job: Job, batch: Any) -> float:
             f"job {job.name!r}: its step must return its loss, a number or a tensor with one "
             f'element, or (loss, {{"name": number, ...}}), got {got}'
         )
-    return StepTensors(loss, [outcome.metrics]).read()
+    return StepTensors(loss, [outcome.detached_metrics()]).read()
 
 
 def step_scheduler(job: Job, every: str, loss: float) -> None:

@@ -21,6 +21,7 @@ from waterflow.capture.own_error import InPlaceOf, copied
 from waterflow.capture.shadow import Shadow, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.executor.run.rng import JobRng
+from waterflow.job.epochs import MicroBatches, by_step
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import eager_step
@@ -65,12 +66,15 @@ def eager_need(job: Job, batch: Any, rng: JobRng, caller: CallerContext) -> int 
 
 def largest_batch(job: Job, batch: Any) -> Any:
     """Of the job's batches the one with most bytes, where all are there already; else this one."""
-    if not isinstance(job.data, (list, tuple)) or job.accumulate > 1:
+    if not isinstance(job.data, (list, tuple)):
         return batch
-    return max([batch, *job.data], key=_bytes_of)  # the first of equal ones
+    batches = by_step(iter(job.data), job.accumulate)
+    return max([batch, *batches], key=_bytes_of)  # the first of equal ones
 
 
 def _bytes_of(batch: Any) -> int:
+    if type(batch) is MicroBatches:
+        return sum(map(_bytes_of, batch))
     return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 

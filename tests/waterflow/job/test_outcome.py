@@ -10,8 +10,10 @@ import waterflow as wf
 from tests.support.data import rows
 from tests.support.steps import job_of
 from waterflow.common.errors import JobError
+from waterflow.job.epochs import begin_epoch
 from waterflow.job.outcome import Outcome, StepTensors
 from waterflow.report.step_loss import metrics_of
+from waterflow.steps.eager_need import largest_batch
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
@@ -93,3 +95,23 @@ def test_steps_that_tell_nothing_have_no_number():
 
     report = wf.run_eager(job_of(loss=loss, steps=4))
     assert [math.isnan(value) for value in report.metrics["even"]] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("rules", [{}, {"accumulate": 2}, {"autocast": torch.bfloat16}], ids=str)
+def test_a_bug_beside_metrics_is_the_users_own(rules):
+    def loss(model, batch):
+        value, told = loss_with_metrics(model, batch)
+        return value + model(batch[0][:, :3]).sum(), told
+
+    data = [rows(4), rows(4)]
+    report = wf.run([job_of(loss=loss, capture=True, data=data, **rules)], memory="64MiB")["a"]
+    assert report.state == "failed"
+    assert "shapes cannot be multiplied" in report.error
+
+
+def test_the_largest_step_of_several_batches_is_found():
+    data = [rows(4), rows(4), rows(8), rows(8), rows(64)]
+    job = job_of(data=data, accumulate=2)
+    groups = list(begin_epoch(data, 0, 2))
+    assert largest_batch(job, groups[0]) == groups[2]
+    assert largest_batch(job_of(data=data[:4], accumulate=2), groups[0]) == groups[1]

@@ -1,5 +1,7 @@
 """Several optimizers, schedulers and modules of one job; steps of one's own."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn, optim
@@ -9,6 +11,7 @@ import waterflow as wf
 from waterflow.common.errors import JobError
 from waterflow.job.optimizer_state import StateEntries, trained_parameters
 from waterflow.job.several import OptimizerSet, SchedulerSet, follows_metric
+from waterflow.study.footprint import footprint_of
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
@@ -125,3 +128,31 @@ def test_a_metric_that_no_step_tells_ends_the_job_by_name():
     report = wf.run([job], memory="8MiB")["a"]
     assert report.state == "failed"
     assert "scheduler_metric='accuracy' is no metric of its last step" in report.error
+
+
+def test_what_a_step_of_ones_own_needs_is_known_only_by_running_it():
+    with pytest.raises(wf.WaterflowError, match=r"the job has a step of its own.*known only by"):
+        footprint_of(make())
+
+
+def test_the_report_says_why_a_step_of_ones_own_is_opaque():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = wf.run([make()], memory="8MiB")["a"]
+    assert report.captured == "opaque step"
+    assert "the job has a step of its own" in report.notes[0]
+    assert "test_several.py" in report.notes[0]
+
+
+def test_what_a_step_leaves_is_counted_against_the_budget():
+    model = nn.Linear(256, 256)
+    own, kept = sgd(model), []
+
+    def step(batch):
+        kept.append(model.weight * 1.0)  # 256 KiB each, and never given up
+        return 0.0
+
+    report = wf.run([make(model=model, optimizer=own, step=step, steps=99)], memory="4MiB")["a"]
+    assert report.state == "out_of_memory"
+    assert 8 <= len(kept) <= 16
+    assert all(tensor.isfinite().all() for tensor in kept)
