@@ -177,7 +177,8 @@ def run_one(way: str, trials: int, compares: bool) -> dict[str, Any]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     torch.set_num_threads(1)
     digits = Digits()
-    wf.Engine("1MiB", threads=1).close()  # its imports
+    wf.Engine("1MiB", threads=1).close()  # what is imported at first use, for every way alike
+    build(suggest(study_of(1).ask()))
     started, before = time.perf_counter(), os.times()
     outcome = WAYS[way](digits, trials)
     seconds, after = time.perf_counter() - started, os.times()
