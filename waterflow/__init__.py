@@ -20,17 +20,23 @@ if find_spec("waterflow.executor") is None:
 if TYPE_CHECKING:
     from waterflow.common.errors import (
         BudgetError,
+        BudgetWarning,
         CacheWarning,
         CaptureError,
         CheckpointError,
         CheckpointWarning,
         DeviceLostError,
         JobError,
+        JobFailedError,
+        JobFailedWarning,
         NonFiniteLossError,
+        NonFiniteLossWarning,
         NumbersDifferError,
         OpaqueStepWarning,
         PlanError,
         ReportError,
+        ReportWarning,
+        RunInterrupted,
         WaterflowError,
     )
     from waterflow.engine.engine import Engine
@@ -49,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOP",
     "BudgetError",
+    "BudgetWarning",
     "CacheWarning",
     "CaptureError",
     "CheckpointError",
@@ -57,10 +64,13 @@ __all__ = [
     "Engine",
     "Job",
     "JobError",
+    "JobFailedError",
+    "JobFailedWarning",
     "JobHandle",
     "JobReport",
     "MaxBatch",
     "NonFiniteLossError",
+    "NonFiniteLossWarning",
     "NumbersDifferError",
     "OpaqueStepWarning",
     "Pair",
@@ -68,6 +78,8 @@ __all__ = [
     "PlanError",
     "Report",
     "ReportError",
+    "ReportWarning",
+    "RunInterrupted",
     "StepResult",
     "WaterflowError",
     "as_completed",
@@ -82,9 +94,10 @@ __all__ = [
 #: Where each name comes from; a test holds it to the imports above.
 _NAMES = {
     "common.errors": (
-        "BudgetError CacheWarning CaptureError CheckpointError CheckpointWarning DeviceLostError "
-        "JobError NonFiniteLossError NumbersDifferError OpaqueStepWarning PlanError ReportError "
-        "WaterflowError"
+        "BudgetError BudgetWarning CacheWarning CaptureError CheckpointError CheckpointWarning "
+        "DeviceLostError JobError JobFailedError JobFailedWarning NonFiniteLossError "
+        "NonFiniteLossWarning NumbersDifferError OpaqueStepWarning PlanError ReportError "
+        "ReportWarning RunInterrupted WaterflowError"
     ),
     "engine.engine": "Engine",
     "engine.handle": "JobHandle as_completed",

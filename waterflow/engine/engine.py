@@ -15,9 +15,12 @@ import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common.errors import DeviceLostError, JobError
-from waterflow.common.units import parse_bytes
+from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
+from waterflow.common.text import printable
+from waterflow.common.units import format_bytes, parse_bytes
+from waterflow.common.warn import place_of_call, place_of_function, warn_at
 from waterflow.engine.admission import Admission
+from waterflow.engine.alarms import Alarms
 from waterflow.engine.callbacks import CallbackLeftError, Callbacks, check_callbacks
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
@@ -55,6 +58,14 @@ from waterflow.steps.tiers import are_on as tiers_are_on
 
 #: What jobs still have to end in, where a process ends without closing its engine.
 _LAST_SECONDS = 5.0
+
+
+#: After Ctrl-C, what is said when steps or callbacks take so many seconds to end.
+_PATIENCE_SECONDS = 2.0
+_WAITING = (
+    "waterflow: the run ends after the steps and callbacks under way; interrupt again to wait for "
+    "nothing"
+)
 
 
 class Engine:
@@ -122,6 +133,7 @@ class Engine:
                 "out spill, and give the run more memory or its jobs smaller batches"
             )
         self.device = where.name
+        _warn_of_too_much(where, self.budget)
         default = torch.get_num_threads()
         self._lanes = Lanes(where, self.budget, lanes, _threads(threads, lanes, default), default)
         self._arena = self._lanes.arena
@@ -142,6 +154,8 @@ class Engine:
         )
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
+        self._alarms = Alarms()
+        self._context.events.subscribe(self._alarms, *Alarms.KINDS)
         capacity = int(self._arena.statistics().capacity)
         self._context.events.subscribe(self._note_budget, BudgetChanged)
         admission = Admission(self.budget, capacity, residency)
@@ -149,7 +163,9 @@ class Engine:
         self._checkpoints = checkpoints
         if checkpoints is not None:
             checkpoints.serve(self._context, self._queue)
-        self._loop = EngineLoop(self._context, self.policy, admission, self._queue, undoes_packing)
+        self._loop = EngineLoop(
+            *(self._context, self.policy, admission, self._queue, undoes_packing, self._alarms)
+        )
         self._loop.limits.spills = self._spills
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
@@ -174,6 +190,7 @@ class Engine:
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
+            self._alarms.expect(job.name, place_of_function(job.loss) or place_of_call())
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
@@ -186,7 +203,7 @@ class Engine:
             )
             if checkpoints is not None:
                 checkpoints.enter(run)
-            _C.set_job_name(self._arena, number, job.name)
+            _C.set_job_name(self._arena, number, printable(job.name))
             self._queue.add(run)
         return JobHandle(self._queue, run, self.policy, self._loop.limits)
 
@@ -298,10 +315,14 @@ class Engine:
     def close(self, timeout: float | None = None) -> None:
         """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke.
 
+        Ctrl-C asks the jobs to end after their present steps. A second one waits no longer: steps
+        and callbacks that are under way end by themselves, and the threads after them.
+
         Args:
             timeout: seconds after which what still runs is left to itself; None: never.
 
         Raises:
+            KeyboardInterrupt: the second one.
             TimeoutError: it has not ended within `timeout` seconds.
             JobError: it is closed in a callback of one of its jobs, which would wait for itself.
         """
@@ -309,7 +330,7 @@ class Engine:
         self._queue.close()
         until = None if timeout is None else time.monotonic() + timeout
         # Thread.join forgets a running thread when Ctrl-C interrupts it (CPython before 3.13).
-        ended = False
+        ended, patience = False, _PATIENCE_SECONDS
         while not ended:
             try:
                 ended = self._queue.join(0.2)
@@ -318,6 +339,9 @@ class Engine:
                 if self._interrupted and not left:
                     raise
                 self.interrupt()
+            patience -= 0.2 * self._interrupted
+            if not ended and patience < 0 < patience + 0.2:
+                print(_WAITING, file=sys.stderr, flush=True)
             if until is not None and not ended and time.monotonic() > until:
                 raise TimeoutError(f"the engine has not ended within {timeout} seconds")
         atexit.unregister(self._end_at_exit)
@@ -424,9 +448,21 @@ def _threads(threads: int | None, lanes: int, default: int) -> int:
     return threads
 
 
+def _warn_of_too_much(device: Device, budget: int) -> None:
+    """Warns where the budget is more than there is at all: jobs that fill it would be killed."""
+    limit = device.memory_limit
+    if limit is not None and budget > limit.size:
+        text = (
+            f"memory={budget} bytes ({format_bytes(budget)}) is more than {limit.source}, "
+            f"{format_bytes(limit.size)}: jobs that need so much are killed by the system. Give "
+            f"memory less than that, and leave some for data and Python"
+        )
+        warn_at(place_of_call(), text, BudgetWarning)
+
+
 def _check_place(job: Job, device: Device) -> None:
     """Raises JobError where a tensor of the model is on another device than the engine."""
-    for name, tensor in [*job.model.named_parameters(), *job.model.named_buffers()]:
+    for name, tensor in [*job.root.named_parameters(), *job.root.named_buffers()]:
         if tensor.device != device.tensors:
             raise JobError(
                 f"job {job.name!r}: {name} is on {tensor.device}, the job is to run on "

@@ -133,9 +133,7 @@ class JobHandle:
         return self._job.report
 
 
-def as_completed(
-    handles: Iterable[JobHandle], timeout: float | None = None
-) -> Iterator[JobHandle]:
+def as_completed(handles: Iterable[JobHandle], timeout: float | None = None) -> Iterator[JobHandle]:
     """The handles of submitted jobs, each as soon as its job has ended, however it has.
 
     Args:

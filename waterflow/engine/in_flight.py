@@ -17,7 +17,8 @@ from waterflow.engine.events import GroupsRan
 from waterflow.engine.job_run import JobRun
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.job.evaluation import Evaluated
-from waterflow.steps.prepared import PreparedBatch, PreparedStep
+from waterflow.report.step_loss import with_metrics
+from waterflow.steps.prepared import PreparedBatch, PreparedStep, losses_of
 
 
 class ScheduledStep(NamedTuple):
@@ -108,6 +109,9 @@ class StepsInFlight:
             DeviceLostError: the device fails every call from now on.
         """
         job, losses, spans = scheduled.job, result.losses, result.spans()
+        if names := scheduled.step.graph.metrics:
+            each = zip(losses, result.metrics, strict=True)
+            losses = [with_metrics(loss, names, numbers) for loss, numbers in each]
         if losses:
             with self._context.python:
                 self._context.run_isolated(job, lambda: self._finish(scheduled, losses, spans))
@@ -132,7 +136,7 @@ class StepsInFlight:
         """Ends the job of a step that could not be run, with what its tape has been given."""
         with self._context.python:
             scheduled.step.compiled.tape.clear(scheduled.step.compiled.transient)
-            scheduled.job.fail(error)
+        scheduled.job.fail_in_captured_step(error, scheduled.batch)
         scheduled.job.feeder.step_done()
 
     def complete(self, jobs: Sequence[JobRun]) -> None:
@@ -150,7 +154,8 @@ class StepsInFlight:
     def _complete(self, launch: Launch) -> None:
         going = [self._launches.pop(scheduled.job, None) for scheduled in launch.steps]
         launch.result.wait()
-        spans, losses = launch.result.spans(), launch.result.losses()
+        spans = launch.result.spans()
+        losses = losses_of([scheduled.step for scheduled in launch.steps], launch.result)
         with self._context.python:
             names = tuple(scheduled.job.name for scheduled in launch.steps)
             self._context.events.publish(GroupsRan(names, spans))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
+from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
-from waterflow.common.units import parse_bytes
+from waterflow.common.units import format_bytes, parse_bytes
 from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
@@ -29,11 +30,12 @@ from waterflow.executor.device.storages import storage_key
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
-from waterflow.job.epochs import NumberedEpochs
+from waterflow.job.epochs import NumberedEpochs, by_step
 from waterflow.job.job import Job
 from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
+from waterflow.steps.eager_need import eager_need, largest_batch
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps.shared_captures import SharedCaptures
@@ -46,6 +48,24 @@ Result = TypeVar("Result")
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 _AHEAD_BYTES = 1 << 20
 _AHEAD_SECONDS = 0.02
+
+
+class Enough(NamedTuple):
+    """A budget for a job by itself.
+
+    Attributes:
+        size: bytes.
+        is_known: whether they are enough; else the job needs more, and nobody knows how much.
+    """
+
+    size: int
+    is_known: bool
+
+    @property
+    def text(self) -> str:
+        """For messages."""
+        least = "" if self.is_known else "more than "
+        return f"{least}{self.size} bytes ({format_bytes(self.size)})"
 
 
 class JobRun:
@@ -135,10 +155,11 @@ class JobRun:
         self.loop = UserLoop(job, self._python, self.end, events, self._callback)
         self.evaluator = Evaluator(number, job, self._rng, self._callback)
         start = self._go_on_from(resumed)
+        begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
         if keeps_place or resumed is not None:
             position = None if resumed is None else resumed.position
-            self.cursor = DataCursor(job, self._rng, _begin_epoch, position)
+            self.cursor = DataCursor(job, self._rng, begin, position)
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
             self.steps.preparer.prepare,
@@ -152,7 +173,7 @@ class JobRun:
             name=job.name,
             ahead=self._batches_ahead,
             prepare_at_once=self.steps.preparer.prepare_at_once,
-            begin=_begin_epoch if self.cursor is None else self.cursor.begin,
+            begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
             is_due=lambda steps: self.loop.is_due(steps) or self.is_due(steps),
             rests_at_ends=self.loop.at_found_ends,
@@ -165,9 +186,10 @@ class JobRun:
             return Start()
         position = resumed.position
         self._rng.restore(position.now.own)
-        self.loop.go_on_from(position.epoch, position.steps, position.latest_loss)
+        self.loop.go_on_from(position.epoch, position.steps, resumed.latest_loss)
         self.report.seed = resumed.seed
         self.report.losses[:] = resumed.losses
+        self.report.metrics |= {name: [*values] for name, values in resumed.metrics.items()}
         self.report.steps = self.report.resumed_steps = position.steps
         self.report.epochs = resumed.epochs
         self.report.evaluations[:] = resumed.evaluations
@@ -306,6 +328,18 @@ class JobRun:
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         self.end(JobState.OUT_OF_MEMORY if out_of_memory else JobState.FAILED, error)
 
+    def fail_in_captured_step(self, error: BaseException, batch: PreparedBatch) -> None:
+        """The same where a captured step has raised it: a graph knows no lines, so the job's own
+        Python is asked what it says of the batch. Not with locks held that a callback may need."""
+        asked = isinstance(error, Exception) and not isinstance(
+            error, MemoryError | torch.OutOfMemoryError
+        )
+        if asked and batch.flat is not None and not (self.ended or self._device.queues):
+            own = own_error(self.job, batch.flat, self._rng, self.steps.caller)
+            if own is not None:
+                error = own
+        self.fail(error)
+
     def tell_of_needs(self) -> None:
         """Tells what the job needs and how much of it is captured, as far as is known."""
         self._events.publish(self.needs.known(self.name))
@@ -316,7 +350,7 @@ class JobRun:
         opacity, tiers = self.steps.opacity, self.steps.tiers
         captured = "eager" if tiers is not None and self.steps.cache.is_empty else "captured"
         if opacity.step is not None:
-            captured = "opaque step"
+            captured = "opaque step" if opacity.is_proved else "eager"
         elif opacity.optimizer is not None:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count
@@ -369,6 +403,31 @@ class JobRun:
             raise self.steps.spiller.problem
         if self.memory_limit is not None and self.captured.exclusive:
             raise self.eager.no_limit()
+
+    def enough_bytes(self, batch: PreparedBatch | None = None) -> Enough:
+        """A budget under which the job can run by itself, for messages: found out by eager steps on
+        copies where it makes eager ones. Takes its time, and memory beside the budget.
+
+        Args:
+            batch: the one to ask for; the next one where it is not given.
+        """
+        known = self.needs.memory.alone_bytes
+        fed = self.next_batch()
+        asked = batch or (None if fed is None else fed.item)
+        if asked is None:
+            return Enough(known, is_known=True)
+        largest = largest_batch(self.job, asked.batch)
+        tiers = self.steps.tiers
+        eagerly = tiers is not None and tiers.may_start_eagerly_in(known)
+        eagerly = eagerly or self.captured.exclusive or asked.specialization is None
+        if not eagerly and largest is asked.batch:
+            return Enough(known, is_known=True)
+        taken = None
+        if not self._device.queues:
+            taken = eager_need(self.job, largest, self._rng, self.steps.caller)
+        if taken is None:
+            return Enough(known, is_known=False)
+        return Enough(max(known, self.steps.persistent.bytes + taken), is_known=True)
 
     @property
     def why_unspilled(self) -> str:
@@ -501,7 +560,7 @@ class JobRun:
     def _made_by_step(self) -> Iterator[torch.Tensor]:
         """What else than parameters, buffers and plain state outlives a step."""
         yield from _tensors_in(dict(self.job.optimizer.state))
-        yield from _tensors_in([parameter.grad for parameter in self.job.model.parameters()])
+        yield from _tensors_in([parameter.grad for parameter in self.job.root.parameters()])
         if self.steps.prefetcher is not None and self.steps.prefetcher.block is not None:
             yield self.steps.prefetcher.block
 
@@ -511,12 +570,13 @@ class JobRun:
         yield from self._made_by_step()
 
     def _known_tensors(self) -> Iterator[torch.Tensor]:
-        for module in self.job.model.modules():
+        for module in self.job.root.modules():
             yield from _tensors_in(vars(module))
 
 
-def _begin_epoch(data: Iterable[Any], number: int) -> Iterator[Any]:
-    return data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
+def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:
+    begun = data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
+    return by_step(begun, job.accumulate)
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.admission import Admission
+from waterflow.engine.alarms import Alarms
 from waterflow.engine.context import RunContext
 from waterflow.engine.entrance import Entrance
 from waterflow.engine.events import EngineEnded
@@ -44,7 +45,9 @@ class EngineLoop:
         admission: Admission,
         queue: JobQueue,
         undoes_packing: bool,
+        alarms: Alarms,
     ) -> None:
+        self._alarms = alarms
         self._context = context
         self._policy = policy
         self._queue = queue
@@ -54,7 +57,10 @@ class EngineLoop:
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._turns = Turns(policy, queue, admission)
         self.limits = Limits(context, queue, admission)
-        self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
+        self._rounds = RoundExecutor(
+            *(context, self.round_planner, self._in_flight),
+            lambda job, batch, cause: admission.no_place(job, batch, queue.jobs, cause),
+        )
         self._flow = FlowExecutor(
             context,
             self.flow_planner,
@@ -98,7 +104,7 @@ class EngineLoop:
         except DeviceLostError as lost:
             lost.__cause__ = error if error is not lost else None
             error = lost
-        self._queue.broken = error
+        self._queue.broken = self._alarms.engines_error = error
         for job in self._queue.jobs:
             job.fail(error)
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import signal
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from types import FrameType
 
-from waterflow.common.errors import JobError
+from waterflow.common.errors import JobError, RunInterrupted
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.engine import Engine
 from waterflow.executor.device.base import Device
@@ -41,11 +39,10 @@ def run(
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
-    Every job trains exactly as it would alone. One that fails ends alone, with its error in the
-    report. Ctrl-C ends all after the present step, and a checkpoint of it where some are written;
-    the report says so (`Report.interrupted`). A second one, or one that ends the next run within
-    three seconds, is raised as KeyboardInterrupt, so that a loop of runs can be left; jobs that are
-    still in a step or a callback two seconds later are left to themselves.
+    Every job trains exactly as it would alone. One that fails ends alone, with a warning and its
+    error in the report; `Report.raise_errors` raises it. Ctrl-C ends all after the present step,
+    and a checkpoint of it where some are written, and then the run with RunInterrupted; a second
+    one waits for nothing, and leaves a callback that sleeps to itself.
 
     A checkpoint holds all that a job needs to go on in another process with the same bits, where
     the same script builds the same jobs: docs/checkpoints.md tells what, and what not.
@@ -83,6 +80,13 @@ def run(
             raised before anything runs.
         BudgetError: a job cannot fit even alone; raised before anything runs.
         DeviceLostError: a kernel has broken the GPU's context; its ``report`` is the run so far.
+        RunInterrupted: Ctrl-C was pressed: a KeyboardInterrupt whose ``report`` is the run so far.
+
+    Warns:
+        JobFailedWarning: a job has failed.
+        NonFiniteLossWarning: a job's loss has become NaN or infinite.
+        BudgetWarning: `memory` is more than there is.
+        OpaqueStepWarning: a job's steps cannot be captured.
     """
     jobs = list(jobs)
     _check_jobs(jobs)
@@ -104,7 +108,12 @@ def run(
             callbacks=callbacks,
         )
         _train(engine, jobs)
-    return engine.report()
+    report = engine.report()
+    if report.interrupted:
+        stopped = RunInterrupted("the run was interrupted; this exception's report tells of it")
+        stopped.report = report
+        raise stopped
+    return report
 
 
 def _train(engine: Engine, jobs: Sequence[Job]) -> None:
@@ -119,14 +128,10 @@ def _train(engine: Engine, jobs: Sequence[Job]) -> None:
         engine.interrupt()
         with contextlib.suppress(TimeoutError):
             engine.close(_LEAVE_AFTER_SECONDS)
-        raise
 
 
 #: After a second Ctrl-C nobody is waited for longer than this.
 _LEAVE_AFTER_SECONDS = 2.0
-#: A Ctrl-C within this time of one that has ended the run before is meant for both.
-_SAME_WISH_SECONDS = 3.0
-_interrupted_at = -math.inf  # `time.monotonic` of the latest
 
 
 @contextlib.contextmanager
@@ -143,9 +148,7 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        global _interrupted_at
-        before, _interrupted_at = _interrupted_at, time.monotonic()
-        again = engine.interrupted or _interrupted_at - before < _SAME_WISH_SECONDS
+        again = engine.interrupted
         engine.interrupt(insists=again)
         if again or engine.is_in_callback:
             signal.default_int_handler(signum, frame)

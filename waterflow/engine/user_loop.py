@@ -6,14 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from waterflow.engine.events import EpochEntered, Evaluated, EventStream, StepDone, TrainRan
 from waterflow.engine.states import JobState
 from waterflow.job import evaluation
 from waterflow.job.evaluation import EvaluationTimes, check_answer
-from waterflow.job.job import Job, StepResult
-from waterflow.job.training_step import check_finite, learning_rates, step_scheduler
+from waterflow.job.job import Job
+from waterflow.job.several import follows_metric
+from waterflow.job.training_step import check_finite, learning_rates, result_of, step_scheduler
 
 
 class UserLoop:
@@ -74,8 +73,7 @@ class UserLoop:
     def waits_for_loss(self) -> bool:
         """Whether something of the user's must know a step's loss before the next step begins."""
         job = self._job
-        plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        return job.on_step is not None or job.stop_on_nan or plateau
+        return job.on_step is not None or job.stop_on_nan or follows_metric(job.scheduler)
 
     @property
     def acts_between_steps(self) -> bool:
@@ -160,9 +158,7 @@ class UserLoop:
         if on_step is None:
             return False
         ended = self._times.ends_epoch(self.steps)
-        result = StepResult(
-            *(job.name, self.steps, self.epoch, loss, rates, job.model, ended), evaluation=values
-        )
+        result = result_of(job, (self.steps, self.epoch, loss, rates), ended, values)
         return check_answer(job, self._callback(lambda: on_step(result)))
 
     def finish_train(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:

@@ -35,7 +35,7 @@ class EvaluationTimes:
     def __init__(self, job: Job) -> None:
         """Args: job: its data's length is that of every epoch."""
         self._every = None if job.evaluate is None else job.evaluate_every
-        self.epoch_length = _length(job.data)
+        self.epoch_length = job.length or None
 
     def ends_epoch(self, steps: int) -> bool | None:
         """Whether the step that makes it `steps` is the last of its epoch; None: unknown."""
@@ -55,13 +55,6 @@ class EvaluationTimes:
         return self._every == "epoch" and self.epoch_length is None
 
 
-def _length(data: Any) -> int | None:
-    try:
-        return len(data) or None
-    except (TypeError, NotImplementedError):
-        return None
-
-
 def evaluate(job: Job) -> Evaluated:
     """Asks the job's `evaluate`, in the calling thread; puts back all but the random streams.
 
@@ -70,7 +63,7 @@ def evaluate(job: Job) -> Evaluated:
         Whatever it raises itself.
     """
     assert job.evaluate is not None
-    with _in_eval_mode(job.model), _without_gradients(job.model), torch.no_grad():
+    with _in_eval_mode(job.root), _without_gradients(job.root), torch.no_grad():
         answer = job.evaluate(job.model)
     return read_answer(job, answer)
 

@@ -112,6 +112,11 @@ class Fields:
         inner = self.inner(key)
         return {name: inner.text(name) for name in inner._values}
 
+    def number_lists(self, key: str) -> dict[str, list[float]]:
+        """Return an object whose values are all lists of numbers."""
+        inner = self.inner(key)
+        return {name: inner.numbers(name) for name in inner._values}
+
     def _located(self, key: str, value: object) -> float:
         try:
             return decode_float(value)
