@@ -3,11 +3,11 @@
     python -m benchmarks.optuna
     python -m benchmarks.optuna --json --trials 16 --repeats 1
 
-Sixty-four trials of a perceptron on scikit-learn's digits, the same ones for each way: plain training
-in `study.optimize(n_jobs=2)`, in two processes that share a study in a file, and `waterflow.optuna`.
-Each way runs in a process of its own, timed from after its imports to its last trial, with one
-intra-op thread for each trial; ways are interleaved, and medians told. Trials that waterflow has run
-are compared with the plain loop, by bits.
+Sixty-four trials of a perceptron on scikit-learn's digits, the same ones for each way: plain
+training in `study.optimize(n_jobs=2)`, in two processes that share a study in a file, and
+`waterflow.optuna`. Each way runs in a process of its own, timed from after its imports to its last
+trial, with one intra-op thread for each trial; ways are interleaved, and medians told. Trials that
+waterflow has run are compared with the plain loop, by bits.
 """
 
 from __future__ import annotations
@@ -228,7 +228,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     for way in WAYS:
         cpu = found[f"{way}_cpu_seconds"]
-        print(f"{way.replace('_', ' '):16} {found[f'{way}_seconds']:7.2f} s, of processors {cpu:.2f} s")
+        seconds = found[f"{way}_seconds"]
+        print(f"{way.replace('_', ' '):16} {seconds:7.2f} s, of processors {cpu:.2f} s")
     print(f"equal to solo: {found['equal_to_solo']}")
 
 

@@ -5,11 +5,8 @@ import pytest
 
 from waterflow.common import errors
 from waterflow.common.errors import (
-    CacheWarning,
     CaptureError,
-    CheckpointWarning,
     DeviceLostError,
-    OpaqueStepWarning,
     WaterflowError,
 )
 

@@ -36,8 +36,7 @@ def test_callbacks_run_in_the_thread_that_waits() -> None:
         connection.execute("insert into steps values (?, ?, ?)", row)
 
     jobs = [
-        make_job(name, on_step=note, evaluate=lambda model: 1.5, evaluate_every=2)
-        for name in "abc"
+        make_job(name, on_step=note, evaluate=lambda model: 1.5, evaluate_every=2) for name in "abc"
     ]
     report = wf.run(jobs, "8MiB", threads=1, callbacks="caller")
     assert report.ok, [job.error for job in report]
@@ -74,7 +73,6 @@ def test_a_callback_that_would_wait_for_ever_is_an_error(callbacks: str) -> None
 
     def wait(result: wf.StepResult) -> None:
         handles["b"].result()
-
 
     with wf.Engine("8MiB", threads=1, callbacks=callbacks) as engine:
         engine.hold()

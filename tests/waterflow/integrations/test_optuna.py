@@ -1,4 +1,4 @@
-"""Real studies whose trials train side by side: values, pruning, failures, storages, interruptions."""
+"""Real studies whose trials train side by side: values, pruning, failures, storages, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def held_out(model: nn.Module) -> float:
 
 def build(name: str, rate: float, width: int, **options: Any) -> wf.Job:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(4, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 3)
-    )
+    model = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Dropout(0.2), nn.Linear(width, 3))
     settings = {"data": pairs(), "epochs": 3, "seed": 0, "evaluate": held_out, **options}
     optimizer = torch.optim.AdamW(model.parameters(), rate)
     return wf.Job(name, model=model, optimizer=optimizer, loss=cross_entropy, **settings)
@@ -92,7 +90,9 @@ class AtSecond(optuna.pruners.BasePruner):
 
 @pytest.mark.parametrize("every", ["epoch", 2])
 def test_a_pruned_trial_ends_at_its_evaluation(every: Any) -> None:
-    study = study_of(pruner=AtSecond() if every == "epoch" else optuna.pruners.ThresholdPruner(upper=-1))
+    study = study_of(
+        pruner=AtSecond() if every == "epoch" else optuna.pruners.ThresholdPruner(upper=-1)
+    )
     report = search(study, lambda trial: suggested(trial, evaluate_every=every))
     each = len(pairs())
     for trial in study.trials:
@@ -265,5 +265,7 @@ def test_what_cannot_be_used_is_an_error() -> None:
 
 def test_it_is_reached_by_its_name_alone() -> None:
     program = "import sys, waterflow as wf; wf.optuna.optimize; print('optuna' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert ran.stdout == "False\n"
