@@ -28,6 +28,7 @@ def load(name):
 def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         "hpo_digits",
+        "finetune_transformers",
         "early_stopping",
         "optuna_search",
         "gan",
@@ -153,3 +154,15 @@ def test_the_programs_in_the_readme(tmp_path, monkeypatch, capsys):
     }
     assert names["handle"].result().state == "stopped"
     assert "lr-0.1: finished after 45 steps" in capsys.readouterr().out
+
+
+def test_transformers_are_fine_tuned_side_by_side(monkeypatch):
+    pytest.importorskip("accelerate")
+    example = load("finetune_transformers")
+    trainers = {name: example.trainer(name) for name in example.MODELS}
+    for trainer in trainers.values():
+        trainer.args.max_steps = 3
+    jobs = [wf.from_trainer(trainer, name) for name, trainer in trainers.items()]
+    report = wf.run(jobs, "256MiB", threads=1)
+    assert [job.state for job in report] == ["finished"] * 3, [job.error for job in report]
+    assert [job.steps for job in report] == [3] * 3

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from waterflow.engine.handle import JobHandle, as_completed
     from waterflow.engine.run import run
     from waterflow.engine.shared import shared
+    from waterflow.integrations.lightning import from_lightning
+    from waterflow.integrations.transformers import from_trainer
     from waterflow.job.job import STOP, Job, StepResult
     from waterflow.job.training_step import run_eager
     from waterflow.report.job_report import JobReport
@@ -83,6 +85,8 @@ __all__ = [
     "StepResult",
     "WaterflowError",
     "as_completed",
+    "from_lightning",
+    "from_trainer",
     "max_batch",
     "pair",
     "plan",
@@ -103,6 +107,8 @@ _NAMES = {
     "engine.handle": "JobHandle as_completed",
     "engine.run": "run",
     "engine.shared": "shared",
+    "integrations.lightning": "from_lightning",
+    "integrations.transformers": "from_trainer",
     "job.job": "STOP Job StepResult",
     "job.training_step": "run_eager",
     "report.job_report": "JobReport",

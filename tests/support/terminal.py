@@ -49,10 +49,14 @@ class Screen:
         return "".join(self.text.split())
 
     @property
+    def lines(self) -> list[str]:
+        """Each line that was written, also those that were written anew later."""
+        return [_ESCAPES.sub("", line) for line in _BREAKS.split(self.raw)]
+
+    @property
     def too_wide(self) -> list[str]:
         """Lines that a terminal of this width would have broken."""
-        lines = [_ESCAPES.sub("", line) for line in _BREAKS.split(self.raw)]
-        return [line for line in lines if cell_len(line) > self.width]
+        return [line for line in self.lines if cell_len(line) > self.width]
 
     @property
     def foreign_controls(self) -> list[str]:

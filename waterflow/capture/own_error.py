@@ -24,7 +24,7 @@ from waterflow.capture.side_effects import TraceWatch
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
-from waterflow.job.training_step import check_loss
+from waterflow.job.training_step import compute_gradients
 
 
 def own_error(
@@ -41,7 +41,7 @@ def own_error(
         rng: the job's random streams; copies are drawn from.
         caller: the context of the job's Python; the calling thread's if None.
     """
-    parameters, buffers = named_tensors(job.model)
+    parameters, buffers = named_tensors(job.root)
     own = [*parameters.values(), *buffers.values()]
     if any(isinstance(tensor, FakeTensor) or tensor.device.type == "meta" for tensor in own):
         return None  # a job without memory has no values to fail on
@@ -55,12 +55,10 @@ def own_error(
 
 def _forward_and_backward(job: Job, flat: FlatBatch, own: list[torch.Tensor]) -> None:
     twins = {id(tensor): copied(tensor) for tensor in own}
-    shadow = Shadow(job.model, twins)
+    shadow = Shadow(job.root, twins)
     batch = flat.rebuild([tensor.detach().to(job.device, copy=True) for tensor in flat.tensors])
     with torch.autograd.set_multithreading_enabled(False), InPlaceOf(twins):
-        loss = job.loss(shadow.model, batch)
-        check_loss(loss, job.loss)
-        loss.backward()
+        compute_gradients(job, job.model_in(shadow.model), batch)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:

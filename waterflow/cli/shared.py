@@ -130,8 +130,8 @@ def report_folder(out: Path | None, overwrite: bool) -> Path:
 
 
 def _free_folder(overwrite: bool) -> Path:
-    names = (f"{_DEFAULT_FOLDER}-{number}" for number in itertools.count(2))
-    names = itertools.chain([_DEFAULT_FOLDER], names)
+    numbered = (f"{_DEFAULT_FOLDER}-{number}" for number in itertools.count(2))
+    names = itertools.chain([_DEFAULT_FOLDER], numbered)
     return next(path for path in map(Path, names) if overwrite or not _is_report(path))
 
 

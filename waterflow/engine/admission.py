@@ -105,11 +105,13 @@ class Admission:
         enough = {m.name: m.enough_bytes() for m in jobs}
         needs = "; ".join(f"{name!r} needs {need.text}" for name, need in enough.items())
         fitting = [repr(m.name) for m in jobs if enough[m.name].size <= self._capacity]
+        known = all(m.knows_batches for m in jobs)
+        later = "" if known else " Larger batches that come later need more."
         return (
             f"the budget of {self._budget} bytes ({format_bytes(self._budget)}) is too small even "
             f"for one job after another: {needs}. What would fit: jobs "
             f"{', '.join(fitting) or 'none'} under this budget, all of them under "
-            f"{self._for_all(jobs, list(enough.values())).text}."
+            f"{self._for_all(jobs, list(enough.values())).text}.{later}"
         )
 
     def no_place(

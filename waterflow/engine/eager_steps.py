@@ -345,7 +345,7 @@ class EagerSteps:
 
         def update() -> None:
             with lanes.scope(self._number):
-                update_parameters(self._job.optimizer, self._job.rules)
+                update_parameters(self._job, self._job.optimizer)
 
         self._python(update)
         self._steps.opacity.prove()

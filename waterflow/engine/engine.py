@@ -18,7 +18,7 @@ from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
 from waterflow.common.text import printable
 from waterflow.common.units import format_bytes, parse_bytes
-from waterflow.common.warn import place_of_call, place_of_function, warn_at
+from waterflow.common.warn import Place, place_of_call, place_of_function, warn_at
 from waterflow.engine.admission import Admission
 from waterflow.engine.alarms import Alarms
 from waterflow.engine.callbacks import CallbackLeftError, Callbacks, check_callbacks
@@ -58,7 +58,6 @@ from waterflow.steps.tiers import are_on as tiers_are_on
 
 #: What jobs still have to end in, where a process ends without closing its engine.
 _LAST_SECONDS = 5.0
-
 
 #: After Ctrl-C, what is said when steps or callbacks take so many seconds to end.
 _PATIENCE_SECONDS = 2.0
@@ -190,7 +189,7 @@ class Engine:
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
-            self._alarms.expect(job.name, place_of_function(job.loss) or place_of_call())
+            self._alarms.expect(job.name, _place_of(job))
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
@@ -446,6 +445,12 @@ def _threads(threads: int | None, lanes: int, default: int) -> int:
     if type(threads) is not int or threads < 1:
         raise JobError(f"threads must be a positive whole number, got {threads!r}")
     return threads
+
+
+def _place_of(job: Job) -> Place:
+    """What warnings of the job point at, where no line is known to be at fault."""
+    function = job.loss if job.step is None else job.step
+    return place_of_function(function) or place_of_call()
 
 
 def _warn_of_too_much(device: Device, budget: int) -> None:

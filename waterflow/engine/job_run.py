@@ -404,6 +404,11 @@ class JobRun:
         if self.memory_limit is not None and self.captured.exclusive:
             raise self.eager.no_limit()
 
+    @property
+    def knows_batches(self) -> bool:
+        """Whether all batches are there already, so that the largest is known."""
+        return isinstance(self.job.data, (list, tuple))
+
     def enough_bytes(self, batch: PreparedBatch | None = None) -> Enough:
         """A budget under which the job can run by itself, for messages: found out by eager steps on
         copies where it makes eager ones. Takes its time, and memory beside the budget.

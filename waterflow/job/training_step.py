@@ -18,7 +18,6 @@ from waterflow.job.evaluation import EvaluationTimes, check_answer, evaluate, pr
 from waterflow.job.job import Job, StepResult
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.outcome import Outcome, StepTensors
-from waterflow.job.rules import StepRules
 from waterflow.job.several import schedulers_in
 from waterflow.report.evaluation import Evaluation
 from waterflow.report.job_report import JobReport
@@ -73,9 +72,34 @@ def compute_gradients(
     return StepTensors(total, told)
 
 
-def update_parameters(optimizer: torch.optim.Optimizer, rules: StepRules) -> None:
-    """The optimizer's step on the gradients that are there, clipped where the job says so."""
-    rules.clip(trained_parameters(optimizer))
+def clip_order(job: Job) -> list[int]:
+    """In which order gradients are clipped, as positions among the optimizer's parameters.
+
+    It is that of ``clip_grad_norm_(model.parameters(), ...)``, as a sum's last bits depend on it;
+    parameters that are no module's come behind. Empty where nothing is clipped by its norm.
+    """
+    if job.rules.clip_grad_norm is None:
+        return []
+    positions = {id(p): index for index, p in enumerate(trained_parameters(job.optimizer))}
+    listed = [positions.pop(id(p)) for p in job.root.parameters() if id(p) in positions]
+    return listed + list(positions.values())
+
+
+def clip_gradients(job: Job, optimizer: torch.optim.Optimizer) -> None:
+    """Clips the gradients of the job's optimizer, or of what stands for it, where it says so."""
+    parameters = trained_parameters(optimizer)
+    order = clip_order(job)
+    job.rules.clip([parameters[index] for index in order] if order else parameters)
+
+
+def update_parameters(job: Job, optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's step on the gradients that are there, clipped where the job says so.
+
+    Args:
+        job: whose step.
+        optimizer: its optimizer, or what stands for it in a trace.
+    """
+    clip_gradients(job, optimizer)
     optimizer.step()
 
 
@@ -147,14 +171,14 @@ def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda
 
         def closure() -> Any:
             evaluations.append(evaluate())
-            job.rules.clip(trained_parameters(job.optimizer))
+            clip_gradients(job, job.optimizer)
             return evaluations[-1].loss
 
         first: Any = job.optimizer.step(closure)
         loss = first.detach() if isinstance(first, torch.Tensor) else first
         return StepTensors(loss, evaluations[0].metrics if evaluations else ()).read()
     told = evaluate()
-    update_parameters(job.optimizer, job.rules)
+    update_parameters(job, job.optimizer)
     return told.read()
 
 

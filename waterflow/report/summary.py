@@ -7,15 +7,36 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from waterflow.common.text import lines, one_line, printable
 from waterflow.common.units import format_bytes, format_seconds
-from waterflow.report.idle import idle_text
+from waterflow.report.decisions import Decision
+from waterflow.report.idle import IdleReason, idle_text
 from waterflow.report.job_report import JobReport
 
-if TYPE_CHECKING:
-    from waterflow.report.report import Report
+
+class Summed(Protocol):
+    """What is asked of a report; `Report` is one."""
+
+    policy: str
+    device: str
+    lanes: int
+    seconds: float
+    peak_bytes: int
+    budget_bytes: int
+    interrupted: bool
+    idle_seconds: dict[IdleReason, float]
+    decisions: list[Decision]
+
+    @property
+    def side_by_side_bytes(self) -> int | None:
+        """See `Report`."""
+
+    def __iter__(self) -> Iterator[JobReport]: ...
+
+    def __len__(self) -> int: ...
+
 
 HEADINGS = ("job", "state", "steps", "last loss", "steps/s", "time", "peak", "alone")
 #: Jobs that a notebook or a prompt shows: those at either end, where there are more.
@@ -36,14 +57,14 @@ def cells(job: JobReport) -> tuple[str, ...]:
     )
 
 
-def title(report: Report) -> str:
+def title(report: Summed) -> str:
     """What ran, where."""
     return printable(
         f"waterflow: {report.policy or 'run'} on {report.device}, {report.lanes} lanes"
     )
 
 
-def totals(report: Report) -> str:
+def totals(report: Summed) -> str:
     """What the jobs held together, and for how long."""
     together = f"together {format_bytes(report.peak_bytes)}"
     if report.budget_bytes:
@@ -51,7 +72,7 @@ def totals(report: Report) -> str:
     return f"{together}, {format_seconds(report.seconds)}"
 
 
-def remarks(report: Report) -> Iterator[str]:
+def remarks(report: Summed) -> Iterator[str]:
     """What is to be known beside the rows, a line each, or several of a longer error: errors
     first."""
     for job in report:
@@ -80,7 +101,7 @@ def _said(name: str, text: str) -> str:
     return f"{printable(name)}: {lines(text)}".replace("\n", "\n  ")
 
 
-def plain(report: Report) -> str:
+def plain(report: Summed) -> str:
     """The report as a few lines of text: what a prompt shows of it."""
     rows = [HEADINGS, *(row if row else _left_out(report) for row in _rows(report))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
@@ -92,7 +113,7 @@ def plain(report: Report) -> str:
     return "\n".join([title(report), *texts, totals(report), *_errors(report)])
 
 
-def as_html(report: Report) -> str:
+def as_html(report: Summed) -> str:
     """The same as a table for a notebook; everything that is not ours is escaped."""
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in HEADINGS)
     rows = "".join(
@@ -106,7 +127,7 @@ def as_html(report: Report) -> str:
     )
 
 
-def _rows(report: Report) -> Sequence[tuple[str, ...] | None]:
+def _rows(report: Summed) -> Sequence[tuple[str, ...] | None]:
     """The rows that are shown; None stands for those that are left out."""
     jobs = list(report)
     if len(jobs) <= _SHOWN:
@@ -120,11 +141,11 @@ def _clipped(job: JobReport) -> tuple[str, ...]:
     return (name if len(name) <= 40 else f"{name[:37]}...", *others)
 
 
-def _left_out(report: Report) -> tuple[str, ...]:
+def _left_out(report: Summed) -> tuple[str, ...]:
     return (f"... {len(report) - _SHOWN} more", *[""] * (len(HEADINGS) - 1))
 
 
-def _errors(report: Report) -> list[str]:
+def _errors(report: Summed) -> list[str]:
     failed = [job for job in report if not job.ok]
     shown = [
         one_line(f"{printable(job.name)}: {job.error_type or 'error'}: {job.error}", 160)

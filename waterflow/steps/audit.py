@@ -261,7 +261,7 @@ def _adopt(
     def update() -> float:
         for index, parameter in enumerate(trained_parameters(job.optimizer)):
             parameter.grad = made.get(("gradient", index))
-        update_parameters(job.optimizer, job.rules)
+        update_parameters(job, job.optimizer)
         return predicted.loss
 
     python(update)

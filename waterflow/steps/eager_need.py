@@ -2,14 +2,13 @@
 
 A captured step's need is known from its graph; what the user's own Python asks for is known only
 when it asks. A run that is refused names what would be enough, and has to know it for such steps,
-too: so they are made once, beside the budget, on copies of the job's tensors and with random streams
-to throw away, watched and undone as a trace is.
+too: so they are made beside the budget, on copies of the job's tensors and with random streams to
+throw away, watched and undone as a trace is.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import os
 from typing import Any
 
@@ -38,7 +37,7 @@ def eager_need(job: Job, batch: Any, rng: JobRng, caller: CallerContext) -> int 
     """Bytes that are enough for the job's eager steps on such batches, above what it holds now.
 
     None where that could not be found out: the step fails, takes more than a quarter of the memory
-    that is free, or cannot be made on copies.
+    that is free, or is a function of the user's own, which cannot be made on copies.
 
     Args:
         job: the job; on the host.
@@ -47,8 +46,8 @@ def eager_need(job: Job, batch: Any, rng: JobRng, caller: CallerContext) -> int 
         caller: the context of its Python.
     """
     limit = _free_bytes() // _SHARE
-    held = sum(tensor.nbytes for tensor in (*job.model.parameters(), *job.model.buffers()))
-    if held > limit:
+    held = sum(tensor.nbytes for tensor in (*job.root.parameters(), *job.root.buffers()))
+    if held > limit or job.step is not None:  # which knows the real modules and optimizers
         return None
     _C.install_lane_allocator()
     arena = _C.Arena.host(limit, 1)
@@ -66,7 +65,7 @@ def eager_need(job: Job, batch: Any, rng: JobRng, caller: CallerContext) -> int 
 
 def largest_batch(job: Job, batch: Any) -> Any:
     """Of the job's batches the one with most bytes, where all are there already; else this one."""
-    if not isinstance(job.data, (list, tuple)):
+    if not isinstance(job.data, (list, tuple)) or job.accumulate > 1:
         return batch
     return max([batch, *job.data], key=_bytes_of)  # the first of equal ones
 
@@ -88,12 +87,13 @@ def _history_bytes(job: Job) -> int:
 
 
 def _make_steps(job: Job, batch: Any, arena: Any) -> None:
-    own = {id(tensor): tensor for tensor in (*job.model.parameters(), *job.model.buffers())}
+    own = {id(tensor): tensor for tensor in (*job.root.parameters(), *job.root.buffers())}
     own |= {id(parameter): parameter for parameter in trained_parameters(job.optimizer)}
     twins = {key: copied(tensor) for key, tensor in own.items()}
-    shadow = Shadow(job.model, twins)
-    optimizer = _copied_optimizer(job.optimizer, shadow)
-    twin = dataclasses.replace(job, model=shadow.model, optimizer=optimizer, capture=False)
+    shadow = Shadow(job.root, twins)
+    twin = copy.copy(job)  # as it is: it has been checked
+    twin.optimizer = _copied_optimizer(job.optimizer, shadow)
+    twin.model, twin._root = job.model_in(shadow.model), shadow.model
     threading = torch.autograd.set_multithreading_enabled(False)
     with threading, InPlaceOf(twins), _C.LaneScope(arena, 0, 0):
         for _ in range(_STEPS):

@@ -7,6 +7,7 @@ from waterflow.common import errors
 from waterflow.common.errors import (
     CaptureError,
     DeviceLostError,
+    RunInterrupted,
     WaterflowError,
 )
 
@@ -53,3 +54,4 @@ def test_what_they_carry():
     assert CaptureError("long text", "the reason").reason == "the reason"
     assert CaptureError("long text").reason is None
     assert DeviceLostError("gone").report is None
+    assert RunInterrupted("stopped").report is None
