@@ -1,13 +1,12 @@
 """A search by Optuna over learning rate and width, its trials side by side in one process.
 
-    python examples/optuna_search.py
-
 Run again, it goes on with the same study, which is kept in a file.
 """
 
 import optuna
 import torch
 from sklearn.datasets import load_digits
+from torch import nn
 from torch.nn import functional
 
 import waterflow as wf
@@ -19,16 +18,13 @@ train = torch.utils.data.TensorDataset(images[:1400], labels[:1400])
 
 def make_job(trial: optuna.Trial) -> wf.Job:
     torch.manual_seed(0)
+    rate = trial.suggest_float("rate", 1e-4, 1, log=True)
     width = trial.suggest_int("width", 32, 256, step=32)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10)
-    )
+    model = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
     return wf.Job(
         f"trial-{trial.number}",
         model=model,
-        optimizer=torch.optim.AdamW(
-            model.parameters(), trial.suggest_float("lr", 1e-4, 1, log=True)
-        ),
+        optimizer=torch.optim.AdamW(model.parameters(), rate),
         loss=lambda model, batch: functional.cross_entropy(model(batch[0]), batch[1]),
         data=torch.utils.data.DataLoader(train, 128, shuffle=True),
         epochs=8,

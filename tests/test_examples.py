@@ -34,6 +34,7 @@ def test_every_example_is_tested():
         "ensemble",
         "finetune_transformers",
         "early_stopping",
+        "optuna_search",
         "gan",
         "resume",
     }
@@ -108,6 +109,17 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     report = wf.run([job], **options)
     assert report[job.name].resumed_steps >= 150
     assert report[job.name].losses == wf.run_eager(alone, threads=1).losses
+
+
+def test_a_search_by_optuna_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for trials in (16, 32):
+        study = load("optuna_search").study
+        states = {trial.state.name for trial in study.trials}
+        assert states <= {"COMPLETE", "PRUNED"}
+        assert f"{trials} trials, the best {study.best_value:.3f}" in capsys.readouterr().out
+    assert study.best_value > 0.8
+    assert len((EXAMPLES / "optuna_search.py").read_text().splitlines()) < 40
 
 
 def test_two_gans_side_by_side():

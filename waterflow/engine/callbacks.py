@@ -1,7 +1,7 @@
 """On whose thread callbacks run, and who is in one.
 
-By default that is a thread of the engine's. Where the user asks for it, it is his own: a callback is
-handed over to a thread that waits for a job or for the engine, which does it while it waits; so
+By default that is a thread of the engine's. Where the user asks for it, it is his own: a callback
+is handed over to a thread that waits for a job or for the engine, which does it while it waits; so
 SQLite, progress bars and plots see one thread.
 """
 

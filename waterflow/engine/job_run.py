@@ -224,11 +224,11 @@ class JobRun:
         callbacks, name = self._callbacks, self.name
         if not callbacks.in_caller:
             return self._python(lambda: callbacks.run(name, function))
+        # A trace may run while somebody waits for the callback, but not beside it.
         if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
-            apart = self.steps.caller.run_apart
-            return callbacks.run(name, lambda: apart(self._rng, function))
-        with PYTHON_TURNS.shared():
-            return callbacks.run(name, lambda: self.in_python(function))
+            with PYTHON_TURNS.paused():
+                return callbacks.run(name, lambda: self.look(function))
+        return callbacks.run(name, lambda: self._python(function))
 
     def _at_home(self, function: Callable[[], Result]) -> Result:
         """The same for steps, on the job's own thread: Python may keep things by thread. Not where

@@ -58,9 +58,10 @@ def optimize(
 
     A trial's value is the number that its job's `evaluate` returned last; without `evaluate`, the
     loss of its last step. Each evaluation is reported to the trial (`Trial.report`, with the job's
-    steps, or its epochs where it is evaluated by those), and a trial that the pruner gives up (`Trial.should_prune`) ends there: its memory is
-    the others' at the next step. `evaluate` and `on_step` may also report by themselves, and raise
-    `optuna.TrialPruned`. They and `make_job` run in the thread that calls this.
+    steps, or its epochs where it is evaluated by those), and a trial that the pruner gives up
+    (`Trial.should_prune`) ends there: its memory is the others' at the next step. `evaluate` and
+    `on_step` may also report by themselves, and raise `optuna.TrialPruned`. They and `make_job` run
+    in the thread that calls this.
 
     A job's numbers are those that it has alone (docs/equality.md). Which parameters a sampler
     suggests depends on what it has been told of by then, as with any trials side by side.
@@ -204,7 +205,7 @@ class _Search:
     def _reporting(
         self, job: Job, evaluate: Callable[[Any], Any], trial: optuna.Trial
     ) -> Callable[[Any], Any]:
-        """`evaluate`, whose value is reported to the trial; it ends the job where that is pruned."""
+        """`evaluate`, whose value is reported to the trial; ends the job where that is pruned."""
         each = job.evaluate_every if isinstance(job.evaluate_every, int) else 1
         made = itertools.count(each, each)
 

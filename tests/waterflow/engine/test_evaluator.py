@@ -134,10 +134,11 @@ def test_evaluations_survive_a_run_that_is_resumed(tmp_path: Path) -> None:
             raise ValueError("the process dies")
 
     options = {"checkpoint": tmp_path, "resume": tmp_path, "threads": 1}
-    wf.run([make_job(on_step=stop)], "8MiB", checkpoint_every="4 steps", **options)
-    report = wf.run([make_job(on_step=lambda result: None)], "8MiB", **options)["a"]
+    wf.run([make_job(epochs=8, on_step=stop)], "8MiB", checkpoint_every="4 steps", **options)
+    going_on, alone = (make_job(epochs=8, on_step=lambda result: None) for _ in range(2))
+    report = wf.run([going_on], "8MiB", **options)["a"]
     assert report.resumed_steps == 8
-    plain = wf.run_eager(make_job(on_step=lambda result: None), threads=1)
+    plain = wf.run_eager(alone, threads=1)
     assert [made.step for made in report.evaluations] == [made.step for made in plain.evaluations]
     assert report.losses == plain.losses
     outs = [[m.values["out"] for m in r.evaluations] for r in (report, plain)]

@@ -1,4 +1,4 @@
-"""What `evaluate` and `on_step` may answer, when they are asked, and that looking changes nothing."""
+"""What `evaluate` and `on_step` may answer, when they are asked; that looking changes nothing."""
 
 from __future__ import annotations
 
