@@ -53,6 +53,10 @@ class CacheWarning(UserWarning):
     """The cache on disk cannot be used, or not all of it; says why. It costs time, nothing else."""
 
 
+class ReportWarning(UserWarning):
+    """A part of a report is not written; says why. The rest is."""
+
+
 class BudgetError(WaterflowError, MemoryError):
     """The jobs do not fit the memory budget even one after another; nothing has run."""
 

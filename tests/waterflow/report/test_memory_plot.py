@@ -13,9 +13,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from waterflow.report.memory_plot import draw, draw_close_up, memory_png, thin
+from waterflow.report.memory_plot import draw, draw_close_up, memory_png
 from waterflow.report.perfetto import trace_json
 from waterflow.report.report import Spans, Timeline
+from waterflow.report.thinning import thin
 
 MIB = 2**20
 
