@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         OpaqueStepWarning,
         PlanError,
         ReportError,
+        ReportWarning,
         WaterflowError,
     )
     from waterflow.engine.engine import Engine
@@ -68,6 +69,7 @@ __all__ = [
     "PlanError",
     "Report",
     "ReportError",
+    "ReportWarning",
     "StepResult",
     "WaterflowError",
     "max_batch",
@@ -83,6 +85,7 @@ _NAMES = {
     "common.errors": (
         "BudgetError CacheWarning CaptureError CheckpointError CheckpointWarning DeviceLostError "
         "JobError NonFiniteLossError NumbersDifferError OpaqueStepWarning PlanError ReportError "
+        "ReportWarning "
         "WaterflowError"
     ),
     "engine.engine": "Engine",

@@ -6,8 +6,10 @@ that process is the user's: drawing a report must not change their plots or open
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,7 @@ _FALLBACKS = (
     "Noto Sans Symbols2",
     "Symbola",
 )
+_FALLBACK_FILES = ("NotoSansCJK-Regular", "wqy-microhei", "NotoEmoji-Regular", "Symbola_hint")
 _CLOSE = 400  # samples in the close-up; a few steps of a few jobs
 _FORMATS = ("png", "svg", "pdf")
 
@@ -144,6 +147,8 @@ def _mark_peak(axes: Any, seconds: FloatArray, total: BytesArray, peak: int, siz
         return
     at = float(seconds[int(total.argmax())])
     right = at > (seconds[0] + seconds[-1]) / 2
+    # The exact peak may lie between two samples: then a line leads to it.
+    axes.vlines(at, total.max() / size, peak / size, color=_MARK, linestyle=":")
     axes.plot([at], [peak / size], "o", ms=6, mfc="white", mec=_MARK, mew=1.8, clip_on=False)
     axes.annotate(
         f"peak {format_bytes(peak)}",
@@ -212,7 +217,20 @@ def _fonts(words: str) -> list[tuple[str, frozenset[int]]]:
     fonts = [("DejaVu Sans", _letters("DejaVu Sans"))]
     if all(ord(letter) in fonts[0][1] for letter in words):
         return fonts  # the common case asks for no list of the system's fonts
+    _find_fallbacks()
     return fonts + [(name, letters) for name in _FALLBACKS if (letters := _letters(name))]
+
+
+@functools.cache
+def _find_fallbacks() -> None:
+    """matplotlib's list of fonts is of the day of its first use: those installed since are added."""
+    known = {font.name for font in font_manager.fontManager.ttflist}
+    if known.intersection(_FALLBACKS):
+        return
+    for path in font_manager.findSystemFonts():
+        if Path(path).stem in _FALLBACK_FILES:
+            with contextlib.suppress(OSError, RuntimeError):  # of a kind that it cannot read
+                font_manager.fontManager.addfont(path)
 
 
 @functools.cache
