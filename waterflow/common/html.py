@@ -34,7 +34,8 @@ td:first-child,th:first-child,.words{text-align:left}th{font-weight:600}
 td.words,th[scope=row]{min-width:9rem;max-width:32rem;overflow-wrap:anywhere}
 thead th{background:var(--panel);position:sticky;top:0;z-index:1}
 img{max-width:100%;height:auto}pre{white-space:pre-wrap;margin:.3rem 0;padding:.6rem;
-background:var(--panel);border:1px solid var(--line);font-size:.85rem;max-height:20rem;overflow:auto}
+background:var(--panel);border:1px solid var(--line);font-size:.85rem;max-height:20rem;
+overflow:auto}
 """
 
 _HIDDEN = {"Cc", "Cs", "Cf"}  # controls, surrogates, and marks that turn or hide text
@@ -52,7 +53,7 @@ def visible(words: str, lines: bool = False) -> str:
 
 
 def _is_seen(letter: str) -> bool:
-    return letter.isascii() and letter.isprintable() or unicodedata.category(letter) not in _HIDDEN
+    return unicodedata.category(letter) not in _HIDDEN
 
 
 def shorten(words: str, length: int = 40) -> str:

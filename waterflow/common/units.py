@@ -75,7 +75,7 @@ def format_bytes(size: float, decimals: int = 1) -> str:
 
 
 def unit_of(size: float) -> tuple[str, float]:
-    """The unit in which `format_bytes` writes a size in bytes, and its bytes: ("MiB", 1048576.0)."""
+    """The unit in which `format_bytes` writes a size, and its bytes: ("MiB", 1048576.0)."""
     name = format_bytes(size).split()[-1]
     return name, 1024.0 ** ("B", "KiB", "MiB", "GiB", "TiB").index(name)
 

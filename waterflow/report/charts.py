@@ -119,7 +119,7 @@ class Charts:
 
     def _bands(self, chart: Any, seconds: Any, bands: Any) -> None:
         tops = np.cumsum(bands, axis=0)
-        held = np.flatnonzero((bands > 0).any(axis=1)) if len(seconds) else []
+        held = np.flatnonzero((bands > 0).any(axis=1))
         xs, ys, jobs = [], [], []
         for row in held:
             some = np.flatnonzero(bands[row] > 0)
@@ -162,7 +162,7 @@ class Charts:
 
     def _total(self, chart: Any, seconds: Any, bands: Any, size: float) -> None:
         names = [shorten(name, 24) for name in self._report.timeline.names]
-        most = np.argsort(-bands, axis=0, kind="stable")[:3].T if len(bands) else []
+        most = np.argsort(-bands, axis=0, kind="stable")[:3].T
         told = [
             ", ".join(f"{names[j]} {format_bytes(bands[j, at])}" for j in row if bands[j, at])
             for at, row in enumerate(most)
@@ -173,10 +173,12 @@ class Charts:
                 "x": seconds,
                 "y": total / size,
                 "sum": [format_bytes(value) for value in total],
-                "told": told if len(total) else [],
+                "told": told,
             }
         )
-        line = chart.step("x", "y", source=source, mode="after", line_color=_INK, line_width=1)
+        chart.step("x", "y", source=source, mode="after", line_color=_INK, line_width=1)
+        # Steps cannot be hovered over, a line can.
+        line = chart.line("x", "y", source=source, line_alpha=0)
         tips = [("second", "@x{0.000}"), ("together", "@sum"), ("most", "@told")]
         chart.add_tools(
             HoverTool(renderers=[line], tooltips=tips, mode="vline", attachment="right")
@@ -298,7 +300,9 @@ class Charts:
         named = {root.id: name for name, root in self._roots.items()}
         item["roots"] = {key: f"chart-{named[key]}" for key in item["roots"]}
         text = serialize_json({"documents": documents, "items": [item]}, pretty=False)
-        return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+        return (
+            text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+        )
 
 
 def _range(report: Report) -> tuple[float, float]:
@@ -332,9 +336,7 @@ def _peak(chart: Any, seconds: Any, total: Any, peak: int, size: float) -> None:
     )
 
 
-def _budget(
-    chart: Any, budget: int, size: float, span: tuple[float, float], left: bool
-) -> None:
+def _budget(chart: Any, budget: int, size: float, span: tuple[float, float], left: bool) -> None:
     chart.hspan(y=[budget / size], line_color=_INK, line_dash="dashed", line_width=2)
     # On the side where the peak is not, so that the two never lie on each other.
     chart.add_layout(
@@ -366,4 +368,3 @@ def script() -> str:
 
     settings.minified.set_value(True)
     return "\n".join(INLINE.js_raw[:1])
-

@@ -12,7 +12,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib import colormaps, font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -64,8 +63,8 @@ def memory_png(
     `simulated` says so above it. `budget_bytes` draws the budget, 0 leaves it out; `peak_bytes` is
     the exact peak for the title,
     which may lie between two samples, 0 takes the samples' own. With `spans` the stretches in which
-    no lane ran a step are marked; `idle` says below what lanes waited for. `picture_format` is "png", "svg" or
-    "pdf"; raises ValueError for another.
+    no lane ran a step are marked; `idle` says below what lanes waited for. `picture_format` is
+    "png", "svg" or "pdf"; raises ValueError for another.
     """
     if picture_format not in _FORMATS:
         raise ValueError(f"the picture is one of {', '.join(_FORMATS)}, not {picture_format!r}")
@@ -107,7 +106,9 @@ def draw(axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int =
     _add_legend(axes, handles, labels)
 
 
-def draw_close_up(axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int = 0) -> None:
+def draw_close_up(
+    axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int = 0
+) -> None:
     """Draw the moments around the peak of `timeline` into matplotlib's `axes`."""
     seconds, bands = timeline.bands()
     bands = at_most(bands, peak_bytes)[0]
@@ -133,7 +134,7 @@ def _stack(
     else:
         axes.text(0.5, 0.5, "no memory samples", ha="center", transform=axes.transAxes)
     # Of a budget that is hardly used the picture would be empty.
-    shown = 0 < budget_bytes and (peak == 0 or peak >= _SHARE * budget_bytes)
+    shown = budget_bytes > 0 and (peak == 0 or peak >= _SHARE * budget_bytes)
     if shown:
         axes.axhline(budget_bytes / size, color="black", linestyle="--", linewidth=1.2)
     axes.set_ylim(0, max(peak * 1.12, budget_bytes * 1.06 if shown else 0, 1) / size)
@@ -223,7 +224,7 @@ def _fonts(words: str) -> list[tuple[str, frozenset[int]]]:
 
 @functools.cache
 def _find_fallbacks() -> None:
-    """matplotlib's list of fonts is of the day of its first use: those installed since are added."""
+    """matplotlib's list of fonts is of its first use: those installed since are added."""
     known = {font.name for font in font_manager.fontManager.ttflist}
     if known.intersection(_FALLBACKS):
         return
@@ -240,5 +241,3 @@ def _letters(font: str) -> frozenset[int]:
         return frozenset(font_manager.get_font(path).get_charmap())
     except (ValueError, OSError, RuntimeError):  # not installed, or of a kind it cannot read
         return frozenset()
-
-

@@ -145,9 +145,7 @@ class _Page:
             held += f", {share:.1%} of the budget of {format_bytes(report.budget_bytes)}"
         budget = ""
         if report.budget_bytes and report.peak_bytes < 0.25 * report.budget_bytes:
-            budget = (
-                '<button type="button" id="tall" aria-pressed="false">show the budget</button>'
-            )
+            budget = '<button type="button" id="tall" aria-pressed="false">show the budget</button>'
         few = thin_bands(seconds, bands, _MOMENTS)
         return (
             f"<p>{held}, at {at:.3f} s.</p>{self._highlight()}{_controls(budget)}"

@@ -1,9 +1,12 @@
 """What the report's page does itself: shows the charts, follows dark mode, zooms by buttons."""
 
 STYLE = """
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));gap:.6rem;margin:1rem 0}
-.figures div{background:var(--panel);border:1px solid var(--line);border-radius:6px;padding:.5rem .7rem}
-.figures dt{color:var(--soft);font-size:.85rem}.figures dd{margin:0;font-size:1.15rem;font-weight:600}
+.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(9rem,1fr));
+gap:.6rem;margin:1rem 0}
+.figures div{background:var(--panel);border:1px solid var(--line);border-radius:6px;
+padding:.5rem .7rem}
+.figures dt{color:var(--soft);font-size:.85rem}
+.figures dd{margin:0;font-size:1.15rem;font-weight:600}
 .chart{width:100%;margin:.4rem 0;--base-font:inherit}
 .controls{display:flex;flex-wrap:wrap;gap:.4rem;align-items:center;margin:.5rem 0}
 button,select{font:inherit;color:var(--ink);background:var(--panel);border:1px solid var(--soft);

@@ -1,8 +1,8 @@
 """What a run did: one JobReport per job, the memory of all of them over time, and how to keep it.
 
 A saved report is a directory of files. `report.json` is the whole report; `memory.png`,
-`trace.json` and, where bokeh is installed, `report.html` are made from it and can be made again. Everything is written beside its place and
-moved there, so that a full disk or a kill leaves the previous file, never half of one.
+`trace.json` and, where bokeh is installed, `report.html` are made from it and can be made again.
+Everything is written beside its place and moved there, so that a full disk or a kill leaves the previous file, never half of one.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class Report:
         """Write the report into `directory`, made if needed; return it.
 
         The files are report.json, trace.json, memory.png and report.html; the last needs bokeh
-        (`pip install 'waterflow[page]'`), a `ReportWarning` says if it is missing. Raises ReportError, which names the path, if that cannot be written.
+        (`pip install 'waterflow[page]'`), a `ReportWarning` says if it is missing.
+        Raises ReportError, which names the path, if that cannot be written.
         """
         path = Path(directory)
         try:
