@@ -2,7 +2,8 @@
 
 A saved report is a directory of files. `report.json` is the whole report; `memory.png`,
 `trace.json` and, where bokeh is installed, `report.html` are made from it and can be made again.
-Everything is written beside its place and moved there, so that a full disk or a kill leaves the previous file, never half of one.
+Everything is written beside its place and moved there, so that a full disk or
+a kill leaves the previous file, never half of one.
 """
 
 from __future__ import annotations
