@@ -157,15 +157,16 @@ class Placer:
         changed, heap = self._changed, self._heaps[size]
         while heap and len(changed[heap[0]]) != size:
             heappop(heap)
-        found = [heap[0]] if heap else []
-        if found and found[0] in without:
+        best = heap[0] if heap else None
+        if best is not None and best in without:
             valid = (n for n in heap if len(changed[n]) == size and n not in without)
-            found = sorted(valid)[:1]
-        for node in self._free.by_count[size]:
-            if node not in changed and node not in without:
-                found.append(node)
+            best = min(valid, default=None)
+        for node in self._free.by_count[size]:  # in order
+            if best is not None and node > best:
                 break
-        return min(found, default=None)
+            if node not in changed and node not in without:
+                return node
+        return best
 
     def _grab(self, parts: Iterable[tuple[int, int]]) -> tuple[int, ...]:
         found: list[int] = []

@@ -56,6 +56,10 @@ def simulate(
     if compat not in COMPATIBLE:
         near = get_close_matches(compat, COMPATIBLE[1:], n=1) or COMPATIBLE[1:]
         raise JobError(f"there is no simulator {compat!r} to be like; near: {', '.join(near)}")
+    if compat and cluster.quotas:
+        raise JobError(
+            f"the simulator of {compat} knows no quotas: leave [quotas] out, or --compat"
+        )
     jobs = read_trace(trace, format) if isinstance(trace, str | Path) else tuple(trace)
     chosen = make_policy(policy, compat) if isinstance(policy, str) else policy
     if compat == "muri":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -128,16 +130,17 @@ class ClusterSpec:
 
     @classmethod
     def load(cls, path: Path) -> ClusterSpec:
-        """Read a TOML file: `[[node]]` with count, gpus, memory_gib; `[quotas]`; sharing."""
+        """Read a TOML file: `[[node]]` with count, gpus, memory_gib; `[quotas]`; sharing.
+
+        Raises:
+            JobError: it cannot be read, or says something that is not known or wrong.
+        """
         try:
             text = tomllib.loads(path.read_text())
-            nodes = tuple(
-                NodeSpec(int(row["gpus"]), int(float(row.get("memory_gib", 32)) * GIB))
-                for row in text["node"]
-                for _ in range(int(row.get("count", 1)))
-            )
-            quotas = {str(k): int(v) for k, v in text.get("quotas", {}).items()}
-            sharing = int(text.get("sharing", 2))
+            _known(path, text, ("node", "quotas", "sharing"))
+            nodes = tuple(node for row in text["node"] for node in _nodes(path, row))
+            quotas = {k: _whole(path, f"quota {k}", v) for k, v in text.get("quotas", {}).items()}
+            sharing = _whole(path, "sharing", text.get("sharing", 2))
         except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise JobError(
                 f"{path} does not describe a cluster ({type(error).__name__}: {error}); write "
@@ -168,3 +171,38 @@ class ClusterSpec:
     _firsts: Any = field(init=False, repr=False, compare=False, default=())
     _largest: Any = field(init=False, repr=False, compare=False, default=0)
     _owner: Any = field(init=False, repr=False, compare=False, default=())
+
+
+def _nodes(path: Path, row: Mapping[str, Any]) -> tuple[NodeSpec, ...]:
+    """The equal machines of a [[node]]."""
+    _known(path, row, ("count", "gpus", "memory_gib"))
+    count = _whole(path, "count", row.get("count", 1))
+    if count < 1:
+        raise JobError(f"{path}: count is {count}: a [[node]] is one machine or more")
+    return (
+        NodeSpec(_whole(path, "gpus", row["gpus"]), in_bytes(row.get("memory_gib", 32))),
+    ) * count
+
+
+def in_bytes(gib: float) -> int:
+    """The memory of a GPU.
+
+    Raises:
+        JobError: it is no number of GiB.
+    """
+    if not math.isfinite(gib):
+        raise JobError(f"a GPU's memory is {gib} GiB: give a number of GiB, like 32")
+    return int(float(gib) * GIB)
+
+
+def _known(path: Path, table: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in table:
+        if name not in names:
+            near = get_close_matches(name, names, n=1) or names
+            raise JobError(f"{path}: nobody knows what {name!r} is; near: {', '.join(near)}")
+
+
+def _whole(path: Path, what: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise JobError(f"{path}: {what} is {value!r}: write a whole number")
+    return value

@@ -7,6 +7,7 @@ function of the state alone, and the simulator and an engine on real machines ca
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, nan
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from waterflow.cluster.free import FreeGpus, Placer
 from waterflow.cluster.pending import Level, Rank
+from waterflow.cluster.quotas import Account, Allowance, account_of
 from waterflow.cluster.spec import ClusterSpec, JobSpec
 
 
@@ -126,7 +128,7 @@ class ClusterState:
         memory: what the policy's last plan wanted to last.
     """
 
-    def __init__(self, cluster: ClusterSpec, speeds: Speeds) -> None:
+    def __init__(self, cluster: ClusterSpec, speeds: Speeds, *, classes: bool = True) -> None:
         self.now = 0.0
         self.turn = 0
         self.cluster = cluster
@@ -135,16 +137,22 @@ class ClusterState:
         self.reached: tuple[int, ...] = ()
         self.down: frozenset[int] = frozenset()
         self.memory: Hashable | None = None
+        self._classes = classes  # opportunistic jobs are known, and outside of quotas
         self._free = FreeGpus(cluster)
         self._free_of_guaranteed = FreeGpus(cluster)
         self._pending: list[Level] = [Level()]
         self._running: list[dict[int, JobState]] = [{}]
         self._used = [0]
+        self._used_of: list[Counter[Account]] = [Counter()]  # by account; kept where quotas are
         self._occupants: list[tuple[int, ...]] = [()] * cluster.gpus
         self._claims = [0] * cluster.gpus  # jobs on each GPU that are not opportunistic
         self._loads: list[tuple[float, int]] = [(0.0, gpu) for gpu in range(cluster.gpus)]
         self._load_of = [0.0] * cluster.gpus
-        self._crowded: set[int] = set()
+        # GPUs by how many jobs are on them, but those with none.
+        self._by_jobs: list[set[int]] = [set() for _ in range(cluster.sharing + 1)]
+        self._smallest: dict[int, int] = {}  # by node, worked out when it is asked for
+        self._moved: set[int] = set()  # GPUs whose jobs have changed since then
+        self._grown: set[int] = set()
         self._spread: set[int] = set()
         self._load_changed: set[int] = set()  # since the list was last asked for
 
@@ -184,6 +192,32 @@ class ClusterState:
         """GPUs that a queue's jobs run on, each counted for each of its jobs."""
         return self._used[level]
 
+    def account(self, job: JobState, opportunistic: bool | None = None) -> Account:
+        """Whose quota a job counts against, as it is or if it were, or were not, opportunistic."""
+        there = job.opportunistic if opportunistic is None else opportunistic
+        return account_of(self.cluster, job.spec, there and self._classes)
+
+    def used_by(self, level: int = 0) -> Mapping[Account, int]:
+        """The same by account, where the cluster has quotas."""
+        return self._used_of[level]
+
+    def used_by_tenant(self) -> Mapping[str, int]:
+        """GPUs that count against each tenant's quota, where the cluster has quotas."""
+        used: Counter[str] = Counter()
+        for accounts in self._used_of:
+            for account, gpus in accounts.items():
+                if account is not None:
+                    used[account] += gpus
+        return used
+
+    def allowance(self, *, running: bool = True) -> Allowance:
+        """What quotas leave to jobs that start; or, not counting those that run, to all jobs.
+
+        Every policy goes along `pending(level).walk(allowance)`, which shows no job beyond it.
+        """
+        kept = running and self.cluster.quotas
+        return Allowance(self.cluster.quotas, self.used_by_tenant() if kept else {})
+
     def claimed(self, gpu: int) -> bool:
         """A job that is not opportunistic runs on this GPU."""
         return self._claims[gpu] > 0
@@ -194,7 +228,28 @@ class ClusterState:
 
     def crowded(self) -> Sequence[int]:
         """The GPUs with more than one job."""
-        return sorted(self._crowded)
+        return sorted(gpu for there in self._by_jobs[2:] for gpu in there)
+
+    def shareable(self) -> Iterable[int]:
+        """The GPUs that somebody uses and that one more job could share."""
+        return (gpu for there in self._by_jobs[1 : self.cluster.sharing] for gpu in there)
+
+    def smallest(self, node: int) -> int:
+        """The GPUs that the smallest job on a node asks for; 0 where none is."""
+        owner, firsts = self.cluster.owner, self.cluster.firsts
+        for gpu in self._moved:
+            self._smallest.pop(owner[gpu], None)
+        self._moved.clear()
+        found = self._smallest.get(node)
+        if found is None:
+            there = self._occupants[firsts[node] : firsts[node + 1]]
+            sizes = (self.jobs[index].spec.gpus for jobs in there for index in jobs)
+            found = self._smallest[node] = min(sizes, default=0)
+        return found
+
+    def grown(self) -> bool:
+        """A job runs on more GPUs than it asked for."""
+        return bool(self._grown)
 
     def spread(self) -> Sequence[int]:
         """The jobs that run on more nodes than they would need."""

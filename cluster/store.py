@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from waterflow.cluster.pending import Level
@@ -22,11 +23,11 @@ class StateStore(ClusterState):
         index = job.spec.index
         self.jobs[index] = job
         if not job.gpus:
-            self._pending[job.level].add(job.spec.gpus, job.rank, index)
+            self._pending[job.level].add(job.spec.gpus, job.rank, index, self.account(job))
             return
         self._running[job.level][index] = job
-        self._used[job.level] += len(job.gpus)
-        self._note_spread(job)
+        self._count(job, len(job.gpus))
+        self._note_shape(job)
         self._occupy(index, job.gpus, job.opportunistic)
 
     def put_same_place(self, job: JobState) -> None:
@@ -39,14 +40,21 @@ class StateStore(ClusterState):
         if job is None:
             return
         if not job.gpus:
-            self._pending[job.level].remove(job.spec.gpus, job.rank, index)
+            self._pending[job.level].remove(job.spec.gpus, job.rank, index, self.account(job))
             return
         del self._running[job.level][index]
         self._spread.discard(index)
-        self._used[job.level] -= len(job.gpus)
+        self._grown.discard(index)
+        self._count(job, -len(job.gpus))
         self._vacate(index, job.gpus, job.opportunistic)
 
-    def _note_spread(self, job: JobState) -> None:
+    def _count(self, job: JobState, more: int) -> None:
+        self._used[job.level] += more
+        if self.cluster.quotas:
+            self._used_of[job.level][self.account(job)] += more
+
+    def _note_shape(self, job: JobState) -> None:
+        (self._grown.add if len(job.gpus) > job.spec.gpus else self._grown.discard)(job.spec.index)
         need = -(-len(job.gpus) // self.cluster.largest)
         if len(job.gpus) > 1 and self.nodes_of(job.gpus) > need:
             self._spread.add(job.spec.index)
@@ -57,9 +65,9 @@ class StateStore(ClusterState):
         """A running job goes on on other GPUs: only what differs is touched."""
         index, before, after = job.spec.index, set(old.gpus), set(job.gpus)
         self.put_same_place(job)
-        self._used[job.level] += len(job.gpus) - len(old.gpus)
+        self._count(job, len(job.gpus) - len(old.gpus))
         if old.gpus != job.gpus:
-            self._note_spread(job)
+            self._note_shape(job)
         gone = tuple(gpu for gpu in old.gpus if gpu not in after)
         self._vacate(index, gone, job.opportunistic)
         new = tuple(gpu for gpu in job.gpus if gpu not in before)
@@ -68,13 +76,13 @@ class StateStore(ClusterState):
     def _occupy(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
         alone = []
         self._load_changed.update(gpus)
+        self._moved.update(gpus)
         for gpu in gpus:
             there = self._occupants[gpu]
             self._occupants[gpu] = (*there, index)
             if not there:
                 alone.append(gpu)
-            else:
-                self._crowded.add(gpu)
+            self._recount(gpu, len(there), len(there) + 1)
         self._free.take(alone)
         if not opportunistic:
             self._claim(gpus)
@@ -82,15 +90,23 @@ class StateStore(ClusterState):
     def _vacate(self, index: int, gpus: tuple[int, ...], opportunistic: bool) -> None:
         alone = []
         self._load_changed.update(gpus)
+        self._moved.update(gpus)
         for gpu in gpus:
             there = self._occupants[gpu] = tuple(j for j in self._occupants[gpu] if j != index)
-            if len(there) < 2:
-                self._crowded.discard(gpu)
+            self._recount(gpu, len(there) + 1, len(there))
             if not there:
                 alone.append(gpu)
         self._free.give(alone)
         if not opportunistic:
             self._unclaim(gpus)
+
+    def _recount(self, gpu: int, before: int, after: int) -> None:
+        while len(self._by_jobs) <= after:  # for a moment, while jobs change places
+            self._by_jobs.append(set())
+        if before:
+            self._by_jobs[before].discard(gpu)
+        if after:
+            self._by_jobs[after].add(gpu)
 
     def _claim(self, gpus: tuple[int, ...]) -> None:
         """One more job has a claim to these."""
@@ -123,6 +139,7 @@ class StateStore(ClusterState):
             self._pending.append(Level())
             self._running.append({})
             self._used.append(0)
+            self._used_of.append(Counter())
 
 
 def _same_queue(old: JobState, job: JobState) -> bool:

@@ -17,6 +17,7 @@ from math import inf
 from waterflow.cluster.free import Placer
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
+from waterflow.cluster.quotas import Allowance
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
 BUSY = 0.8  # of the time; a GPU above is left alone
@@ -28,7 +29,7 @@ _OPPORTUNISTIC, _MEANWHILE = 1, 2  # queues; the latter: guaranteed jobs that ru
 @dataclass
 class _Draft:
     placer: Placer
-    used: Counter[str]
+    allowance: Allowance
     start: dict[int, tuple[int, ...]] = field(default_factory=dict)
     move: dict[int, tuple[int, ...]] = field(default_factory=dict)
     opportunistic: dict[int, bool] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class AntMan(Policy):
     source = "AntMan, section 3.3 (Algorithm 1)"
     summary = "quotas; opportunistic jobs in the gaps of guaranteed ones, upgraded when they can be"
     shares = True
-    keeps_quotas = True
+    knows_opportunistic = True
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
@@ -62,7 +63,7 @@ class AntMan(Policy):
 
     def decide(self, state: ClusterState) -> Plan:
         """Guaranteed jobs and upgrades, then opportunistic jobs."""
-        draft = _Draft(state.placer(over_opportunistic=True), _used(state))
+        draft = _Draft(state.placer(over_opportunistic=True), state.allowance())
         self._start_guaranteed(state, draft)
         self._start_opportunistic(state, draft)
         return Plan(
@@ -86,10 +87,9 @@ class AntMan(Policy):
         """In order of the queue, also those that run as opportunistic meanwhile."""
         if not draft.placer.total:
             return
-        walk = state.pending(0).walk()
+        walk = state.pending(0).walk(draft.allowance)
         running = state.running(_MEANWHILE).values() if state.levels > _MEANWHILE else ()
         meanwhile = sorted(running, key=lambda job: job.rank, reverse=True)
-        blocked: set[str] = set()
         while draft.placer.total:
             head = walk.first()
             if meanwhile and (head is None or meanwhile[-1].rank < head.rank):
@@ -101,13 +101,10 @@ class AntMan(Policy):
                 walk.next()
             else:
                 break
-            if job.spec.tenant in blocked:
-                continue
-            if not _within_quota(state, draft, job):
+            account = state.account(job, opportunistic=False)
+            if not draft.allowance.fits(account, job.spec.gpus):
                 # First come, first served: nobody of a tenant passes one who waits for quota.
-                # One that no quota will ever be enough for does not hold up the others.
-                if job.spec.gpus <= state.cluster.quotas.get(job.spec.tenant, 0):
-                    blocked.add(job.spec.tenant)
+                draft.allowance.close(account)
             elif not self._start_or_upgrade(state, draft, job):
                 _reserve(draft, job)
 
@@ -118,7 +115,7 @@ class AntMan(Policy):
                 self._make_room(state, draft, gpu, job)
             draft.placer.take(job.gpus, state.cluster.owner)
             draft.claimed.update(job.gpus)
-            draft.used[job.spec.tenant] += len(job.gpus)
+            draft.allowance.take(state.account(job, opportunistic=False), len(job.gpus))
             draft.opportunistic[job.spec.index] = False
             return True
         gpus = self._place(state, draft, job)
@@ -226,24 +223,7 @@ class AntMan(Policy):
             draft.count[gpu] += 1
         if not opportunistic:
             draft.claimed.update(gpus)
-            draft.used[job.spec.tenant] += len(gpus)
-
-
-def _used(state: ClusterState) -> Counter[str]:
-    """GPUs of each tenant's running jobs that count against its quota."""
-    used: Counter[str] = Counter()
-    if state.cluster.quotas:
-        for job in state.running(0).values():
-            used[job.spec.tenant] += len(job.gpus)
-    return used
-
-
-def _within_quota(state: ClusterState, draft: _Draft, job: JobState) -> bool:
-    quotas, tenant = state.cluster.quotas, job.spec.tenant
-    if not quotas:
-        return True
-    # A job larger than its tenant's quota runs as opportunistic alone.
-    return draft.used[tenant] + job.spec.gpus <= quotas.get(tenant, 0)
+            draft.allowance.take(state.account(job, opportunistic=False), len(gpus))
 
 
 def _reserve(draft: _Draft, job: JobState) -> None:

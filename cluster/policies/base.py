@@ -4,6 +4,8 @@ A policy is asked after every event (jobs came, ended, reached what was watched 
 came back) and answers with a `Plan`. Its `decide` is a function of the state alone: the policy has
 settings, fixed when it is made, and remembers nothing; what has to last goes into the plan's
 ranks or its memory, which the next state has. It reads no clock and no file, and imports no torch.
+No policy exceeds a quota: it looks at jobs that wait along `state.pending(level).walk(allowance)`,
+with what `state.allowance()` says is left, and the simulator refuses a plan that gives more.
 `waterflow.cluster.testing` checks a plan against all that must hold whatever the policy.
 """
 
@@ -24,7 +26,9 @@ class Policy(ABC):
         source: the paper, or the simulator, that it comes from.
         summary: what it does, in half a line.
         shares: it puts several jobs on one GPU.
-        keeps_quotas: tenants' jobs with a claim get no more GPUs than `ClusterSpec.quotas` says.
+        knows_opportunistic: jobs without a claim come after all others, and so are outside of
+            quotas; under other policies every job counts against its tenant's.
+        resizes: jobs run on more or fewer GPUs than they asked for.
         turns_on_servers: jobs that share take turns on all GPUs of their server, not on one.
     """
 
@@ -32,7 +36,8 @@ class Policy(ABC):
     source: ClassVar[str]
     summary: ClassVar[str]
     shares: ClassVar[bool] = False
-    keeps_quotas: ClassVar[bool] = False
+    knows_opportunistic: ClassVar[bool] = False
+    resizes: ClassVar[bool] = False
     turns_on_servers: ClassVar[bool] = False
 
     def level(self, job: JobState) -> int:

@@ -34,6 +34,7 @@ class ElasticTiresias(Tiresias):
     name = "elastic-tiresias"
     source = "Amoeba, section 6.3"
     summary = "Tiresias; jobs shrink where many wait and grow where GPUs are idle"
+    resizes = True
 
     def __init__(self, limits: Sequence[float] = LIMITS, most_waiting: int = MOST_WAITING) -> None:
         super().__init__(limits)
@@ -57,7 +58,7 @@ class ElasticTiresias(Tiresias):
         )
 
     def _draft(self, state: ClusterState, down: Sequence[JobState], *, halve: bool) -> Draft:
-        draft = Draft(state.available)
+        draft = Draft(state.available, state.allowance(running=False))
         moved = {job.spec.index: job.level + 1 for job in down}
         for level in range(max(state.levels, 1 + max(moved.values(), default=0))):
             half = halve and level > 0
@@ -65,9 +66,9 @@ class ElasticTiresias(Tiresias):
                 running = sorted(state.running(level).values(), key=lambda job: job.rank)
                 for job in running:
                     if job.spec.index not in moved:
-                        keep_or_stop(draft, job, half=half)
-                start_waiting(state.pending(level).walk(), draft, half=half)
+                        keep_or_stop(draft, job, state.account(job), half=half)
+                start_waiting(state.pending(level).walk(draft.allowance), draft, half=half)
             for job in down:
                 if job.level + 1 == level:
-                    keep_or_stop(draft, job, half=half)
+                    keep_or_stop(draft, job, state.account(job), half=half)
         return draft

@@ -19,9 +19,9 @@ class Fifo(Policy):
         free = state.free
         if not free or not state.waiting:
             return NOTHING
-        walk, starts = state.pending().walk(), []
+        walk, starts = state.pending().walk(state.allowance()), []
         while (head := walk.first()) and head.gpus <= free:
             starts.append(head.job)
             free -= head.gpus
-            walk.next()
+            walk.take()
         return Plan(start=place_all(state, starts, ())) if starts else NOTHING

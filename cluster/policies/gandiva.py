@@ -12,12 +12,14 @@ has come for a while, and shrink as soon as somebody waits.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from waterflow.cluster.free import Placer
 from waterflow.cluster.policies.base import Policy
+from waterflow.cluster.quotas import Account, Allowance
 from waterflow.cluster.state import NOTHING, ClusterState, JobState, Plan
 
 IDLE = 60.0  # seconds without a new job after which jobs grow
@@ -28,6 +30,7 @@ _EMPTY = 0.75  # a node with so much of its GPUs free is emptied (3 of 4 in the 
 @dataclass
 class _Draft:
     placer: Placer
+    allowance: Allowance
     start: dict[int, tuple[int, ...]] = field(default_factory=dict)
     move: dict[int, tuple[int, ...]] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)  # GPUs given to somebody by this plan
@@ -41,7 +44,9 @@ class Gandiva(Policy):
     source = "Gandiva, section 4.2 (Algorithm 1)"
     summary = "early feedback: jobs share GPUs in turns or packed, and move to better places"
     shares = True
+    knows_opportunistic = True
     turns_on_servers = True
+    resizes = True
 
     def level(self, job: JobState) -> int:
         """Opportunistic jobs have a queue of their own, after all others."""
@@ -49,7 +54,7 @@ class Gandiva(Policy):
 
     def decide(self, state: ClusterState) -> Plan:
         """Place those that wait; if nobody does, better the places of those that run."""
-        draft = _Draft(state.placer())
+        draft = _Draft(state.placer(), state.allowance())
         quiet_since = state.memory if isinstance(state.memory, float) else 0.0
         wake = inf
         if state.waiting:
@@ -72,8 +77,8 @@ class Gandiva(Policy):
     def _start(self, state: ClusterState, draft: _Draft) -> None:
         affinity = _Affinity(state)
         for level in range(state.levels):
-            walk = state.pending(level).walk()
-            while head := walk.first():
+            walk = state.pending(level).walk(draft.allowance)
+            while head := walk.best(state.cluster.gpus):
                 job = state.jobs[head.job]
                 gpus = _free_place(state, draft, affinity, job) or _beside(
                     state, draft, affinity, job
@@ -81,7 +86,7 @@ class Gandiva(Policy):
                 if gpus is None:
                     walk.drop()
                     continue
-                walk.next()
+                walk.take()
                 draft.start[head.job] = gpus
                 draft.taken.update(gpus)
                 for node in {state.cluster.owner[gpu] for gpu in gpus}:
@@ -89,15 +94,28 @@ class Gandiva(Policy):
 
 
 def _shrink(state: ClusterState, draft: _Draft) -> None:
-    """Jobs that have grown give back what those that wait need."""
+    """Jobs that have grown give back what those that wait need: GPUs, or quota of their tenant."""
     need = sum(state.pending(level).gpus for level in range(state.levels)) - draft.placer.total
-    for job in state.all_running() if need > 0 else ():
-        extra = len(job.gpus) - job.spec.gpus
-        if extra > 0 and need > 0:
-            size = len(job.gpus) - min(extra, need)
+    short = _short_of_quota(state, draft) if state.cluster.quotas else Counter()
+    for job in state.all_running() if state.grown() and (need > 0 or short) else ():
+        extra, account = len(job.gpus) - job.spec.gpus, state.account(job)
+        back = min(extra, max(need, short[account]))
+        if back > 0:
+            size = len(job.gpus) - back
             draft.placer.give(job.gpus[size:], state.cluster.owner)
             draft.move[job.spec.index] = job.gpus[:size]
-            need -= len(job.gpus) - size
+            draft.allowance.take(account, -back)
+            need -= back
+            short[account] -= back
+
+
+def _short_of_quota(state: ClusterState, draft: _Draft) -> Counter[Account]:
+    """GPUs that tenants' waiting jobs ask for beyond what their quotas leave."""
+    asked: Counter[Account] = Counter()
+    for level in range(state.levels):
+        for (account, gpus), count in state.pending(level).sizes().items():
+            asked[account] += gpus * count if account is not None else 0
+    return +Counter({one: n - draft.allowance.left(one, n) for one, n in asked.items()})
 
 
 def _grow(state: ClusterState, draft: _Draft, after: float) -> float:
@@ -118,7 +136,8 @@ def _grow(state: ClusterState, draft: _Draft, after: float) -> float:
 
     def gain(index: int) -> float:
         spec, size = state.jobs[index].spec, len(able[index])
-        room = draft.placer.count(owner[able[index][0]])
+        account = state.account(state.jobs[index])
+        room = draft.placer.count(owner[able[index][0]]) and draft.allowance.left(account, 1)
         return time(spec, size, 1) / time(spec, size + 1, 1) - 1 if room else 0.0
 
     while True:
@@ -126,6 +145,7 @@ def _grow(state: ClusterState, draft: _Draft, after: float) -> float:
         if gain(best) <= 0:
             break
         able[best] += draft.placer.take_from(owner[able[best][0]], 1)
+        draft.allowance.take(state.account(state.jobs[best]), 1)
         draft.move[best] = tuple(sorted(able[best]))
     return inf
 
@@ -135,21 +155,16 @@ class _Affinity:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._found: dict[int, int] = {}
+        self._noted: dict[int, int] = {}
 
     def of(self, node: int) -> int:
-        """A node's; looked up once."""
-        found = self._found.get(node)
-        if found is None:
-            state = self._state
-            gpus = _gpus(state.cluster.firsts, node)
-            sizes = (state.jobs[i].spec.gpus for gpu in gpus for i in state.occupants(gpu))
-            found = self._found[node] = min(sizes, default=0)
-        return found
+        """A node's."""
+        noted = self._noted.get(node)
+        return self._state.smallest(node) if noted is None else noted
 
     def note(self, node: int, size: int) -> None:
         """A job comes to a node, which takes its affinity if it had none."""
-        self._found[node] = self.of(node) or size
+        self._noted[node] = self.of(node) or size
 
 
 class _Others(Collection[int]):
@@ -207,15 +222,16 @@ def _candidates(
     state: ClusterState, affinity: _Affinity, size: int, opportunistic: bool
 ) -> list[int]:
     """GPUs of an affinity that one more job of a class can share, the least loaded last."""
-    cluster, found = state.cluster, []
-    for node in range(len(cluster.nodes)):
-        if affinity.of(node) != size or node in state.down:
-            continue
-        for gpu in _gpus(cluster.firsts, node):
+    owner, jobs = state.cluster.owner, state.jobs
+    nodes: dict[int, bool] = {}
+    found = []
+    for gpu in state.shareable():
+        node = owner[gpu]
+        if node not in nodes:
+            nodes[node] = affinity.of(node) == size and node not in state.down
+        if nodes[node]:
             there = state.occupants(gpu)
-            if not 0 < len(there) < cluster.sharing:
-                continue
-            if all(state.jobs[index].opportunistic == opportunistic for index in there):
+            if all(jobs[index].opportunistic == opportunistic for index in there):
                 found.append((len(there), gpu))
     return [gpu for _, gpu in sorted(found, reverse=True)]
 

@@ -27,11 +27,11 @@ class LongestPendingFirst(Policy):
         free = state.free
         if not state.waiting:
             return NOTHING
-        walk, starts = state.pending().walk(), []
+        walk, starts = state.pending().walk(state.allowance()), []
         while (head := walk.first()) and head.gpus <= free:
             starts.append(head.job)
             free -= head.gpus
-            walk.next()
+            walk.take()
             if self._skips and walk.first():
                 walk.next()
         return Plan(start=place_all(state, starts, ())) if starts else NOTHING

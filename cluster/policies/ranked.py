@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from waterflow.cluster.pending import Head, Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.policies.room import Count, MakeRoom, Room
+from waterflow.cluster.quotas import Allowance
 from waterflow.cluster.state import NOTHING, ClusterState, JobState, Plan
 
 
@@ -30,6 +31,8 @@ def place_all(
 class RankedPolicy(Policy):
     """Ranks running and waiting jobs together, runs the first that fit, preempts the others."""
 
+    knows_opportunistic = True
+
     def __init__(self, room: MakeRoom = Count) -> None:
         self._room = room
 
@@ -49,34 +52,49 @@ class RankedPolicy(Policy):
         """Take in the best until nothing fits."""
         if not state.waiting:
             return NOTHING
-        room = self._room(state)
+        room, allowance = self._room(state), state.allowance(running=False)
         starts: list[int] = []
         stops: list[int] = []
         for level in range(state.levels):
-            self._take_in(state, level, room, starts, stops)
+            self._take_in(state, level, room, allowance, starts, stops)
         return Plan(stop=tuple(stops), start=place_all(state, starts, stops))
 
     def _take_in(
-        self, state: ClusterState, level: int, room: Room, starts: list[int], stops: list[int]
+        self,
+        state: ClusterState,
+        level: int,
+        room: Room,
+        allowance: Allowance,
+        starts: list[int],
+        stops: list[int],
     ) -> None:
-        walk = state.pending(level).walk()
+        walk = state.pending(level).walk(allowance)
 
         def take_waiting(before: Rank | None) -> None:
             while (head := walk.best(room.left)) and (before is None or head.rank < before):
                 if room.take(head.gpus):
                     starts.append(head.job)
-                    walk.next()
+                    walk.take()
                 else:
                     walk.drop()
 
-        for rank, job in self._behind(state, level, room, walk.best(room.left)):
+        first = walk.best(room.left)
+        for rank, job in self._behind(state, level, room, allowance, first):
             take_waiting(rank)
-            if not room.take(len(job.gpus)):
+            account, gpus = state.account(job), len(job.gpus)
+            if allowance.fits(account, gpus) and room.take(gpus):
+                allowance.take(account, gpus)
+            else:
                 stops.append(job.spec.index)
         take_waiting(None)
 
     def _behind(
-        self, state: ClusterState, level: int, room: Room, first: Head | None
+        self,
+        state: ClusterState,
+        level: int,
+        room: Room,
+        allowance: Allowance,
+        first: Head | None,
     ) -> list[tuple[Rank, JobState]]:
         """The running jobs in order, less those that go on whatever waits: these are taken in.
 
@@ -92,6 +110,7 @@ class RankedPolicy(Policy):
             rank = (*self.urgency(job, now), index)
             if certain and first is not None and rank < first.rank:
                 kept += len(job.gpus)
+                allowance.take(state.account(job), len(job.gpus))
             else:
                 found.append((rank, job))
         room.take(kept)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 
 from waterflow.cluster.free import Placer
 from waterflow.cluster.pending import Rank, Walk
+from waterflow.cluster.quotas import Account, Allowance
 from waterflow.cluster.state import ClusterState, JobState
 
 Places = dict[int, tuple[int, ...]]
@@ -19,34 +20,59 @@ class Draft:
     """Who runs, on how many GPUs, before anyone is placed."""
 
     room: int
+    allowance: Allowance
     sizes: dict[int, int] = field(default_factory=dict)
     stops: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
+    claims: set[int] = field(default_factory=set)  # guests that are to have one from now on
+
+    def account_in(self, state: ClusterState) -> Callable[[int], Account]:
+        """Whose quota a job will count against."""
+        jobs, claims = state.jobs, self.claims
+        if not state.cluster.quotas:
+            return lambda index: None
+
+        def account(index: int) -> Account:
+            job = jobs[index]
+            return state.account(job, job.opportunistic and index not in claims)
+
+        return account
 
     def waiting(self, state: ClusterState) -> int:
-        """How many jobs would wait."""
-        return state.waiting - len(self.starts) + len(self.stops)
+        """How many jobs would wait for GPUs; those that wait for their tenant's quota do not."""
+        count = state.waiting - len(self.starts) + len(self.stops)
+        if not state.cluster.quotas or not count:
+            return count
+        waits: Counter[tuple[Account, int]] = Counter()
+        for level in range(state.levels):
+            waits.update(state.pending(level).sizes())
+        for sign, jobs in ((-1, self.starts), (1, self.stops)):
+            for index in jobs:
+                job = state.jobs[index]
+                waits[state.account(job), job.spec.gpus] += sign
+        fits = self.allowance.fits
+        return sum(n for (account, gpus), n in waits.items() if fits(account, gpus))
 
 
 def start_waiting(walk: Walk, draft: Draft, *, half: bool, before: Rank | None = None) -> None:
     """Start, as far as there is room, those that wait and come before a rank."""
-    # Half of an odd number is rounded down.
-    while head := walk.best(2 * draft.room + 1 if half and draft.room else draft.room):
+    while head := walk.best(draft.room, half=half):
         if before is not None and head.rank >= before:
             break
         size = _size(head.gpus, half)
         draft.starts.append(head.job)
         draft.sizes[head.job] = size
         draft.room -= size
-        walk.next()
+        walk.take(size)
 
 
-def keep_or_stop(draft: Draft, job: JobState, *, half: bool) -> None:
-    """A running job goes on, if there is room."""
+def keep_or_stop(draft: Draft, job: JobState, account: Account, *, half: bool) -> None:
+    """A running job goes on, if there is room, and its tenant's quota has some."""
     size = _size(job.spec.gpus, half)
-    if size <= draft.room:
+    if size <= draft.room and (account is None or draft.allowance.fits(account, size)):
         draft.sizes[job.spec.index] = size
         draft.room -= size
+        draft.allowance.take(account, size)
     else:
         draft.stops.append(job.spec.index)
 
@@ -62,10 +88,14 @@ def grow(state: ClusterState, draft: Draft, placed: Placed) -> None:
     most = [(-gain(index, size), index) for index, size in draft.sizes.items()]
     heapify(most)
     owner = state.cluster.owner
+    account = draft.account_in(state)
     grown: dict[int, list[int]] = {}
     nodes: dict[int, set[int]] = {}
     while placed.placer.total and most and most[0][0] < 0:
         promised, index = most[0]
+        if not draft.allowance.fits(account(index), 1):
+            heappop(most)  # its tenant's quota has no more
+            continue
         if index not in nodes:
             grown[index] = list(placed.gpus(state, index))
             nodes[index] = {owner[gpu] for gpu in grown[index]}
@@ -84,6 +114,7 @@ def grow(state: ClusterState, draft: Draft, placed: Placed) -> None:
         grown[index] += placed.placer.take_from(node, 1)
         draft.sizes[index] = size + 1
         draft.room -= 1
+        draft.allowance.take(account(index), 1)
         heapreplace(most, (-gain(index, size + 1, len(nodes[index]), len(nodes[index])), index))
     for index, gpus in grown.items():
         if len(gpus) > len(placed.gpus(state, index)):
@@ -155,10 +186,15 @@ class _Spare:
         """GPUs for a job, on one node if there is any."""
         placer = self._placed.placer
         if placer.best_fit(count) is None and self._on:
-            short = ((count - placer.count(node), node) for node in self._on)
-            able = [(few, node) for few, node in short if len(self._on[node]) >= few]
-            if able:
-                self._take(*reversed(min(able)))
+            found: tuple[int, int] | None = None  # GPUs that are short, fewest first; node
+            for node in sorted(self._on):
+                few = count - placer.count(node)
+                if (found is None or few < found[0]) and len(self._on[node]) >= few:
+                    found = few, node
+                    if few == 1:
+                        break
+            if found is not None:
+                self._take(found[1], found[0])
         if count > placer.total:
             self.take_all()
         return _found(placer, count)
@@ -169,20 +205,44 @@ class _Spare:
             self._take(node, len(self._on[node]))
 
     def _take(self, node: int, count: int) -> None:
-        there = sorted(self._on[node])
-        self._on[node] = there[count:]
-        self._placed.placer.give([gpu for gpu, _ in there[:count]], self._state.cluster.owner)
-        for gpu, index in there[:count]:
+        there = sorted(self._on.pop(node))
+        if there[count:]:
+            self._on[node] = there[count:]
+        self._give_back(there[:count])
+
+    def _give_back(self, there: Sequence[tuple[int, int]]) -> None:
+        self._placed.placer.give([gpu for gpu, _ in there], self._state.cluster.owner)
+        for gpu, index in there:
             self._lost.setdefault(index, set()).add(gpu)
+
+    def keep_quotas(self) -> None:
+        """What tenants have beyond their quota is taken back; GPUs of those that start count."""
+        account, beyond = self._draft.account_in(self._state), Counter[Account]()
+        for there in self._on.values():
+            beyond.update(account(index) for _, index in there)
+        for one, count in beyond.items():
+            beyond[one] -= self._draft.allowance.left(one, count)
+        for node, there in list(self._on.items()):
+            back: list[tuple[int, int]] = []
+            for gpu, index in there:
+                if beyond[account(index)] > 0:
+                    beyond[account(index)] -= 1
+                    back.append((gpu, index))
+            self._give_back(back)
+            self._on[node] = [one for one in there if one not in back]
+            if not self._on[node]:
+                del self._on[node]
 
     def settle(self) -> None:
         """Jobs keep what is left to them."""
         draft = self._draft
+        account = draft.account_in(self._state)
         for index, size in draft.sizes.items():
             left = len(self._state.jobs[index].gpus) - len(self._lost.get(index, ()))
             if left > size:
                 draft.sizes[index] = left
                 draft.room -= left - size
+                draft.allowance.take(account(index), left - size)
         for index, lost in self._lost.items():
             gpus = self._state.jobs[index].gpus
             self._placed.move[index] = tuple(gpu for gpu in gpus if gpu not in lost)
@@ -201,6 +261,8 @@ def place(state: ClusterState, draft: Draft, *, keep: bool) -> Placed:
     spare = _Spare(state, draft, placed)
     if not keep:
         spare.take_all()
+    elif state.cluster.quotas:
+        spare.keep_quotas()
     for index in draft.starts:
         placed.start[index] = spare.place(draft.sizes[index])
     for index, size in draft.sizes.items():

@@ -8,13 +8,15 @@ to be known. `Las` is the same with seconds alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, inf
 from typing import Literal
 
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
 from waterflow.cluster.policies.ranked import place_all
+from waterflow.cluster.quotas import Account
 from waterflow.cluster.state import ClusterState, JobState, Plan
 
 #: Tiresias' simulator: GPU seconds at which a job leaves each queue but the last.
@@ -34,6 +36,7 @@ class Tiresias(Policy):
     source = "Tiresias, section 3.2 (2D-LAS)"
     summary = "queues by GPU seconds had; preempts, and need not know durations"
     by_gpus = True
+    knows_opportunistic = True
 
     def __init__(self, limits: Sequence[float] = LIMITS, wakes: Wakes = "watch") -> None:
         self._limits = tuple(limits)
@@ -128,36 +131,58 @@ def _take_in(
 
     A queue whose running jobs all fit is not looked through, so a decision costs what it changes.
     """
-    room = state.available
-    keep, stops, starts = [], [], []
+    room, allowance = state.available, state.allowance(running=False)
+    keep: list[int] = []
+    stops: list[int] = []
+    starts: list[int] = []
     moved = {job.spec.index for job in down}
+
+    def keep_or_stop(job: JobState) -> bool:
+        nonlocal room
+        account, gpus = state.account(job), len(job.gpus)
+        fits = gpus <= room and allowance.fits(account, gpus)
+        if fits:
+            room -= gpus
+            allowance.take(account, gpus)
+        else:
+            stops.append(job.spec.index)
+        return fits
+
     for level in range(max(state.levels, 1 + max((j.level + 1 for j in down), default=0))):
         if level < state.levels:
-            used = state.used(level) - sum(len(j.gpus) for j in down if j.level == level)
-            if used <= room:
+            used, accounts = _used(state, level, down)
+            if used <= room and all(allowance.fits(one, gpus) for one, gpus in accounts.items()):
                 room -= used
+                for account, gpus in accounts.items():
+                    allowance.take(account, gpus)
             else:
-                jobs = state.running(level).values()
-                for job in sorted(jobs, key=lambda job: job.rank):
-                    if job.spec.index in moved:
-                        continue
-                    if len(job.gpus) <= room:
-                        room -= len(job.gpus)
-                    else:
-                        stops.append(job.spec.index)
-            walk = state.pending(level).walk()
+                for job in sorted(state.running(level).values(), key=lambda job: job.rank):
+                    if job.spec.index not in moved:
+                        keep_or_stop(job)
+            walk = state.pending(level).walk(allowance)
             while head := walk.best(room):
                 starts.append(head.job)
                 room -= head.gpus
-                walk.next()
+                walk.take()
         for job in down:
-            if job.level + 1 == level:
-                if len(job.gpus) <= room:
-                    room -= len(job.gpus)
-                    keep.append(job.spec.index)
-                else:
-                    stops.append(job.spec.index)
+            if job.level + 1 == level and keep_or_stop(job):
+                keep.append(job.spec.index)
     return keep, stops, starts
+
+
+def _used(
+    state: ClusterState, level: int, down: Sequence[JobState]
+) -> tuple[int, Mapping[Account, int]]:
+    """GPUs of a queue's running jobs but those that move down: all, and by account."""
+    used, accounts = state.used(level), state.used_by(level)
+    used -= sum(len(job.gpus) for job in down if job.level == level)
+    if not accounts or not down:
+        return used, accounts
+    left = Counter(accounts)
+    for job in down:
+        if job.level == level:
+            left[state.account(job)] -= len(job.gpus)
+    return used, left
 
 
 def new_ranks(

@@ -48,6 +48,8 @@ class Waterflow(Policy):
     source = "ours"
     summary = "least service to go first, guests where memory and speed allow, elastic sizes"
     shares = True
+    resizes = True
+    knows_opportunistic = True
 
     def __init__(self, most_waiting: int = MOST_WAITING, least: float = LEAST) -> None:
         self._most_waiting = most_waiting
@@ -83,7 +85,10 @@ class Waterflow(Policy):
         return self._finish(state, plan, start, move, evicted)
 
     def _draft(self, state: ClusterState, owners: list[int], *, halve: bool) -> Draft:
-        draft = Draft(state.available)
+        draft = Draft(state.available, state.allowance(running=False))
+        # A guest that takes its host's place has a claim, if it was submitted with one.
+        draft.claims.update(i for i in owners if state.jobs[i].spec.guaranteed)
+        account = draft.account_in(state)
         now = state.now
         for level in range(min(state.levels, _GUESTS)):
             jobs = [
@@ -91,10 +96,10 @@ class Waterflow(Policy):
                 *(state.jobs[i] for i in owners if self.level(state.jobs[i]) == level),
             ]
             ranked = sorted(((_to_go(job, now), job.spec.index), job) for job in jobs)
-            walk = state.pending(level).walk()
+            walk = state.pending(level).walk(draft.allowance)
             for rank, job in ranked:
                 start_waiting(walk, draft, half=halve, before=rank)
-                keep_or_stop(draft, job, half=halve)
+                keep_or_stop(draft, job, account(job.spec.index), half=halve)
             start_waiting(walk, draft, half=halve)
         return draft
 

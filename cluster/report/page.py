@@ -34,6 +34,16 @@ _COLUMNS = [
 ]
 
 
+def make_folder(out: Path) -> None:
+    """Make a report's folder; raises ReportError where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ReportError(
+            f"cannot write the report to {out}: {error}; name a folder (--out report/)"
+        ) from error
+
+
 def write_report(out: Path, trace: str, gpus: int, results: Mapping[str, Results]) -> None:
     """Write index.html, pictures, results.json and POLICY.csv to a folder, made if need be."""
     drawn = {
@@ -41,8 +51,8 @@ def write_report(out: Path, trace: str, gpus: int, results: Mapping[str, Results
         "gpus_in_use.png": pictures.gpus_in_use(results, gpus),
         "queue_length.png": pictures.queue_length(results),
     }
+    make_folder(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for name, content in drawn.items():
             write_atomically(out / name, content)
         for name, found in results.items():

@@ -17,6 +17,7 @@ from waterflow.cluster.local.memory import MemoryRule, coordinated, squeezed
 from waterflow.cluster.local.turns import server_shares
 from waterflow.cluster.pending import Rank
 from waterflow.cluster.policies.base import Policy
+from waterflow.cluster.simulator.checks import check_jobs, check_quotas
 from waterflow.cluster.simulator.costs import FREE, Costs
 from waterflow.cluster.simulator.failures import NO_FAILURES, Failures
 from waterflow.cluster.simulator.record import Record
@@ -25,7 +26,6 @@ from waterflow.cluster.simulator.speeds import Plain
 from waterflow.cluster.spec import ClusterSpec, JobSpec
 from waterflow.cluster.state import ClusterState, JobState, Plan, Speeds
 from waterflow.cluster.store import StateStore
-from waterflow.common.errors import JobError
 
 # At one moment: ends before failures before arrivals, so that a policy sees what is free.
 _FINISH, _DOWN, _UP, _ARRIVE, _WATCH, _WAKE = range(6)
@@ -55,7 +55,7 @@ class Simulation:
         progress: Progress | None = None,
     ) -> None:
         self._jobs = tuple(jobs)
-        _check_jobs(self._jobs, cluster)
+        check_jobs(self._jobs, cluster, policy)
         self._policy = policy
         self._speeds: Speeds = speeds or Plain()
         self._costs = costs
@@ -66,14 +66,15 @@ class Simulation:
         self._had: dict[int, int] | None = None if memory_grows else {}
         self._check = check
         self._progress = progress
-        self._state = StateStore(cluster, self._speeds)
+        self._state = StateStore(cluster, self._speeds, classes=policy.knows_opportunistic)
         self._record = Record(self._jobs)
         self._heap: list[Event] = []
         self._sequence = 0
         self._versions = [0] * len(jobs)  # of a job's end: an event of an older one is void
         self._watched = [inf] * len(jobs)
-        self._turns: dict[int, dict[int, float]] = {}  # by node, while speeds are worked out
+        self._turns: dict[int, dict[int, float]] = {}  # by node, until its jobs change
         self._wake_version = 0
+        self._wake = inf  # when the last plan wants the policy to be asked again
         self._ending: list[int] = []
         self._unfinished = len(jobs)
         self._events = 0
@@ -92,6 +93,8 @@ class Simulation:
             while self._heap and self._unfinished:
                 if self._advance():
                     self._decide()
+                    if self._stands_still():
+                        break
         except KeyboardInterrupt:
             interrupted = True  # what is done is given back
         seconds = time.perf_counter() - begin
@@ -99,6 +102,12 @@ class Simulation:
         return self._record.results(
             self._policy.name, self._events, seconds, finished=done, interrupted=interrupted
         )
+
+    def _stands_still(self) -> bool:
+        """Nodes may fail and come back for ever, and nothing else will ever happen."""
+        state = self._state
+        waits = state.waiting == self._unfinished  # all have come, and none of them runs
+        return waits and not state.down and isinf(self._wake)
 
     def _push(self, at: float, kind: int, subject: int, version: int) -> None:
         self._sequence += 1
@@ -213,9 +222,12 @@ class Simulation:
         state.turn += 1
         state.memory = state.memory if plan.memory is None else plan.memory
         self._carry_out(plan)
+        if state.cluster.quotas:
+            check_quotas(state, self._policy)
         state.reached = ()
         self._record.moment(state)
         self._wake_version += 1
+        self._wake = plan.wake
         if not isinf(plan.wake):
             self._push(max(plan.wake, state.now), _WAKE, 0, self._wake_version)
         if self._costs.every_event is not None:
@@ -318,13 +330,16 @@ class Simulation:
         if self._policy.turns_on_servers:
             cluster = self._state.cluster
             nodes = {cluster.owner[gpu] for gpu in gpus}
+            for node in nodes:  # whoever asks is about to change them, or has
+                self._turns.pop(node, None)
             gpus = (g for n in nodes for g in range(cluster.firsts[n], cluster.firsts[n + 1]))
         return {index for gpu in gpus for index in self._state.occupants(gpu)}
 
     def _respeed(self, jobs: Iterable[int]) -> None:
         """Say anew how fast jobs are, whose neighbours have changed."""
         state = self._state
-        self._turns.clear()
+        if self._costs.every_event is not None:
+            self._turns.clear()
         for index in sorted(jobs):
             job = state.jobs.get(index)
             if job is None or not job.gpus:
@@ -367,9 +382,12 @@ class Simulation:
     def _turns_on(self, node: int) -> dict[int, float]:
         if node not in self._turns:
             firsts = self._state.cluster.firsts
-            gpus = range(firsts[node], firsts[node + 1])
-            there = [self._on_gpu(self._state.occupants(gpu)) for gpu in gpus]
-            self._turns[node] = server_shares(there, self._speeds)
+            jobs = [self._state.occupants(g) for g in range(firsts[node], firsts[node + 1])]
+            if all(len(there) < 2 for there in jobs):  # most nodes, most of the time
+                self._turns[node] = {index: 1.0 for there in jobs for index in there}
+            else:
+                there = [self._on_gpu(one) for one in jobs]
+                self._turns[node] = server_shares(there, self._speeds)
         return self._turns[node]
 
     def _given(self, jobs: Sequence[OnGpu], at: int, memory: int) -> int:
@@ -404,25 +422,6 @@ class Simulation:
             at = job.since + (limit - job.attained) / len(job.gpus)
             version = self._versions[job.spec.index]
             self._push(max(at, self._state.now), _WATCH, job.spec.index, version)
-
-
-def _check_jobs(jobs: Sequence[JobSpec], cluster: ClusterSpec) -> None:
-    if not jobs:
-        raise JobError("the trace has no jobs")
-    least = min(node.memory for node in cluster.nodes)
-    for number, job in enumerate(jobs):
-        if job.index != number:
-            raise JobError(f"job {job.name!r} has the number {job.index} and is job {number}")
-        if job.gpus > cluster.gpus:
-            raise JobError(
-                f"{job.called} asks for {job.gpus} GPUs and the cluster has {cluster.gpus}: "
-                "simulate a larger cluster, or leave the job out (--skip-too-large)"
-            )
-        if job.floor > least:
-            raise JobError(
-                f"{job.called} needs {job.floor} bytes on each GPU, and not all GPUs have them: "
-                "simulate GPUs with more memory (--memory-gib), or leave the job out"
-            )
 
 
 def _with(job: JobState, **changes: object) -> JobState:

@@ -135,5 +135,11 @@ def _rows(path: Path, lines: Iterator[str], chosen: Format) -> Iterator[Row]:
         return
     reader = csv.DictReader(lines)
     for cells_by_name in reader:
+        more = cells_by_name.get(None)  # type: ignore[call-overload]
+        if more and any(more):
+            raise JobError(
+                f"{path}, line {reader.line_num}: {len(more)} fields more than the first line "
+                f"names, from {more[0]!r} on: quote fields with commas, or remove the line"
+            )
         cells_of = {k: v or "" for k, v in cells_by_name.items() if k is not None}
         yield Row(path, reader.line_num, cells_of)

@@ -6,111 +6,41 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import cluster_decisions
 from tests.support.clusters import state_of
-from waterflow.cluster import ClusterSpec, JobSpec, NodeSpec, simulate
+from waterflow.cluster import ClusterSpec, JobSpec, simulate
 from waterflow.cluster.local.coordinator import TOLERANCE
 from waterflow.cluster.policies import POLICIES, make_policy
-from waterflow.cluster.simulator.costs import MEASURED
 from waterflow.cluster.simulator.failures import Failures
 from waterflow.cluster.state import Plan
 from waterflow.cluster.testing import (
-    check_exclusive,
-    check_gangs,
-    check_guaranteed,
+    check_decision_time,
     check_not_slowed,
-    check_plan,
+    check_policy,
     check_quotas,
     check_state,
+    every_check,
+    problems,
 )
 from waterflow.common.errors import PlanError
 
 pytestmark = pytest.mark.virtual
 
 WORKING = [name for name in POLICIES if name != "nop"]
-RESIZES = {"elastic-tiresias", "gandiva", "waterflow"}
-MODELS = ["", "ResNet-50 (batch size 32)", "A3C", "vgg16", "bert"]
-
-
-@st.composite
-def clusters(draw):
-    nodes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
-    return ClusterSpec(tuple(NodeSpec(gpus, 16) for gpus in nodes), {"a": 2, "b": 2})
-
-
-@st.composite
-def traces(draw, gpus):
-    rows = draw(
-        st.lists(
-            st.tuples(
-                st.integers(0, 300),
-                st.integers(1, gpus),
-                st.integers(0, 4000),
-                st.booleans(),
-                st.sampled_from("ab"),
-                st.integers(0, 12),
-                st.sampled_from(MODELS),
-                st.sampled_from([0.1, 0.5, 0.9, 1.0]),
-                st.booleans(),
-            ),
-            min_size=1,
-            max_size=12,
-        )
-    )
-    rows.sort(key=lambda row: row[0])
-    return [
-        JobSpec(
-            index,
-            f"j{index}",
-            float(submit),
-            size,
-            float(seconds),
-            guaranteed=claim,
-            tenant=tenant,
-            memory=memory,
-            least_memory=memory // 2 if elastic else 0,
-            curve=((0.75, 0.8),) if elastic else (),
-            adaptive=elastic,
-            model=model,
-            utilization=busy,
-        )
-        for index, row in enumerate(rows)
-        for submit, size, seconds, claim, tenant, memory, model, busy, elastic in [row]
-    ]
-
-
-@st.composite
-def problems(draw):
-    cluster = draw(clusters())
-    return cluster, draw(traces(cluster.gpus))
-
-
-def checks(policy):
-    def check(state, plan):
-        check_state(state)
-        check_plan(state, plan)
-        check_guaranteed(state, plan)
-        check_not_slowed(state, TOLERANCE)
-        if policy.keeps_quotas:
-            check_quotas(state, plan)
-        if not policy.shares:
-            check_exclusive(state, plan)
-        if policy.name not in RESIZES:
-            check_gangs(state, plan)
-
-    return check
 
 
 @pytest.mark.parametrize("name", WORKING)
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(problem=problems())
 def test_every_plan_can_be_carried_out_and_nobody_starves(name, problem):
-    cluster, jobs = problem
-    policy = make_policy(name)
-    found = simulate(jobs, cluster, policy, check=checks(policy), costs=MEASURED)
-    assert found.finished
-    assert not any(map(bool, found.finish != found.finish))  # no nan: everybody is done
-    again = simulate(jobs, cluster, make_policy(name), costs=MEASURED)
-    assert again.finish.tolist() == found.finish.tolist()
+    check_policy(lambda: make_policy(name), *problem)
+
+
+@pytest.mark.parametrize("name", WORKING)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=problems(quotas=True))
+def test_no_tenant_exceeds_its_quota_and_all_its_jobs_get_done(name, problem):
+    check_policy(lambda: make_policy(name), *problem)
 
 
 @pytest.mark.parametrize("name", WORKING)
@@ -120,7 +50,7 @@ def test_nodes_that_fail_lose_no_job(name, problem, seed):
     cluster, jobs = problem
     policy = make_policy(name)
     failures = Failures(mean=900.0, repair=100.0, checkpoint=50.0, seed=seed)
-    found = simulate(jobs, cluster, policy, check=checks(policy), failures=failures)
+    found = simulate(jobs, cluster, policy, check=every_check(policy), failures=failures)
     assert found.finished
 
 
@@ -152,6 +82,28 @@ def test_the_checks_find_what_is_wrong():
         check_not_slowed(state, TOLERANCE)
     with pytest.raises(PlanError, match="tenant 'a' has 2 GPUs with a claim and a quota of 1"):
         check_quotas(state, Plan(opportunistic={1: False}))
+    both = Plan(start={0: (0,), 1: (1,)})
     del state.jobs[0], state.jobs[1]
     with pytest.raises(PlanError, match="1 GPUs are free, 0 are in use, and there are 2"):
         check_state(state)
+    with pytest.raises(PlanError, match="tenant 'a' has 2 GPUs with a claim and a quota of 1"):
+        check_quotas(state_of(cluster, policy, waiting=[claim, guest]), both, classes=False)
+
+
+@pytest.mark.parametrize("moment", cluster_decisions.MOMENTS)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_decision_about_5000_gpus_and_2000_jobs_takes_at_most_50_ms(name, moment):
+    policy = make_policy(name)
+    check_decision_time(policy, cluster_decisions.state(policy, moment))
+
+
+def test_a_slow_policy_is_found_out():
+    class Slow(type(make_policy("fifo"))):
+        def decide(self, state):
+            for _ in range(40):
+                sorted(range(200_000), key=lambda n: -n)
+            return super().decide(state)
+
+    state = state_of(ClusterSpec.of(1, 1), make_policy("fifo"))
+    with pytest.raises(PlanError, match=r"'fifo' takes .* ms for a decision about 1 GPUs"):
+        check_decision_time(Slow(), state)

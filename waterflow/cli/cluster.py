@@ -11,6 +11,7 @@ import typer
 from waterflow.cli.shared import (
     INTERRUPTED,
     AsJson,
+    WholeHelp,
     clean_stdout,
     one_line_errors,
     print_table,
@@ -18,8 +19,11 @@ from waterflow.cli.shared import (
 
 if TYPE_CHECKING:
     from waterflow.cluster import ClusterSpec, JobSpec, Results
+    from waterflow.cluster.policies.base import Policy
 
-app = typer.Typer(no_args_is_help=True, help="Who trains where on many GPUs, in simulated time.")
+app = typer.Typer(
+    cls=WholeHelp, no_args_is_help=True, help="Who trains where on many GPUs, in simulated time."
+)
 
 _EVERY = 2.0  # seconds between two lines of progress
 
@@ -49,7 +53,7 @@ def simulate(
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="of the failures")] = 0,
     skip_too_large: Annotated[
-        bool, typer.Option("--skip-too-large", help="leave out jobs larger than the cluster")
+        bool, typer.Option("--skip-too-large", help="leave out jobs larger than cluster or quota")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="a folder for pictures, tables and a page")
@@ -66,14 +70,14 @@ def simulate(
     with one_line_errors(), clean_stdout(as_json):
         machines = _machines(cluster, nodes, gpus_per_node, memory_gib)
         jobs = read_trace(trace, format)
-        if skip_too_large:
-            jobs = _small_enough(jobs, machines)
         names = [name.strip() for name in policy.split(",") if name.strip()]
         if not names:
             raise JobError("no policy is named: say --policy fifo,tiresias")
-        for name in names:
-            make_policy(name, compat)
+        chosen = [make_policy(name, compat) for name in names]
+        if skip_too_large:
+            jobs = _small_enough(jobs, machines, chosen)
         settings = _settings(costs, failures, seed, pairs)
+        _look_ahead(jobs, machines, chosen, out)
         results = {}
         for name in names:
             results[name] = _one(jobs, machines, name, compat, settings)
@@ -91,15 +95,15 @@ def policies(as_json: AsJson = False) -> None:
     """List the policies, and the papers that they are from."""
     import json
 
-    from rich.table import Table
-
     from waterflow.cluster.policies import POLICIES
+    from waterflow.report.table import Column, FittedTable
 
     if as_json:
         rows = {n: {"source": p.source, "summary": p.summary} for n, p in POLICIES.items()}
         typer.echo(json.dumps(rows))
         return
-    table = Table("policy", "what it does", "from")
+    words = Column("what it does", words=True, wraps=True), Column("from", words=True, wraps=True)
+    table = FittedTable("policies", Column("policy"), *words)
     for name, kind in POLICIES.items():
         table.add_row(name, kind.summary, kind.source)
     print_table(table)
@@ -109,6 +113,7 @@ def _machines(
     cluster: Path | None, nodes: int | None, gpus_per_node: int, memory_gib: float
 ) -> ClusterSpec:
     from waterflow.cluster import ClusterSpec
+    from waterflow.cluster.spec import in_bytes
     from waterflow.common.errors import JobError
 
     if (cluster is None) == (nodes is None):
@@ -116,16 +121,35 @@ def _machines(
     if cluster is not None:
         return ClusterSpec.load(cluster)
     assert nodes is not None
-    return ClusterSpec.of(nodes, gpus_per_node, memory=int(memory_gib * 1024**3))
+    return ClusterSpec.of(nodes, gpus_per_node, memory=in_bytes(memory_gib))
 
 
-def _small_enough(jobs: tuple[JobSpec, ...], machines: ClusterSpec) -> tuple[JobSpec, ...]:
+def _small_enough(
+    jobs: tuple[JobSpec, ...], machines: ClusterSpec, chosen: list[Policy]
+) -> tuple[JobSpec, ...]:
+    """The jobs that all policies can run."""
     from dataclasses import replace
 
-    kept = [job for job in jobs if job.gpus <= machines.gpus]
+    from waterflow.cluster.simulator.checks import most_gpus
+
+    kept = [j for j in jobs if all(j.gpus <= most_gpus(j, machines, one) for one in chosen)]
+    kept = [job for job in kept if job.gpus <= machines.gpus]
     if len(kept) < len(jobs):
         typer.echo(f"waterflow: {len(jobs) - len(kept)} jobs are too large: left out", err=True)
     return tuple(replace(job, index=index) for index, job in enumerate(kept))
+
+
+def _look_ahead(
+    jobs: tuple[JobSpec, ...], machines: ClusterSpec, chosen: list[Policy], out: Path | None
+) -> None:
+    """Refuse what the last policy, or the report, would fail on, before the first one runs."""
+    from waterflow.cluster.report.page import make_folder
+    from waterflow.cluster.simulator.checks import check_jobs
+
+    for policy in chosen:
+        check_jobs(jobs, machines, policy)
+    if out is not None:
+        make_folder(out)
 
 
 def _settings(costs: str, failures: float, seed: int, pairs: Path | None) -> dict[str, Any]:
@@ -136,8 +160,9 @@ def _settings(costs: str, failures: float, seed: int, pairs: Path | None) -> dic
 
     if costs not in COSTS:
         raise JobError(f"there are no costs {costs!r}: say one of {', '.join(COSTS)}")
-    if failures < 0:
-        raise JobError(f"--failures {failures} is negative: give days, or 0 for none")
+    if not 0 <= failures < float("inf"):
+        what = "negative" if failures < 0 else "no number of days"
+        raise JobError(f"--failures {failures} is {what}: give days, or 0 for none")
     found: dict[str, Any] = {"costs": COSTS[costs]}
     if pairs is not None:
         found["speeds"] = read_pairs(pairs)

@@ -44,9 +44,52 @@ def test_a_report_is_a_folder_with_a_page(tmp_path):
 
 def test_a_cluster_from_a_file(tmp_path):
     spec = tmp_path / "spec.toml"
-    spec.write_text("[[node]]\ncount = 2\ngpus = 4\nmemory_gib = 16\n[quotas]\na = 4\n")
+    spec.write_text("[[node]]\ncount = 2\ngpus = 4\nmemory_gib = 16\n")
     result = call("cluster", "simulate", TRACE, "--cluster", spec, "--json")
     assert json.loads(result.stdout)["gpus"] == 8
+
+
+def test_quotas_of_a_cluster_are_kept(tmp_path):
+    spec, path = tmp_path / "spec.toml", tmp_path / "trace.csv"
+    spec.write_text("[[node]]\ngpus = 4\n[quotas]\na = 2\nb = 2\n")
+    jobs = "a1,0,2,100,a\na2,0,2,100,a\nb1,10,2,50,b\n"
+    path.write_text(f"job,submit,gpus,seconds,tenant\n{jobs}")
+    few = ("cluster", "simulate", path, "--cluster", spec, "--policy", "fifo,srtf", "--json")
+    rows = json.loads(call(*few).stdout)["policies"]
+    assert rows["fifo"]["average_jct"] == rows["srtf"]["average_jct"] == (100 + 200 + 50) / 3
+    assert "simulator of muri knows no quotas" in refused(call(*few, "--compat", "muri"))
+    path.write_text(f"job,submit,gpus,seconds,tenant\n{jobs}b2,10,3,50,b\nc,10,1,50,bb\n")
+    assert "job 'b2' (line 5) asks for 3 GPUs and tenant 'b' has a quota of 2" in refused(
+        call(*few)
+    )
+    result = call(*few, "--skip-too-large")
+    assert "2 jobs are too large: left out" in result.stderr
+    assert json.loads(result.stdout)["policies"]["fifo"]["jobs"] == 3
+    assert "names no tenant" in refused(call("cluster", "simulate", TRACE, "--cluster", spec))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[node]]\ngpus = 4\n[quota]\na = 2\n", "nobody knows what 'quota' is; near: quotas"),
+        ("[[node]]\ngpus = 4\nmemory = 2\n", "nobody knows what 'memory' is; near: memory_gib"),
+        ("[[node]]\ngpus = 4.5\n", "gpus is 4.5: write a whole number"),
+        ("[[node]]\ngpus = 4\ncount = 0\n", "count is 0: a [[node]] is one machine or more"),
+        ("[[node]]\ngpus = 4\n[quotas]\na = 'x'\n", "quota a is 'x': write a whole number"),
+        ("[[node]]\ngpus = 4\n[quotas]\na = -1\n", "tenant 'a' has a quota of -1 GPUs"),
+        ("[[node]]\ngpus = 4\nmemory_gib = nan\n", "memory is nan GiB: give a number"),
+    ],
+)
+def test_a_clusters_file_is_read_strictly(text, message, tmp_path):
+    spec = tmp_path / "spec.toml"
+    spec.write_text(text)
+    assert message in refused(call("cluster", "simulate", TRACE, "--cluster", spec))
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_first_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    few = ("cluster", "simulate", TRACE, "--nodes", 1, "--policy", "nop", "--out")
+    assert "name a folder (--out report/)" in refused(call(*few, tmp_path / "file"))
 
 
 def test_jobs_too_large_can_be_left_out():
@@ -66,6 +109,8 @@ def test_jobs_too_large_can_be_left_out():
         (("--costs", "much"), "no costs 'much': say one of free"),
         (("--format", "philli"), "no trace format 'philli'; near: philly"),
         (("--failures", "-1"), "--failures -1.0 is negative"),
+        (("--failures", "nan"), "--failures nan is no number of days"),
+        (("--memory-gib", "nan"), "memory is nan GiB: give a number of GiB"),
     ],
 )
 def test_wrong_names_are_refused_with_near_ones(arguments, message):
@@ -90,6 +135,7 @@ def test_a_cluster_is_needed_and_has_gpus(tmp_path):
     ("lines", "message"),
     [
         ("b,1,99,10", "job 'b' (line 3) asks for 99 GPUs and the cluster has 8: simulate a larger"),
+        ("b,1,1,10,7", "line 3: 1 fields more than the first line names, from '7' on"),
         ("b,-1,1,10", "line 3: submit is -1: it has to be 0 or more; remove the line"),
         ("b,,1,10", "line 3: submit is missing: fill it in, or remove the line"),
         ("a,1,1,10", "line 3: job 'a' is in line 2, too: give each job a name of its own"),
