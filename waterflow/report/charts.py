@@ -7,7 +7,7 @@ black, told apart by the colour-blind; from the eighth job on patterns and dashe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from bokeh.core.json_encoder import serialize_json
@@ -20,8 +20,8 @@ from waterflow.common.html import shorten
 from waterflow.common.units import format_bytes, unit_of
 from waterflow.report.thinning import Stretch, at_most, thin_bands, thin_line
 
-if TYPE_CHECKING:
-    from waterflow.report.report import Report
+#: A `report.report.Report`, whose module imports this one.
+Report: TypeAlias = Any
 
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c8c8c")
 _PATTERNS = (" ", "/", ".", "x", "-", "|", "o")

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,9 @@ from waterflow.report.thinning import at_most, stretches, thin_bands
 if TYPE_CHECKING:
     from waterflow.report.charts import Charts
     from waterflow.report.job_report import JobReport
-    from waterflow.report.report import Report
+
+#: A `report.report.Report`, whose module imports this one.
+Report: TypeAlias = Any
 
 _MOMENTS = 24  # rows of the table of memory over time
 _METRICS = 12  # charts of metrics; a page of more helps nobody
