@@ -154,6 +154,7 @@ def test_the_programs_in_the_readme(tmp_path, monkeypatch, capsys):
     assert {path.name for path in (tmp_path / "waterflow-report").iterdir()} == {
         "report.json",
         "memory.png",
+        "report.html",
         "trace.json",
     }
     assert names["handle"].result().state == "stopped"

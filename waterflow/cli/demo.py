@@ -223,7 +223,7 @@ def _render(outcome: Outcome) -> RenderableType:
         ("memory", _memory_text(outcome.report)),
         ("time", _time_text(outcome)),
         ("numbers", _numbers_text(outcome)),
-        ("report", f"{outcome.out}: report.json, memory.png, trace.json (opens in Perfetto)"),
+        ("report", f"{outcome.out}: report.html, memory.png, report.json, trace.json"),
     ):
         facts.add_row(Text(what), Text(text, overflow="fold"))
     return Group(table, facts)

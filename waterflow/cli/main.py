@@ -19,6 +19,7 @@ from waterflow.cli.shared import (
     one_line_errors,
     print_table,
     show,
+    write_page,
     write_picture,
 )
 
@@ -56,15 +57,23 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="draw the picture again: a .png, .svg or .pdf file")
     ] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="write its page, report.html, again")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print a saved report, and draw its picture again with --out."""
+    """Print a saved report; draw its picture again with --out, its page with --html."""
     from waterflow.report.report import Report
 
     with one_line_errors():
         loaded = Report.load(directory)
         if out is not None:
             write_picture(out, loaded.picture)
+        place = (directory if directory.is_dir() else directory.parent) / "report.html"
+        if html:
+            write_page(place, loaded.page)
+        elif place.exists() and not as_json:
+            typer.echo(f"as a page: {place}", err=True)
     show(loaded, as_json, Report.table)
 
 

@@ -161,6 +161,17 @@ def check_picture(out: Path | None) -> None:
         raise ReportError(f"{out}: a picture's name ends in {', '.join(_PICTURES)}")
 
 
+def write_page(out: Path, make: Callable[[], str]) -> None:
+    """Write what `make` returns to `out`."""
+    from waterflow.common.files import write_atomically
+
+    try:
+        write_atomically(out, make().encode())
+    except OSError as error:
+        raise ReportError(f"cannot write {out}: {error}") from error
+    typer.echo(f"page written to {out}", err=True)
+
+
 def write_picture(out: Path, draw: Callable[[str], bytes]) -> None:
     """Write what `draw` returns for the kind of file that the name asks for."""
     from waterflow.common.files import write_atomically

@@ -117,7 +117,7 @@ class RunInterrupted(KeyboardInterrupt):
 
 
 class ReportWarning(UserWarning):
-    """A saved report has been replaced by another one; names the folder."""
+    """A saved report has been replaced, or a part of one is not written; says which."""
 
 
 class ReportError(WaterflowError, ValueError):

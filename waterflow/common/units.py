@@ -74,6 +74,12 @@ def format_bytes(size: float, decimals: int = 1) -> str:
     return f"{value / 1024:.{decimals}f} TiB"
 
 
+def unit_of(size: float) -> tuple[str, float]:
+    """The unit in which `format_bytes` writes a size, and its bytes: ("MiB", 1048576.0)."""
+    name = format_bytes(size).split()[-1]
+    return name, 1024.0 ** ("B", "KiB", "MiB", "GiB", "TiB").index(name)
+
+
 _SECONDS = {"": 1.0, "ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0}
 _SECONDS |= {"minute": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0}
 _TIME = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([a-z]*)", re.ASCII)

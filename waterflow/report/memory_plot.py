@@ -6,22 +6,41 @@ that process is the user's: drawing a report must not change their plots or open
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
-import warnings
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from waterflow.common.units import format_bytes
-from waterflow.report.timeline import BytesArray, FloatArray, Timeline
+from waterflow.common.html import shorten
+from waterflow.common.units import format_bytes, format_seconds, unit_of
+from waterflow.report.thinning import at_most, idle_stretches, thin_bands
+from waterflow.report.timeline import BytesArray, FloatArray, Spans, Timeline
 
-_MIB = 1024**2
-_COLUMNS = 1500  # more points than the picture has pixels cost time and show nothing
+_MARK = "#a40e26"
+_SHARE = 0.1  # a budget of which less is used is above the picture
+#: Asked in turn for letters that DejaVu Sans, which comes with matplotlib, does not have.
+_FALLBACKS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "WenQuanYi Micro Hei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Microsoft YaHei",
+    "Arial Unicode MS",
+    "Noto Emoji",
+    "Noto Sans Symbols2",
+    "Symbola",
+)
+_FALLBACK_FILES = ("NotoSansCJK-Regular", "wqy-microhei", "NotoEmoji-Regular", "Symbola_hint")
 _CLOSE = 400  # samples in the close-up; a few steps of a few jobs
 _FORMATS = ("png", "svg", "pdf")
 
@@ -33,6 +52,8 @@ def memory_png(
     peak_bytes: int = 0,
     picture_format: str = "png",
     simulated: bool = False,
+    spans: Spans | None = None,
+    idle: str = "",
 ) -> bytes:
     """Return the picture of `timeline` as the bytes of a file, by default a PNG, 1200 x 600.
 
@@ -41,86 +62,121 @@ def memory_png(
 
     `simulated` says so above it. `budget_bytes` draws the budget, 0 leaves it out; `peak_bytes` is
     the exact peak for the title,
-    which may lie between two samples, 0 takes the samples' own. `picture_format` is "png", "svg" or
-    "pdf"; raises ValueError for another.
+    which may lie between two samples, 0 takes the samples' own. With `spans` the stretches in which
+    no lane ran a step are marked; `idle` says below what lanes waited for. `picture_format` is
+    "png", "svg" or "pdf"; raises ValueError for another.
     """
     if picture_format not in _FORMATS:
         raise ValueError(f"the picture is one of {', '.join(_FORMATS)}, not {picture_format!r}")
     figure = Figure(figsize=(12, 6), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     if len(timeline) <= 2 * _CLOSE:
-        draw(figure.add_subplot(), timeline, budget_bytes, peak_bytes)
+        above = figure.add_subplot()
+        draw(above, timeline, budget_bytes, peak_bytes)
     else:
         above, below = figure.subplots(2, 1)
         draw(above, timeline, budget_bytes, peak_bytes)
-        draw_close_up(below, timeline, budget_bytes)
+        draw_close_up(below, timeline, budget_bytes, peak_bytes)
+    if spans is not None:
+        _mark_idle(above, spans)
+    if idle:
+        figure.supxlabel(idle, fontsize="small")
     if simulated:
         figure.suptitle("simulated, from estimated times", x=0.99, ha="right", fontsize="small")
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        # A job named in letters that the font lacks is no reason to disturb a training script.
-        warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(buffer, format=picture_format)
+    figure.savefig(buffer, format=picture_format)
     return buffer.getvalue()
-
-
-def thin(timeline: Timeline, columns: int = _COLUMNS) -> tuple[FloatArray, BytesArray]:
-    """Return `timeline.bands()` with about `columns` points at most, the highest of each interval.
-
-    Taking every n-th sample instead would lose the very peaks that the picture is for.
-    """
-    seconds, bands = timeline.bands()
-    if len(seconds) <= columns:
-        return seconds, bands
-    total = bands.sum(axis=0)
-    span = max(float(seconds[-1] - seconds[0]), 1e-12)
-    bucket = np.minimum(((seconds - seconds[0]) / span * columns).astype(np.int64), columns - 1)
-    # Sorted by bucket, then by total: the last entry of each bucket is its highest moment.
-    order = np.lexsort((total, bucket))
-    last = np.flatnonzero(np.diff(bucket[order], append=columns))
-    keep = np.unique(np.concatenate(([0], order[last], [len(seconds) - 1])))
-    return seconds[keep], bands[:, keep]
 
 
 def draw(axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int = 0) -> None:
     """Draw the picture of `timeline` into matplotlib's `axes`, to be part of a larger figure."""
-    seconds, bands = thin(timeline)
-    _stack(axes, seconds, bands, budget_bytes)
+    seconds, bands = timeline.bands()
+    seconds, bands = thin_bands(seconds, at_most(bands, peak_bytes)[0])
+    peak = peak_bytes or int(bands.sum(axis=0).max(initial=0))
+    shown = _stack(axes, seconds, bands, budget_bytes, peak)
     handles: list[Any] = []
     if len(seconds):
         handles += [Patch(color=colour) for colour in _colours(len(timeline.names))]
     labels = [_label(name) for name in timeline.names] if handles else []
     if budget_bytes:
         handles.append(Line2D([], [], color="black", linestyle="--"))
-        labels.append(f"budget {format_bytes(budget_bytes)}")
-    peak = format_bytes(peak_bytes or int(bands.sum(axis=0).max(initial=0)))
-    axes.set_title(f"memory of {len(timeline.names)} jobs, together at most {peak}")
+        above = "" if shown else ", above the picture"
+        labels.append(f"budget {format_bytes(budget_bytes)}{above}")
+    axes.set_title(f"memory of {len(timeline.names)} jobs, together at most {format_bytes(peak)}")
     _add_legend(axes, handles, labels)
 
 
-def draw_close_up(axes: Any, timeline: Timeline, budget_bytes: int = 0) -> None:
+def draw_close_up(
+    axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int = 0
+) -> None:
     """Draw the moments around the peak of `timeline` into matplotlib's `axes`."""
     seconds, bands = timeline.bands()
+    bands = at_most(bands, peak_bytes)[0]
     peak = int(bands.sum(axis=0).argmax()) if len(seconds) else 0
     first = max(0, min(peak - _CLOSE // 2, len(seconds) - _CLOSE))
     window = slice(first, first + _CLOSE)
-    _stack(axes, seconds[window], bands[:, window], budget_bytes)
+    _stack(axes, seconds[window], bands[:, window], budget_bytes, peak_bytes)
     axes.set_title("the moments around the peak", fontsize="medium")
 
 
-def _stack(axes: Any, seconds: FloatArray, bands: BytesArray, budget_bytes: int) -> None:
+def _stack(
+    axes: Any, seconds: FloatArray, bands: BytesArray, budget_bytes: int, peak_bytes: int
+) -> bool:
+    """Draws it; whether the budget is in the picture."""
+    total = bands.sum(axis=0)
+    peak = peak_bytes or int(total.max(initial=0))
+    unit, size = unit_of(peak or budget_bytes)
     if len(seconds):
         colours = _colours(len(bands))
-        axes.stackplot(seconds, bands / _MIB, colors=colours, step="post", linewidth=0)
+        axes.stackplot(seconds, bands / size, colors=colours, step="post", linewidth=0)
         axes.set_xlim(seconds[0], max(seconds[-1], seconds[0] + 1e-6))
+        _mark_peak(axes, seconds, total, peak, size)
     else:
         axes.text(0.5, 0.5, "no memory samples", ha="center", transform=axes.transAxes)
-    if budget_bytes:
-        axes.axhline(budget_bytes / _MIB, color="black", linestyle="--", linewidth=1.2)
-    highest = int(bands.sum(axis=0).max(initial=0))
-    axes.set_ylim(0, max(highest, budget_bytes, 1) * 1.06 / _MIB)
+    # Of a budget that is hardly used the picture would be empty.
+    shown = budget_bytes > 0 and (peak == 0 or peak >= _SHARE * budget_bytes)
+    if shown:
+        axes.axhline(budget_bytes / size, color="black", linestyle="--", linewidth=1.2)
+    axes.set_ylim(0, max(peak * 1.12, budget_bytes * 1.06 if shown else 0, 1) / size)
     axes.set_xlabel("seconds since the start")
-    axes.set_ylabel("memory in MiB")
+    axes.set_ylabel(f"memory in {unit}")
+    return shown
+
+
+def _mark_peak(axes: Any, seconds: FloatArray, total: BytesArray, peak: int, size: float) -> None:
+    if peak <= 0:
+        return
+    at = float(seconds[int(total.argmax())])
+    right = at > (seconds[0] + seconds[-1]) / 2
+    # The exact peak may lie between two samples: then a line leads to it.
+    axes.vlines(at, total.max() / size, peak / size, color=_MARK, linestyle=":")
+    axes.plot([at], [peak / size], "o", ms=6, mfc="white", mec=_MARK, mew=1.8, clip_on=False)
+    axes.annotate(
+        f"peak {format_bytes(peak)}",
+        (at, peak / size),
+        (-8 if right else 8, 0),
+        textcoords="offset points",
+        ha="right" if right else "left",
+        va="center",
+        fontsize="small",
+        bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": _MARK, "alpha": 0.9},
+    )
+
+
+def _mark_idle(axes: Any, spans: Spans) -> None:
+    left, right = axes.get_xlim()
+    for start, stop in idle_stretches(spans, (right - left) / 20):
+        axes.axvspan(start, stop, fc="none", ec="0.35", hatch="//", lw=0, alpha=0.5)
+        axes.annotate(
+            f"no step ran: {format_seconds(stop - start)}",
+            ((start + stop) / 2, 0.02),
+            xycoords=axes.get_xaxis_transform(),
+            ha="center",
+            va="bottom",
+            rotation=90,
+            fontsize="small",
+            bbox={"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.8},
+        )
 
 
 def _colours(count: int) -> list[Any]:
@@ -143,10 +199,45 @@ def _add_legend(axes: Any, handles: list[Any], labels: list[str]) -> None:
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # "$" in a job's name is a dollar, not a formula
+        text.set_fontfamily([name for name, _ in _fonts(text.get_text())])
 
 
 def _label(name: str) -> str:
-    name = " ".join(name.encode("utf-8", "replace").decode().split())
-    short = name if len(name) <= 32 else f"{name[:31]}…"
+    short = shorten(" ".join(name.split()), 32)
+    known = {code for _, letters in _fonts(short) for code in letters}
+    short = "".join(
+        letter if ord(letter) in known else letter.encode("unicode_escape").decode()
+        for letter in short
+    )
     # matplotlib hides labels that begin with an underscore.
     return f"\u200b{short}" if short.startswith("_") else short
+
+
+def _fonts(words: str) -> list[tuple[str, frozenset[int]]]:
+    """The fonts to draw `words` with, the first first, and the letters that each has."""
+    fonts = [("DejaVu Sans", _letters("DejaVu Sans"))]
+    if all(ord(letter) in fonts[0][1] for letter in words):
+        return fonts  # the common case asks for no list of the system's fonts
+    _find_fallbacks()
+    return fonts + [(name, letters) for name in _FALLBACKS if (letters := _letters(name))]
+
+
+@functools.cache
+def _find_fallbacks() -> None:
+    """matplotlib's list of fonts is of its first use: those installed since are added."""
+    known = {font.name for font in font_manager.fontManager.ttflist}
+    if known.intersection(_FALLBACKS):
+        return
+    for path in font_manager.findSystemFonts():
+        if Path(path).stem in _FALLBACK_FILES:
+            with contextlib.suppress(OSError, RuntimeError):  # of a kind that it cannot read
+                font_manager.fontManager.addfont(path)
+
+
+@functools.cache
+def _letters(font: str) -> frozenset[int]:
+    try:
+        path = font_manager.findfont(FontProperties(family=font), fallback_to_default=False)
+        return frozenset(font_manager.get_font(path).get_charmap())
+    except (ValueError, OSError, RuntimeError):  # not installed, or of a kind it cannot read
+        return frozenset()

@@ -1,8 +1,9 @@
 """What a run did: one JobReport per job, the memory of all of them over time, and how to keep it.
 
-A saved report is a directory of three files. `report.json` is the whole report; `memory.png` and
-`trace.json` are drawn from it and can be made again. Everything is written beside its place and
-moved there, so that a full disk or a kill leaves the previous file, never half of one.
+A saved report is a directory of files. `report.json` is the whole report; `memory.png`,
+`trace.json` and, where bokeh is installed, `report.html` are made from it and can be made again.
+Everything is written beside its place and moved there, so that a full disk or
+a kill leaves the previous file, never half of one.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from waterflow.common.files import write_atomically
 from waterflow.common.warn import place_of_call, warn_at
 from waterflow.report import summary
 from waterflow.report.decisions import Decision, decisions_from, decisions_to_json
-from waterflow.report.idle import IdleReason, idle_from
+from waterflow.report.idle import IdleReason, idle_from, idle_text
 from waterflow.report.job_report import JobReport, State
 from waterflow.report.json_fields import Fields, encode_float
 from waterflow.report.timeline import Span, Spans, Timeline
@@ -168,7 +169,10 @@ class Report:
         )
 
     def save(self, directory: str | os.PathLike[str], *, overwrite: bool | None = None) -> Path:
-        """Write report.json, memory.png and trace.json into `directory`, made if needed; return it.
+        """Write the report into `directory`, made if needed; return it.
+
+        The files are report.json, trace.json, memory.png and report.html; the last needs bokeh
+        (`pip install 'waterflow[page]'`), a `ReportWarning` says if it is missing.
 
         Args:
             directory: the folder.
@@ -190,9 +194,34 @@ class Report:
             write_atomically(path / "report.json", self.to_json().encode())
             write_atomically(path / "trace.json", self._trace().encode())
             write_atomically(path / "memory.png", self.picture())
+            self._save_page(path / "report.html")
         except OSError as error:
             raise ReportError(f"cannot write a report to {path}: {error}") from error
         return path
+
+    def _save_page(self, path: Path) -> None:
+        try:
+            content = self.page()
+        except ReportError as error:
+            path.unlink(missing_ok=True)  # one of another run would be taken for this one's
+            warn_at(place_of_call(), f"no report.html: {error}", ReportWarning)
+        else:
+            write_atomically(path, content.encode())
+
+    def page(self) -> str:
+        """Return the report as an HTML page, one file that needs no network.
+
+        Raises ReportError if bokeh is not installed.
+        """
+        try:
+            import bokeh  # noqa: F401
+        except ImportError:
+            raise ReportError(
+                "bokeh, which draws it, is not installed: pip install 'waterflow[page]'"
+            ) from None
+        from waterflow.report.page import report_page  # bokeh takes half a second to import
+
+        return report_page(self)
 
     def _trace(self) -> str:
         from waterflow.report.perfetto import trace_json
@@ -208,7 +237,14 @@ class Report:
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
             picture_format=picture_format,
+            spans=self.spans if self._has_all_spans() else None,
+            idle=idle_text(self.idle_seconds, self.lanes * self.seconds),
         )
+
+    def _has_all_spans(self) -> bool:
+        """Of a long run the first and the last are kept: the time between is not idle."""
+        recorded = len(set(zip(self.spans.job.tolist(), self.spans.step.tolist(), strict=True)))
+        return recorded >= sum(job.steps - job.resumed_steps for job in self)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Report:

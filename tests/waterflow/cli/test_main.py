@@ -35,6 +35,11 @@ def test_report_prints_and_draws_again(tmp_path, monkeypatch):
     jobs = {"a": JobReport(name="a", state="finished")}
     Report(jobs=jobs, policy="flow", budget_bytes=8 * 2**20, timeline=timeline).save("kept")
     assert "flow on cpu" in call("report", tmp_path / "kept").stdout
+    page = tmp_path / "kept" / "report.html"
+    assert "report.html" in call("report", tmp_path / "kept").stderr
+    page.unlink()
+    assert call("report", tmp_path / "kept", "--html").exit_code == 0
+    assert "</html>" in page.read_text("utf-8")
     document = json.loads(call("report", tmp_path / "kept", "--json").stdout)
     assert document["budget_bytes"] == 8 * 2**20
     for name in ("again.png", "again.SVG", "again.pdf"):

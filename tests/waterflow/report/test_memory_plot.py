@@ -13,9 +13,10 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from waterflow.report.memory_plot import draw, draw_close_up, memory_png, thin
+from waterflow.report.memory_plot import draw, draw_close_up, memory_png
 from waterflow.report.perfetto import trace_json
 from waterflow.report.report import Spans, Timeline
+from waterflow.report.thinning import thin
 
 MIB = 2**20
 
@@ -67,6 +68,50 @@ def test_any_name_can_be_drawn(recwarn):
     assert picture(timeline).std() > 0
     assert not list(recwarn)
     json.loads(trace_json(Spans(), timeline))
+
+
+def shown_labels(names):
+    axes = Figure().add_subplot()
+    count = len(names)
+    draw(axes, Timeline(np.zeros(count), np.arange(count), np.full(count, MIB), names))
+    return [text.get_text() for text in axes.get_legend().get_texts()][::-1]
+
+
+def test_letters_that_no_font_has_are_escaped(monkeypatch):
+    monkeypatch.setattr("waterflow.report.memory_plot._FALLBACKS", ())
+    assert shown_labels(["模 a", "é"]) == [r"\u6a21 a", "é"]
+
+
+def test_the_peak_is_named_on_the_curve_in_the_titles_unit():
+    axes = Figure().add_subplot()
+    draw(axes, Timeline([0.0, 1.0, 2.0], [0] * 3, [2**30, 2**31, 0], ["a"]), 2**32, 2**31)
+    assert axes.get_title().endswith("2.0 GiB")
+    assert axes.get_ylabel() == "memory in GiB"
+    assert [text.get_text() for text in axes.texts] == ["peak 2.0 GiB"]
+    assert axes.texts[0].xy == (1.0, 2.0)
+
+
+def test_the_sum_of_samples_is_never_above_the_exact_peak():
+    axes = Figure().add_subplot()
+    draw(axes, Timeline([0.0, 1.0], [0, 1], [3 * MIB, 3 * MIB], ["a", "b"]), peak_bytes=4 * MIB)
+    tops = [path.vertices[:, 1].max() for drawn in axes.collections for path in drawn.get_paths()]
+    assert max(tops) == pytest.approx(4)
+
+
+def test_a_small_use_of_a_large_budget_is_seen():
+    timeline = Timeline([0.0, 1.0], [0, 0], [MIB, MIB], ["a"])
+    large, none = picture(timeline, 2**36), picture(timeline)
+    blue = colormaps["tab20"](0)
+    assert pixels_of(large, blue) > 0.5 * pixels_of(none, blue)
+
+
+def test_idle_stretches_are_told():
+    timeline = Timeline([0.0, 9.0], [0, 0], [MIB, 0], ["a"])
+    spans = Spans([0, 0], [0, 0], [1, 2], [0, 0], [0.0, 8.0], [1.0, 9.0], ["a"])
+    told = memory_png(timeline, picture_format="svg", spans=spans, idle="lanes waited for data")
+    assert told != memory_png(timeline, picture_format="svg")
+    assert b"no step ran: 7.0 s" in told
+    assert b"lanes waited for data" in told
 
 
 def test_a_name_with_an_underscore_is_in_the_legend():

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 from rich.console import Console
 
-from waterflow.common.errors import ReportError
+from waterflow.common.errors import ReportError, ReportWarning
 from waterflow.report.report import JobReport, Report, Spans, Timeline
 
 MIB = 2**20
@@ -87,11 +88,12 @@ def test_side_by_side_is_known_only_if_every_peak_is():
     assert Report().side_by_side_bytes is None
 
 
-def test_saves_three_files_and_loads_the_same(tmp_path):
+def test_saves_its_files_and_loads_the_same(tmp_path):
     report = make_report()
     where = report.save(tmp_path / "deep" / "run")
     assert sorted(path.name for path in where.iterdir()) == [
         "memory.png",
+        "report.html",
         "report.json",
         "trace.json",
     ]
@@ -135,7 +137,7 @@ def test_saving_again_replaces_and_leaves_nothing_else(tmp_path):
     make_report().save(tmp_path)
     make_report(seconds=9.0).save(tmp_path)
     assert Report.load(tmp_path).seconds == 9.0
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_failed_save_keeps_the_old_report(tmp_path, monkeypatch):
@@ -148,7 +150,7 @@ def test_a_failed_save_keeps_the_old_report(tmp_path, monkeypatch):
     with pytest.raises(ReportError, match="No space left"):
         make_report(seconds=9.0).save(tmp_path)
     assert Report.load(tmp_path).seconds == 1.5
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
@@ -226,3 +228,14 @@ def test_the_table_shows_names_as_they_are():
     assert "[/nothing]" in text
     assert "b: ValueError: boom" in text
     assert "5.0 MiB of 8.0 MiB" in text
+
+
+def test_without_bokeh_there_is_no_page_and_one_warning(tmp_path, monkeypatch):
+    (tmp_path / "report.html").write_text("of another run")
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.warns(ReportWarning, match="bokeh") as warned:
+        make_report().save(tmp_path)
+    assert len(warned) == 1
+    assert "\n" not in str(warned[0].message)
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["memory.png", "report.json", "trace.json"]
