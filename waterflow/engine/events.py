@@ -160,6 +160,20 @@ class LimitChanged(NamedTuple):
     limit: int | None
 
 
+class MemoryLent(NamedTuple):
+    """An opportunistic job has another share of the memory, for the sake of jobs that go first.
+
+    Attributes:
+        job: the job.
+        limit: bytes that it may need from now on; 0: it rests; None: as many as it likes again.
+        first: those who ask for more than is left beside it; nobody where it gets some back.
+    """
+
+    job: str
+    limit: int | None
+    first: Sequence[str]
+
+
 class BudgetChanged(NamedTuple):
     """All jobs together may hold so many bytes from now on."""
 
@@ -194,6 +208,7 @@ Event = (
     | DutyChanged
     | PackingDecided
     | LimitChanged
+    | MemoryLent
     | BudgetChanged
     | CheckpointWritten
     | EngineEnded

@@ -46,9 +46,17 @@ class FlowExecutor:
         in_flight: StepsInFlight,
         next_job: NextJob,
         dismiss: Callable[[JobRun], None],
+        grow: Callable[[JobRun, int, Sequence[JobRun]], bool],
         undoes_packing: bool,
     ) -> None:
+        """Args beyond the obvious.
+
+        dismiss: has a job that has ended give up its places.
+        grow: enlarges the room of a job's eager step, see `Surges.grow`.
+        undoes_packing: whether jobs may be made to take turns.
+        """
         self._context = context
+        self._grow = grow
         self._planner = planner
         self._in_flight = in_flight
         self._next_job = next_job
@@ -126,7 +134,7 @@ class FlowExecutor:
             self._packing.begin(jobs)
         stretch = _Stretch(
             *(self._context, plan, self._in_flight, jobs, interrupted, self._choose),
-            *(self.idle, self._dismiss, self._precedence, self._packing),
+            *(self.idle, self._dismiss, self._precedence, self._packing, self._grow),
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._jobs = jobs
@@ -162,9 +170,11 @@ class _Stretch:
         dismiss: Callable[[JobRun], None],
         precedence: Precedence,
         packing: Packing,
+        grow: Callable[[JobRun, int, Sequence[JobRun]], bool],
     ) -> None:
         self._context = context
         self._dismiss = dismiss
+        self._grow = grow
         self._precedence = precedence
         self._packing = packing
         self._plan = plan
@@ -413,7 +423,9 @@ class _Stretch:
             self._context.state.notify_all()
             self._context.state.wait_for(self._is_quiet)
             self._growing.discard(job)
-            return job.eager.room.grow(size)
+            return self._grow(
+                job, size, [job, *self._growing, *(one for one, _ in self.left)]
+            )
 
     def _is_quiet(self) -> bool:
         """Whether nobody is in a step but those who wait for memory."""

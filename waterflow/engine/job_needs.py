@@ -5,7 +5,7 @@ from __future__ import annotations
 from waterflow.engine.events import NeedsKnown
 from waterflow.executor.plan.need import MemoryNeed
 from waterflow.steps.job_steps import JobSteps
-from waterflow.steps.prepared import PreparedStep
+from waterflow.steps.prepared import PreparedStep, Specialization
 
 
 class JobNeeds:
@@ -14,6 +14,7 @@ class JobNeeds:
     def __init__(self, steps: JobSteps) -> None:
         self._steps = steps
         self.measured_extent = 0  # of eager steps so far, beyond the persistent tensors
+        self.laid_aside: frozenset[Specialization] = frozenset()  # whose steps do not count
 
     @property
     def persistent_bytes(self) -> int:
@@ -50,4 +51,6 @@ class JobNeeds:
         """The steps that may still run: the first one is over once the state exists. Under a limit
         it is the eager one, which takes ordinary memory as checks do."""
         exists = self._steps.persistent.state_exists or self._steps.spiller.limit is not None
-        return [step for step in self._steps.cache.steps() if not (exists and step.creates_state)]
+        kinds = self._steps.cache.specializations()
+        steps = [step for one in kinds if one not in self.laid_aside for step in one.steps]
+        return [step for step in steps if not (exists and step.creates_state)]

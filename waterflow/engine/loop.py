@@ -19,6 +19,7 @@ from waterflow.engine.limits import Limits
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
+from waterflow.engine.surges import Surges
 from waterflow.engine.turns import Turns
 from waterflow.executor.run import rng
 from waterflow.partitioner.policies import Policy
@@ -52,13 +53,18 @@ class EngineLoop:
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._turns = Turns(policy, queue, admission)
         self.limits = Limits(context, queue, admission)
-        self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
+        self._surges = Surges(context, queue, admission, self.limits)
+        queue.is_due = self._surges.are_over
+        self._rounds = RoundExecutor(
+            context, self.round_planner, self._in_flight, self._surges.grow
+        )
         self._flow = FlowExecutor(
             context,
             self.flow_planner,
             self._in_flight,
             policy.next_job,
             self._entrance.dismiss,
+            self._surges.grow,
             undoes_packing,
         )
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
@@ -103,6 +109,7 @@ class EngineLoop:
     def _wind_up(self) -> None:
         if not isinstance(self._queue.broken, DeviceLostError):
             self._entrance.dismiss_ended()
+        self._surges.finish()
         self._context.events.publish(EngineEnded())
         self._context.lanes.close()
         for job in self._queue.jobs:
@@ -113,6 +120,7 @@ class EngineLoop:
         self._entrance.start_new()
         self._entrance.end_stopped()
         self._grant_wishes()
+        self._surges.next()
         self._turns.next()
         self._entrance.suspend_and_resume()
         self._flow.close_rooms(self._queue.jobs)
@@ -170,6 +178,7 @@ class EngineLoop:
             return (
                 called_away
                 or self._turns.are_over()
+                or self._surges.are_over()
                 or any(map(self._queue.needs_attention, others))
             )
 
@@ -189,6 +198,8 @@ class EngineLoop:
         with self._context.state:
             if any(job.may_step for job in running):
                 self._context.state.wait_for(lambda: all(job.may_step for job in running), patience)
+        if self._surges.is_pending():  # what they wait for has come, and asks for more
+            return []
         batches: Batches = []
         for job in running:
             if not job.may_step:

@@ -23,6 +23,7 @@ from waterflow.engine.events import (
     GroupsRan,
     JobJoined,
     LimitChanged,
+    MemoryLent,
     NeedsKnown,
     PackingDecided,
     ShareChanged,
@@ -98,6 +99,8 @@ class Recorder:
             case LimitChanged():
                 size = "none" if event.limit is None else format_bytes(event.limit)
                 self._decide(event.job, f"its limit is {size}")
+            case MemoryLent():
+                self._lent(event)
             case BudgetChanged():
                 self._decide("", f"the budget is {format_bytes(event.budget)}")
             case EngineEnded():
@@ -107,6 +110,14 @@ class Recorder:
         decision = Decision(time.perf_counter() - self._origin, job, what)
         kept = self._decided_first
         (kept if len(kept) < _KEPT_DECISIONS else self._decided_last).append(decision)
+
+    def _lent(self, event: MemoryLent) -> None:
+        what = "rests" if event.limit == 0 else "may need what it likes again"
+        if event.limit:
+            what = f"may need {format_bytes(event.limit)}"
+        names = " and ".join(map(repr, event.first))
+        why = f", as {names} asks for more" if names else ""
+        self._decide(event.job, what + why)
 
     def _held_back(self, event: DutyChanged) -> None:
         slower = f"{event.slowdown:+.1%} of its time alone, give or take {event.error:.1%}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import BudgetError
 from waterflow.engine.context import Outcome, RunContext
@@ -19,8 +19,18 @@ class RoundExecutor:
     """Runs the rounds of one engine, on the engine's thread."""
 
     def __init__(
-        self, context: RunContext, planner: RoundPlanner, in_flight: StepsInFlight
+        self,
+        context: RunContext,
+        planner: RoundPlanner,
+        in_flight: StepsInFlight,
+        grow: Callable[[JobRun, int, Sequence[JobRun]], bool],
     ) -> None:
+        """Args beyond the obvious.
+
+        grow: enlarges the room of a job's eager step, see `Surges.grow`.
+        """
+        self._grow = grow
+        self._jobs: list[JobRun] = []  # of the present round, whose batches were taken
         self._context = context
         self._planner = planner
         self._in_flight = in_flight
@@ -35,6 +45,7 @@ class RoundExecutor:
         if not batches:
             return
         started = time.perf_counter()
+        self._jobs = [job for job, _ in batches]
         captured: list[ScheduledStep] = []
         apart: list[tuple[JobRun, PreparedBatch]] = []
         for job, given in batches:
@@ -155,7 +166,7 @@ class RoundExecutor:
         room = job.eager.room
         assert room is not None
         fed = FeedItem(batch, job.loop.epoch)
-        memory = room.scope(room.grow)
+        memory = room.scope(lambda size: self._grow(job, size, self._jobs))
         run_train(self._context, job, 0, fed, memory, lambda: alone, accounts=True)
         job.eager.close_room()
         account_for_room(self._context, job)

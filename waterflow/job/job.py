@@ -231,6 +231,11 @@ class Job:
         if self.epochs is None and self.steps is None:
             self.epochs = 1
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """`memory_limit` in bytes."""
+        return None if self.memory_limit is None else parse_bytes(self.memory_limit)
+
     def _check_parameters(self) -> None:
         devices = {str(t.device) for t in (*self.model.parameters(), *self.model.buffers())}
         self._require(

@@ -73,6 +73,7 @@ class StepSpiller:
         tier: one of `TIERS`.
         folder: where the file lies, if the tier is one; None: where temporary files do.
         problem: why its steps cannot be planned into the limit; None where they can.
+        is_lent: whether the limit is for others' sake: a step that knows none breaks it, then.
     """
 
     job: str
@@ -83,6 +84,7 @@ class StepSpiller:
     tier: str = TIERS[0]
     folder: str | None = None
     problem: BudgetError | JobError | None = None
+    is_lent: bool = False
     _fitted: list[Specialization] = field(default_factory=list)
     _away: dict[tuple[Input, ...], int] = field(default_factory=dict)
     _store: Any = None
@@ -92,6 +94,24 @@ class StepSpiller:
         """Whether a step is another than was captured, since that one does not fit."""
         steady = [one.steady for one in self._fitted if one.steady is not None]
         return any(step.origin.captured is not step for step in steady)
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether there is a step that could be planned into a limit."""
+        return any(one.steady is not None for one in self._fitted)
+
+    def is_planned(self, limit: int) -> bool:
+        """Whether all steps have been planned into this limit before, or need no more."""
+        return all(
+            self._needs_no_more(one.steady.origin, limit)
+            or any(known == limit for known, _ in one.steady.origin.planned)
+            for one in self._fitted
+            if one.steady is not None
+        )
+
+    def _needs_no_more(self, origin: Origin, limit: int) -> bool:
+        steps = [step for step in (origin.captured, origin.early) if step is not None]
+        return self.persistent.full_bytes + min(step.memory.extent for step in steps) <= limit
 
     def set_limit(self, limit: int | None) -> None:
         """Plans all steps anew, into another limit; what was away returns where there is room.
