@@ -174,6 +174,40 @@ class MemoryLent(NamedTuple):
     first: Sequence[str]
 
 
+class SpillPlanned(NamedTuple):
+    """A job's steps are planned into another limit, or copy something else than before.
+
+    Attributes:
+        job: the job.
+        limit: bytes that it may need, taking its steps alone; None: any.
+        copied_bytes: what a step copies out and back.
+        away_bytes: what is not in the budget between steps.
+        tier: where values go: "memory" or "disk".
+    """
+
+    job: str
+    limit: int | None
+    copied_bytes: int
+    away_bytes: int
+    tier: str
+
+
+class MemoryTried(NamedTuple):
+    """Opportunistic jobs that have too little memory for all have tried a share of it.
+
+    Attributes:
+        jobs: their names.
+        limits: the bytes that each might need.
+        speeds: the steps a second that each has made.
+        is_last: whether it stays so, as that is what brought most.
+    """
+
+    jobs: Sequence[str]
+    limits: Sequence[int]
+    speeds: Sequence[float]
+    is_last: bool = False
+
+
 class BudgetChanged(NamedTuple):
     """All jobs together may hold so many bytes from now on."""
 
@@ -209,6 +243,8 @@ Event = (
     | PackingDecided
     | LimitChanged
     | MemoryLent
+    | MemoryTried
+    | SpillPlanned
     | BudgetChanged
     | CheckpointWritten
     | EngineEnded

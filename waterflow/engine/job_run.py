@@ -16,7 +16,14 @@ from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
-from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
+from waterflow.engine.events import (
+    CaptureKnown,
+    EventStream,
+    JobJoined,
+    MemoryMoved,
+    SpillPlanned,
+    StateChanged,
+)
 from waterflow.engine.job_needs import JobNeeds
 from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
@@ -105,6 +112,7 @@ class JobRun:
         self.suspend_requested = False
         self.gives_way = False
         self.is_replanned = False
+        self._told = SpillPlanned(job.name, None, 0, 0, spill_to)
         self.priority = Priority[job.priority.upper()]
         self.weight = job.weight
         self.memory_limit = job.limit_bytes
@@ -273,6 +281,7 @@ class JobRun:
         if self.ended:
             return
         self.tell_of_capture()
+        self._tell_of_spills()
         if self.steps.tiers is not None:
             self.steps.tiers.close()
         self.become(state, error)
@@ -288,6 +297,15 @@ class JobRun:
         """Tells what the job needs and how much of it is captured, as far as is known."""
         self._events.publish(self.needs.known(self.name))
         self.tell_of_capture()
+        self._tell_of_spills()
+
+    def _tell_of_spills(self) -> None:
+        """Tells what its limit makes its steps copy, where that is something else than before."""
+        spiller, away = self.steps.spiller, self.steps.persistent.away_bytes
+        known = SpillPlanned(self.name, spiller.limit, spiller.copied_bytes, away, spiller.tier)
+        if known != self._told and (known.copied_bytes or self._told.copied_bytes):
+            self._told = known
+            self._events.publish(known)
 
     def tell_of_capture(self) -> None:
         """Tells how much of the job's step is captured, and why not all of it."""
@@ -329,13 +347,21 @@ class JobRun:
         self.tell_of_needs()
 
     def _plan_into(self, limit: int | None, residency: Residency) -> None:
+        away = self.steps.persistent.away
         with self.steps.cache.still():
             self.steps.spiller.problem = None
             self.steps.spiller.set_limit(limit)
         self.needs.measured_extent = 0  # of steps under another limit
         self.captured.unbind()
-        if self.resident:
+        if not self.resident:
+            return
+        if away - self.steps.persistent.away:  # what comes back needs room in one piece
+            residency.repack()
+        try:
             self.account(residency)
+        except torch.OutOfMemoryError:  # it is let in again where there is room
+            self.gives_way = True
+            self.suspend(residency)
 
     def check_limit(self) -> None:
         """Whether its steps keep to its limit, as far as is known.

@@ -26,6 +26,7 @@ class Limits:
     Attributes:
         spills: whether jobs without a limit of their own are planned into the budget.
         imposed: bytes that jobs may need for others' sake, beside their own limits.
+        is_learning: whether imposed limits are those of `MemoryTrials`, for nobody who goes first.
         before_change: called before somebody changes a limit.
     """
 
@@ -35,6 +36,8 @@ class Limits:
         self._admission = admission
         self.spills = False
         self.imposed: dict[JobRun, int] = {}
+        self.is_learning = False
+        self._full: dict[JobRun, int] = {}  # what jobs need without the imposed limit
         self.before_change: Callable[[], None] = lambda: None
 
     def limit_job(self, job: JobRun, limit: int | None) -> None:
@@ -78,6 +81,7 @@ class Limits:
         Raises:
             BudgetError, JobError: its steps cannot be planned into that. It has no such limit then.
         """
+        full = self.full(job)
         try:
             self._set(job, self._effective(job.job, job.memory_limit, limit, self.capacity))
         except (BudgetError, JobError):
@@ -86,17 +90,43 @@ class Limits:
         if limit is None:
             self._lift(job)
         else:
-            self.imposed[job] = limit
+            self.imposed[job], self._full[job] = limit, full
             job.steps.spiller.is_lent = True
+
+    def forget(self, job: JobRun) -> None:
+        """Nothing is imposed on a job that has ended."""
+        self.imposed.pop(job, None)
+        self._full.pop(job, None)
+
+    def full(self, job: JobRun) -> int:
+        """The bytes that a job needs alone, or would without the limit imposed on it."""
+        return self._full.get(job, job.needs.memory.alone_bytes)
 
     def _lift(self, job: JobRun) -> None:
         job.steps.spiller.is_lent = False
+        self._full.pop(job, None)
         if self.imposed.pop(job, None) is not None and not job.ended:
             self._set(job, self._effective(job.job, job.memory_limit, None, self.capacity))
 
     def _set(self, job: JobRun, limit: int | None) -> None:
-        if limit != job.steps.spiller.limit or job.steps.spiller.problem is not None:
-            job.set_limit(limit, self._context.residency)
+        """Plans a job's steps into another limit. Where it finds no room with more than it had, it
+        rests until there is some."""
+        former = job.steps.spiller.limit
+        if limit == former and job.steps.spiller.problem is None:
+            return
+        job.set_limit(limit, self._context.residency)
+        if not _fit([job], self.capacity):
+            need = job.needs.memory.alone_bytes
+            job.set_limit(former, self._context.residency)
+            raise BudgetError(
+                f"job {job.name!r}: without the limit of {former} it needs {need} bytes "
+                f"({format_bytes(need)}) alone, the budget is {self.capacity} bytes "
+                f"({format_bytes(self.capacity)}): raise the budget, or leave it a limit"
+            )
+        residents = [one for one in self._queue.jobs if one.resident and not one.ended]
+        if job.resident and not _fit(residents, self.capacity):
+            job.gives_way = True
+            job.suspend(self._context.residency)
 
     def _check_device(self, name: str, limit: int | None) -> None:
         device = self._context.lanes.device

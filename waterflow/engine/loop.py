@@ -16,6 +16,7 @@ from waterflow.engine.in_flight import StepsInFlight, pass_boundary
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.limits import Limits
+from waterflow.engine.memory_trials import MemoryTrials
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
@@ -54,7 +55,8 @@ class EngineLoop:
         self._turns = Turns(policy, queue, admission)
         self.limits = Limits(context, queue, admission)
         self._surges = Surges(context, queue, admission, self.limits)
-        queue.is_due = self._surges.are_over
+        self._trials = MemoryTrials(context, queue, admission, self.limits)
+        queue.is_due = lambda: self._surges.are_over() or self._trials.are_over()
         self._rounds = RoundExecutor(
             context, self.round_planner, self._in_flight, self._surges.grow
         )
@@ -121,6 +123,7 @@ class EngineLoop:
         self._entrance.end_stopped()
         self._grant_wishes()
         self._surges.next()
+        self._trials.next()
         self._turns.next()
         self._entrance.suspend_and_resume()
         self._flow.close_rooms(self._queue.jobs)
@@ -179,6 +182,7 @@ class EngineLoop:
                 called_away
                 or self._turns.are_over()
                 or self._surges.are_over()
+                or self._trials.are_over()
                 or any(map(self._queue.needs_attention, others))
             )
 

@@ -24,9 +24,11 @@ from waterflow.engine.events import (
     JobJoined,
     LimitChanged,
     MemoryLent,
+    MemoryTried,
     NeedsKnown,
     PackingDecided,
     ShareChanged,
+    SpillPlanned,
     StateChanged,
     StepChecked,
     StepDone,
@@ -35,6 +37,7 @@ from waterflow.engine.events import (
 from waterflow.engine.states import JobState
 from waterflow.report.decisions import Decision
 from waterflow.report.report import Spans, Timeline
+from waterflow.report.spills import Spill
 
 #: Spans of the first and the last groups are kept, this many of each.
 _KEPT_SPANS = 10_000
@@ -99,6 +102,10 @@ class Recorder:
             case LimitChanged():
                 size = "none" if event.limit is None else format_bytes(event.limit)
                 self._decide(event.job, f"its limit is {size}")
+            case SpillPlanned():
+                self._spills(event)
+            case MemoryTried():
+                self._tried(event)
             case MemoryLent():
                 self._lent(event)
             case BudgetChanged():
@@ -118,6 +125,23 @@ class Recorder:
         names = " and ".join(map(repr, event.first))
         why = f", as {names} asks for more" if names else ""
         self._decide(event.job, what + why)
+
+    def _spills(self, event: SpillPlanned) -> None:
+        spill = Spill(time.perf_counter() - self._origin, *event[1:])
+        known = self._jobs[event.job].report.spills
+        if len(known) < _KEPT_DECISIONS:
+            known.append(spill)
+        else:
+            known[-1] = spill
+        self._decide(event.job, spill.describe())
+
+    def _tried(self, event: MemoryTried) -> None:
+        for job, limit, speed in zip(event.jobs, event.limits, event.speeds, strict=True):
+            if event.is_last:
+                may = f"may need {format_bytes(limit)}, which helps all most"
+                self._decide(job, f"{may}: {speed:.3g} steps/s")
+            else:
+                self._jobs[job].report.memory_speeds.append((limit, speed))
 
     def _held_back(self, event: DutyChanged) -> None:
         slower = f"{event.slowdown:+.1%} of its time alone, give or take {event.error:.1%}"

@@ -49,7 +49,6 @@ class Surges:
         self._limits = limits
         self._replanning = Replanning(context)
         limits.before_change = self._replanning.finish
-        self._full: dict[JobRun, int] = {}  # what jobs with a lowered limit need without it
         self._least: dict[JobRun, int] = {}  # limits into which jobs cannot be planned
         self._patience = _LEAST_PATIENCE
         self._since = 0.0  # when room was made last
@@ -80,6 +79,8 @@ class Surges:
         if self._looks is not None and time.perf_counter() >= self._looks:
             self._look()
         first, others = self._first(), self._others()
+        if first and self._limits.imposed and self._looks is None:  # limits of when nobody did
+            self._looks = time.perf_counter() + self._patience
         if first and others and not self._fit([*first, *others]):
             self._make_room(first, others)
 
@@ -125,12 +126,11 @@ class Surges:
     def _check(self, job: JobRun) -> None:
         """A job whose new steps cannot keep to the limit that was imposed on it has none."""
         if job.ended:
-            del self._limits.imposed[job]
+            self._limits.forget(job)
         elif job.captured.exclusive or job.steps.spiller.problem is not None:
             self._least[job] = max(self._limits.imposed[job], self._least.get(job, 0))
             with contextlib.suppress(BudgetError, JobError):
                 self._limits.impose(job, None)
-            self._full.pop(job, None)
 
     # Room
 
@@ -145,14 +145,11 @@ class Surges:
         left = self._limits.capacity - in_turn_bytes([job.needs.memory for job in first])
         staying = list(first)
         for place, job in enumerate(others):
-            wanted = [self._need(one) for one in others[place:]]
+            wanted = [self._limits.full(one) for one in others[place:]]
             share = left if sum(wanted) <= left else max(0, left) * wanted[0] // sum(wanted)
             if self._stays(job, self._rounded(share), staying, first):
                 staying.append(job)
                 left -= job.needs.memory.alone_bytes
-
-    def _need(self, job: JobRun) -> int:
-        return self._full.get(job, job.needs.memory.alone_bytes)
 
     def _rounded(self, size: int) -> int:
         part = max(1, self._limits.capacity // _PARTS)
@@ -175,14 +172,12 @@ class Surges:
         return job.resident and not job.gives_way
 
     def _lower(self, job: JobRun, limit: int, first: Sequence[JobRun]) -> bool:
-        full = self._need(job)
         try:
             self._limits.impose(job, limit)
         except (BudgetError, JobError):
             self._least[job] = max(limit, self._least.get(job, 0))
             self._rest(job, first)
             return False
-        self._full[job] = full
         self._tell(job, limit, first)
         return True
 
@@ -211,6 +206,9 @@ class Surges:
     def _look(self) -> None:
         """What is not used any more is counted no longer; limits rise where there is room."""
         first = self._first()
+        if not first and self._limits.is_learning:
+            self._looks = None
+            return
         for job in first:
             if job.resident:
                 self._lay_aside(job)
@@ -238,8 +236,8 @@ class Surges:
 
     def _raise(self, job: JobRun, left: int, limited: Sequence[JobRun]) -> None:
         """Gives a job half of what its limit is below its share, or all where little is left."""
-        limit, full = self._limits.imposed[job], self._full[job]
-        wanted = sum(self._full[one] for one in limited)
+        limit, full = self._limits.imposed[job], self._limits.full(job)
+        wanted = sum(map(self._limits.full, limited))
         share = full if wanted <= left else max(0, left) * full // wanted
         part = self._limits.capacity // _PARTS
         if share - limit <= part and share < full:
@@ -250,8 +248,6 @@ class Surges:
             self._limits.impose(job, higher)
         except (BudgetError, JobError):
             return
-        if higher is None:
-            del self._full[job]
         self._admission.somebody_left()
         self._tell(job, higher)
 

@@ -254,6 +254,8 @@ class Report:
         ]
         parts += [f"{job.name}: {job.captured}" for job in self if job.captured != "captured"]
         parts += [f"{job.name}: {note}" for job in self for note in job.notes]
+        parts += [f"{job.name}: {spill.describe()}" for job in self for spill in job.spills[-1:]]
+        parts += [f"{job.name}: {_speeds(job)}" for job in self if job.memory_speeds]
         return "\n".join(parts)
 
 
@@ -286,6 +288,13 @@ def _check_format(fields: Fields) -> None:
             f"its format version is {fields.integer('format_version')}, this waterflow reads "
             f"{_VERSION}: read it with the waterflow that wrote it"
         )
+
+
+def _speeds(job: JobReport) -> str:
+    """What it made of the limits that were tried, the latest of each."""
+    tried = dict(job.memory_speeds)
+    told = (f"{tried[limit]:.3g} under {format_bytes(limit)}" for limit in sorted(tried))
+    return f"steps/s: {', '.join(told)}"
 
 
 def _cells(job: JobReport) -> tuple[str, ...]:

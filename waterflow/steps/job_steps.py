@@ -109,6 +109,12 @@ class JobSteps:
             self.tiers,
         )
 
+    def smallest_limit(self) -> int:
+        """The smallest limit that its steps can be planned into, but for gaps between addresses.
+        Only while it is in no step."""
+        with self.cache.still():
+            return self.spiller.smallest()
+
     def plan_into(self, limit: int) -> bool:
         """Plans the steps of a job that is in none into a limit, and leaves them as they were: it
         takes next to nothing from then on. On any thread.
