@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-#: An exchange has to bring so much more of what all do together: less is noise.
-MARGIN = 0.02
+#: An exchange has to bring so much more of what all do together, twice: less is noise.
+MARGIN = 0.04
 #: Parts of what can be shared that are exchanged first, and at last.
 _FIRST_PART, _LAST_PART = 4, 16
 
@@ -48,6 +48,7 @@ class MemoryShares(NamedTuple):
         first: the speeds at the first trial; none before.
         tried: exchanges (from, to) that were not worth it, from `best` and by this part.
         exchange: the one that `limits` are; None where they are no exchange.
+        hoped: what they brought the first time, where they are tried once more; else 0.
     """
 
     holders: tuple[Holder, ...]
@@ -60,6 +61,7 @@ class MemoryShares(NamedTuple):
     first: tuple[float, ...] = ()
     tried: frozenset[tuple[int, int]] = frozenset()
     exchange: tuple[int, int] | None = None
+    hoped: float = 0.0
     is_settled: bool = False
 
 
@@ -100,7 +102,11 @@ def next_shares(shares: MemoryShares, speeds: Sequence[float]) -> MemoryShares:
         for known, limit, speed in zip(shares.seen, shares.limits, relative, strict=True)
     )
     brought = sum(h.weight * speed for h, speed in zip(shares.holders, relative, strict=True))
-    after = shares._replace(first=first, seen=seen)
+    after = shares._replace(first=first, seen=seen, hoped=0.0)
+    if shares.exchange is not None and brought > shares.brought * (1 + MARGIN):
+        if not shares.hoped:
+            return after._replace(hoped=brought)  # once more, as it may have been chance
+        brought = min(brought, shares.hoped)
     if brought > shares.brought * (1 + MARGIN):
         after = after._replace(best=shares.limits, brought=brought, tried=frozenset())
     elif shares.exchange is not None:

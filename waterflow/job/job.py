@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -166,6 +166,27 @@ class Job:
     memory_limit: int | str | None = None
 
     def __post_init__(self) -> None:
+        self._check()
+
+    def change(self, **fields: Any) -> None:
+        """Gives fields other values, before the job is submitted.
+
+        Raises:
+            JobError: one of them cannot be; the job is as it was.
+        """
+        former = {field: getattr(self, field) for field in fields}
+        try:
+            self._assign(fields)
+            self._check()
+        except JobError:
+            self._assign(former)
+            raise
+
+    def _assign(self, fields: Mapping[str, Any]) -> None:
+        for field, value in fields.items():
+            setattr(self, field, value)
+
+    def _check(self) -> None:
         self._check_kinds()
         self._check_counts()
         self._check_parameters()

