@@ -31,6 +31,13 @@ class JobNeeds:
         return MemoryNeed.of(self.persistent_bytes, steps, self.measured_extent)
 
     @property
+    def planned(self) -> MemoryNeed:
+        """The same for its captured steps alone, which is exact."""
+        created = self.persistent_bytes - self._steps.persistent.bytes
+        steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
+        return MemoryNeed.of(self.persistent_bytes, steps)
+
+    @property
     def _guess(self) -> MemoryNeed | None:
         """What it may need, where it has taken no step and none is captured."""
         tiers = self._steps.tiers

@@ -72,6 +72,8 @@ class MemoryTrials:
     def _sharing(self) -> list[JobRun]:
         """The jobs that share memory, where there are any that have to."""
         jobs = [job for job in self._queue.jobs if not (job.ended or job.suspend_requested)]
+        if not any(job.priority is Priority.OPPORTUNISTIC for job in jobs):
+            return []
         going = [job for job in jobs if job.resident or job.next_batch() is not None]
         if any(job.priority is not Priority.OPPORTUNISTIC for job in going):
             return []

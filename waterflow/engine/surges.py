@@ -78,7 +78,9 @@ class Surges:
             self._take_planned(job, limit, possible)
         if self._looks is not None and time.perf_counter() >= self._looks:
             self._look()
-        first, others = self._first(), self._others()
+        self._settle_among_first()
+        others = self._others()
+        first = self._first() if others else []
         if first and self._limits.imposed and self._looks is None:  # limits of when nobody did
             self._looks = time.perf_counter() + self._patience
         if first and others and not self._fit([*first, *others]):
@@ -86,11 +88,17 @@ class Surges:
 
     def is_pending(self) -> bool:
         """Whether a job asks for more since then than it has room for."""
-        if any(job.asks_for_laid_aside for job in self._residents()):
+        residents = self._residents()
+        if any(job.asks_for_laid_aside for job in residents):
             return True
-        first = [job for job in self._residents() if job.priority is not Priority.OPPORTUNISTIC]
-        others = [job for job in self._residents() if job.priority is Priority.OPPORTUNISTIC]
-        return bool(first and others) and not self._fit([*first, *others])
+        first = [job for job in residents if job.priority is not Priority.OPPORTUNISTIC]
+        if len(first) < 2:
+            return bool(first) and len(residents) > 1 and not self._fit(residents)
+        capacity = self._limits.capacity
+        return not (
+            fit_in_turn([job.needs.planned for job in first], capacity)
+            and (len(first) == len(residents) or self._fit(residents))
+        )
 
     def _residents(self) -> list[JobRun]:
         return [job for job in self._queue.jobs if job.resident and not job.ended]
@@ -104,15 +112,33 @@ class Surges:
         return job.resident or (ready and self._admission.fits_alone(job))
 
     def _first(self) -> list[JobRun]:
-        """The jobs that go before opportunistic ones: those in memory, and as many of those who
-        wait for room as fit beside them."""
+        """The jobs that go before opportunistic ones: those that stay in memory, and as many of
+        those who wait for room as fit beside them."""
         jobs = [job for job in self._queue.jobs if job.priority is not Priority.OPPORTUNISTIC]
-        first = [job for job in jobs if job.resident and not job.ended]
+        first = [job for job in jobs if job.resident and not (job.ended or job.gives_way)]
         joining = [job for job in jobs if not job.resident and self._may_run(job)]
         for job in sorted(joining, key=lambda job: job.priority):
             if self._fit([*first, job]):
                 first.append(job)
         return first
+
+    def _settle_among_first(self) -> None:
+        """Where not even those fit beside each other, as one of them makes larger steps by now,
+        whoever goes last rests, of equals the one that came last."""
+        jobs = [job for job in self._residents() if job.priority is not Priority.OPPORTUNISTIC]
+        capacity = self._limits.capacity
+        have_grown = any(len(job.steps.cache.specializations()) > 1 for job in jobs)
+        if len(jobs) < 2 or not have_grown:  # there may be hundreds
+            return
+        if fit_in_turn([job.needs.planned for job in jobs], capacity):
+            return
+        staying: list[JobRun] = []
+        for job in sorted(jobs, key=lambda job: job.priority):
+            needs = [one.needs.planned for one in (*staying, job)]
+            if not staying or fit_in_turn(needs, capacity) or not job.may_rest:
+                staying.append(job)
+            else:
+                self._rest(job, staying)
 
     def _others(self) -> list[JobRun]:
         """The opportunistic jobs, those in memory first."""
@@ -185,6 +211,7 @@ class Surges:
         """Has a job that is in memory rest, until there is room for it."""
         if job.resident and not job.gives_way:
             job.gives_way = True
+            self._looks = self._looks or time.perf_counter() + self._patience
             self._tell(job, 0, first)
 
     def _take_planned(self, job: JobRun, limit: int, possible: bool) -> None:
