@@ -30,6 +30,7 @@ MEMORY, SIZES = "64MiB", ("1MiB", "3MiB", "16MiB", "64MiB")
 SHORT, LONG = 8, 24
 EPOCHS = 8
 
+
 def make_reader(epochs: int = 1, steps: int | None = None, **options: Any) -> wf.Job:
     """A language model whose texts are longer now and then, which takes most of its memory."""
     torch.manual_seed(0)

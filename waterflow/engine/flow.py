@@ -423,9 +423,7 @@ class _Stretch:
             self._context.state.notify_all()
             self._context.state.wait_for(self._is_quiet)
             self._growing.discard(job)
-            return self._grow(
-                job, size, [job, *self._growing, *(one for one, _ in self.left)]
-            )
+            return self._grow(job, size, [job, *self._growing, *(one for one, _ in self.left)])
 
     def _is_quiet(self) -> bool:
         """Whether nobody is in a step but those who wait for memory."""

@@ -386,7 +386,7 @@ class JobRun:
 
     @property
     def may_spill(self) -> bool:
-        """Whether its steps can be planned into another limit at this moment, as far as is known."""
+        """Whether its steps can be planned into another limit now, as far as is known."""
         able = not (self._device.queues or self.captured.exclusive or self.steps.cache.is_capturing)
         return able and self.steps.spiller.may_spill
 

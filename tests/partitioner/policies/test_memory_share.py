@@ -59,7 +59,9 @@ def gain_of(shares: MemoryShares, limits: tuple[int, ...], speed: Speed) -> floa
     return sum(h.weight * one for h, one in zip(shares.holders, relative, strict=True))
 
 
-@given(holders=holders, share=st.floats(0.0, 1.2), powers=st.lists(st.floats(0.05, 1.0), min_size=5))
+@given(
+    holders=holders, share=st.floats(0.0, 1.2), powers=st.lists(st.floats(0.05, 1.0), min_size=5)
+)
 def test_in_the_end_no_exchange_is_worth_it(
     holders: list[Holder], share: float, powers: list[float]
 ) -> None:
@@ -75,7 +77,9 @@ def test_in_the_end_no_exchange_is_worth_it(
     shares, trials = settled(checked(shares, memory), memory, speed)
     assert trials <= 200
     before = gain_of(shares, shares.limits, speed)
-    assert before >= sum(holder.weight for holder in holders) * (1 - 1e-9)  # not worse than at first
+    assert before >= sum(holder.weight for holder in holders) * (
+        1 - 1e-9
+    )  # not worse than at first
     for giver, taker in itertools.permutations(range(len(holders)), 2):
         part = min(
             shares.last_part,

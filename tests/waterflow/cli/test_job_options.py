@@ -41,7 +41,10 @@ def test_jobs_have_what_was_given(file, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--priority", "aa=guaranteed"], "--priority: there is no job 'aa' in the file; nearest: 'a'"),
+        (
+            ["--priority", "aa=guaranteed"],
+            "--priority: there is no job 'aa' in the file; nearest: 'a'",
+        ),
         (["--weight", "zz=2"], "there is no job 'zz' in the file; nearest: 'a', 'b'"),
         (["--priority", "a=first"], "--priority a=first: priority must be one of 'guaranteed'"),
         (["--priority", "guaranteed"], "expected JOB=VALUE, such as --priority prod=guaranteed"),

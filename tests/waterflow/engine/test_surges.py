@@ -50,7 +50,9 @@ def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
 def make_wide(name: str = "other", **options: Any) -> wf.Job:
     """A perceptron whose weights, and what Adam keeps of them, are most of what it needs."""
     torch.manual_seed(0)
-    layers = [layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.Tanh(), nn.Dropout(0.1))]
+    layers = [
+        layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.Tanh(), nn.Dropout(0.1))
+    ]
     model = nn.Sequential(*layers, nn.Linear(128, 10))
     generator = torch.Generator().manual_seed(1)
     rows = [torch.randn(16, 128, generator=generator) for _ in range(4)]
@@ -100,7 +102,9 @@ class Until:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6])
-def test_a_longer_sequence_finds_its_memory_and_gives_it_back(share: float, impatient: None) -> None:
+def test_a_longer_sequence_finds_its_memory_and_gives_it_back(
+    share: float, impatient: None
+) -> None:
     """Nobody fails: the other job is planned into what is left, or rests where nothing is, and has
     all its memory again when texts are short for a while."""
     _, long, wide = needs()
@@ -138,7 +142,7 @@ def test_a_longer_sequence_finds_its_memory_and_gives_it_back(share: float, impa
     assert limits[0] == 0
     assert told[0].first == ("reader",)
     if share:  # rests while it is planned, then comes back, and has more step by step
-        assert [limit for limit in limits if limit][0] < wide * 0.7
+        assert next(limit for limit in limits if limit) < wide * 0.7
         assert limits.count(0) == 1
         assert None in limits
     fresh = make_reader((), data=[*surge, *data.again()])
