@@ -1,4 +1,4 @@
-"""Opportunistic jobs among themselves: memory goes to whom it helps, and nobody's numbers change."""
+"""Opportunistic jobs among themselves: memory goes to whom it helps, numbers stay the loop's."""
 
 from __future__ import annotations
 
