@@ -24,14 +24,16 @@ TIDY := $(SOURCES) $(HEADERS) $(shell find tests benchmarks -name "*.cpp" -o -na
 export MAX_JOBS ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test soak lint types imports as_installed bench clean
+.PHONY: help setup demo test soak lint types imports docs wheel as_installed bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make demo    train a dozen trials together and check them against the eager loop'
 	@echo 'make test    run the tests'
 	@echo 'make soak    the tests that take many minutes'
-	@echo 'make lint    ruff, mypy, import-linter, clang-format'
+	@echo 'make lint    ruff, mypy, import-linter, clang-format, and the documentation'
+	@echo 'make docs    the documentation as pages, in build/site'
+	@echo 'make wheel   a wheel in dist/, tried in an environment of its own'
 	@echo 'make bench   run the benchmarks'
 	@echo 'make clean   remove what was built and the virtual environment'
 
@@ -46,7 +48,7 @@ test: $(BUILT)
 soak: $(BUILT)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m soak $(ARGS)
 
-lint: $(BUILT) types imports
+lint: $(BUILT) types imports docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(TIDY)
@@ -66,6 +68,16 @@ imports: as_installed
 	cd build/types && $(abspath $(BIN))/lint-imports --no-logo --no-cache \
 	  --config $(CURDIR)/pyproject.toml
 
+# Warnings are errors: a link into nothing, a parameter that a docstring does not know.
+docs: as_installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# For the torch that it is built beside. Tried without the checkout, which Python would find first.
+wheel: $(BUILT)
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+	PYTHON='$(PYTHON)' TORCH='$(TORCH)' .ci/try_wheel dist/*.whl
+
 bench: $(BUILT)
 	$(BIN)/python -m benchmarks.dispatch
 	$(BIN)/python -m benchmarks.throughput
@@ -73,7 +85,7 @@ bench: $(BUILT)
 	$(BIN)/python -m benchmarks.allocator
 
 clean:
-	rm -rf $(VENV) build waterflow.egg-info waterflow-report allocator_ext/*.so
+	rm -rf $(VENV) build dist waterflow.egg-info waterflow-report* allocator_ext/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .sanitizers
 
 # torch first and pinned, then no build isolation: otherwise pip would fetch a torch of its own

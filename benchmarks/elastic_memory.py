@@ -8,8 +8,8 @@ with the step that has no plan: every value out right after its use, and in righ
 The limit is a share of the most bytes that the step holds when it is not limited, with the
 persistent ones; the peak is the arena's. A limit under what one operator works on has a row without
 a speed, and the smallest limit instead. `shrink_ms_per_gib` and `grow_ms_per_gib` are those of
-`benchmarks.arena_resize`, and so are the other keys of times. With one intra-op thread the copy lane has a core of its
-own where there are two.
+`benchmarks.arena_resize`, and so are the other keys of times. With one intra-op thread the copy
+lane has a core of its own where there are two.
 """
 
 from __future__ import annotations

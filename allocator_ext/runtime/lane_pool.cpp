@@ -124,9 +124,12 @@ RoundResult LanePool::run(const Round& round) {
     if (job.plan) job.plan->close(*arena_);
   }
   rethrow_failure();
-  RoundResult result{{}, {}, {}, device_->mark(0), device_};
+  RoundResult result{{}, {}, {}, device_->mark(0), device_, {}};
   for (const Failure& failure : failures_) result.errors.push_back(failure.error);
-  for (const RoundJob& job : round.jobs) result.losses.push_back(job.tape->loss());
+  for (const RoundJob& job : round.jobs) {
+    result.losses.push_back(job.tape->loss());
+    result.metrics.push_back(job.tape->metrics());
+  }
   for (auto& spans : spans_) result.spans.insert(result.spans.end(), spans.begin(), spans.end());
   return result;
 }
@@ -216,7 +219,7 @@ void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
 RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
                                const RoundResult* former) {
   Failure failure;
-  RoundResult result{{}, {}, {}, {}, device_};
+  RoundResult result{{}, {}, {}, {}, device_, {}};
   {
     const ThrottleScope work(step.throttle.get(), device_->queues());
     const GateScope scope(gate, lane, step.demand);
@@ -235,6 +238,7 @@ RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
   result.end = device_->mark(lane);
   result.errors.push_back(failure.error);
   result.losses.push_back(step.job.tape->loss());
+  result.metrics.push_back(step.job.tape->metrics());
   return result;
 }
 

@@ -143,7 +143,7 @@ def _key(
         del attributes["step"]
     fingerprint = Fingerprint()
     try:
-        fingerprint.add("optimizer", (type(own), attributes, job.clip_grad_norm, gradients))
+        fingerprint.add("optimizer", (type(own), attributes, tuple(job.rules[:2]), gradients))
     except Exception:  # objects may refuse to be looked at in any way
         return None
     return None if fingerprint.doubts else fingerprint.digest()

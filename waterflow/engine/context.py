@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import DeviceLostError
+from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.events import EventStream
 from waterflow.engine.job_run import JobRun
+from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 
 Value = TypeVar("Value")
+
+GrowRoom = Callable[[JobRun, EagerRoom, int, Sequence[JobRun]], bool]
+"""Enlarges the room of a job's eager step by so many bytes; nobody is in a step but these jobs, who
+wait. Whether it has room now: see `Surges.grow`."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ class RunContext:
             Taken before `state`, where both are.
         calls: calls lanes back from their trains of steps; called after what they are to see.
         precedence: the time in which guaranteed jobs work.
+        callbacks: where callbacks run.
     """
 
     lanes: Lanes
@@ -49,6 +56,7 @@ class RunContext:
     python: threading.RLock = field(default_factory=threading.RLock)
     calls: Any = field(default_factory=_C.Signal)
     precedence: Any = field(default_factory=_C.Precedence)
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     @property
     def arena(self) -> Any:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import BudgetError
-from waterflow.engine.context import Outcome, RunContext
+from waterflow.engine.context import GrowRoom, Outcome, RunContext
 from waterflow.engine.eager_train import account_for_room, run_train
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
@@ -23,12 +23,15 @@ class RoundExecutor:
         context: RunContext,
         planner: RoundPlanner,
         in_flight: StepsInFlight,
-        grow: Callable[[JobRun, int, Sequence[JobRun]], bool],
+        no_place: Callable[[JobRun, PreparedBatch, BudgetError], BudgetError],
+        grow: GrowRoom,
     ) -> None:
         """Args beyond the obvious.
 
+        no_place: makes the error of a step that finds no place, for its user to read.
         grow: enlarges the room of a job's eager step, see `Surges.grow`.
         """
+        self._no_place = no_place
         self._grow = grow
         self._jobs: list[JobRun] = []  # of the present round, whose batches were taken
         self._context = context
@@ -133,6 +136,7 @@ class RoundExecutor:
 
     def _fail(self, scheduled: ScheduledStep, misfit: BudgetError) -> None:
         """The step finds no place, and has not run."""
+        misfit = self._no_place(scheduled.job, scheduled.batch, misfit)
         self._in_flight.fail(scheduled, misfit)
         self._context.arena.synchronize()
 
@@ -166,7 +170,7 @@ class RoundExecutor:
         room = job.eager.room
         assert room is not None
         fed = FeedItem(batch, job.loop.epoch)
-        memory = room.scope(lambda size: self._grow(job, size, self._jobs))
+        memory = room.scope(lambda size: self._grow(job, room, size, self._jobs))
         run_train(self._context, job, 0, fed, memory, lambda: alone, accounts=True)
         job.eager.close_room()
         account_for_room(self._context, job)

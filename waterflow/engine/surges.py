@@ -23,6 +23,7 @@ from waterflow.engine.job_run import JobRun
 from waterflow.engine.limits import Limits
 from waterflow.engine.replanning import Replanning
 from waterflow.executor.plan.need import fit_in_turn, in_turn_bytes
+from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.partitioner.policies.fair_share import Priority
 
 #: A surge is over when what it was about has not been used for so long, looked at as often; twice
@@ -280,21 +281,20 @@ class Surges:
 
     # In the middle of a step
 
-    def grow(self, job: JobRun, room_for: int, busy: Sequence[JobRun]) -> bool:
-        """Enlarges the room of a job's eager step, which asks for more in its middle; those who go
-        after it rest at once, the last first, as far as that is needed.
+    def grow(self, job: JobRun, room: EagerRoom, size: int, busy: Sequence[JobRun]) -> bool:
+        """Enlarges the room of a job's eager step or evaluation, which asks for more in its middle;
+        those who go after it rest at once, the last first, as far as that is needed.
 
         Args:
             job: in the step. Nobody else is in one, but those who are `busy` and wait.
-            room_for: bytes that its room has not.
+            room: its room.
+            size: bytes that its room has not.
             busy: who cannot rest now.
 
         Returns:
             Whether it has room now.
         """
-        room = job.eager.room
-        assert room is not None
-        if room.grow(room_for):
+        if room.grow(size):
             return True
         after = [one for one in self._residents() if one.priority > job.priority]
         for one in sorted(after, key=lambda one: (one.priority, one.number), reverse=True):
@@ -304,6 +304,6 @@ class Surges:
             self._tell(one, 0, [job])
             one.suspend(self._context.residency)
             self._looks = time.perf_counter() + self._patience
-            if room.grow(room_for):
+            if room.grow(size):
                 return True
         return False

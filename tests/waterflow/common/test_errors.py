@@ -25,8 +25,10 @@ CLASSES = [
 @pytest.mark.parametrize("error", CLASSES)
 def test_all_have_one_base_and_a_docstring(error):
     assert error.__doc__
-    if error in (CacheWarning, CheckpointWarning, OpaqueStepWarning):
+    if error.__name__.endswith("Warning"):
         assert issubclass(error, UserWarning)
+    elif error is RunInterrupted:
+        assert issubclass(error, KeyboardInterrupt)  # ends what the run was part of
     else:
         assert issubclass(error, WaterflowError)
 

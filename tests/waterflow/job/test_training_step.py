@@ -12,7 +12,6 @@ from tests.support.data import rows
 from tests.support.steps import first_batch, job_of
 from waterflow.job.training_step import (
     check_finite,
-    clip_gradients,
     eager_step,
     learning_rates,
     needs_closure,
@@ -84,16 +83,6 @@ def test_who_needs_a_closure(kind, needs):
     assert needs_closure(optimizer) is needs
     lr_scheduler.ExponentialLR(optimizer, 0.9)  # wraps the object's step
     assert needs_closure(optimizer) is needs
-
-
-def test_without_a_norm_nothing_is_clipped():
-    parameter = nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.tensor([5.0])
-    optimizer = optim.SGD([parameter], lr=0.1)
-    clip_gradients(optimizer, None)
-    assert parameter.grad.item() == 5.0
-    clip_gradients(optimizer, 1.0)
-    assert parameter.grad.item() == pytest.approx(1.0)
 
 
 def test_a_scheduler_is_stepped_when_it_is_due_and_told_the_loss_if_it_asks():
