@@ -7,8 +7,9 @@ Per model and limit the speed of a warm captured step over the unlimited one's, 
 with the step that has no plan: every value out right after its use, and in right before the next.
 The limit is a share of the most bytes that the step holds when it is not limited, with the
 persistent ones; the peak is the arena's. A limit under what one operator works on has a row without
-a speed, and the smallest limit instead. With one intra-op thread the copy lane has a core of its
-own where there are two.
+a speed, and the smallest limit instead. `shrink_ms_per_gib` and `grow_ms_per_gib` are those of
+`benchmarks.arena_resize`, and so are the other keys of times. With one intra-op thread the copy
+lane has a core of its own where there are two.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 
 import waterflow as wf
+from benchmarks import arena_resize
 from benchmarks.common import show
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.plan.round_plan import RoundPlan, plan_round
@@ -191,8 +193,10 @@ def main() -> None:
     rows = []
     for model in options.models:
         rows += measure(model, options.ratios, options.threads, options.repeats, tell)
+    resizes = arena_resize.measure(options.repeats)
+    tell(resizes)
     if options.json:
-        show({"rows": rows, "threads": options.threads}, as_json=True)
+        show({"rows": rows, "threads": options.threads, **resizes}, as_json=True)
 
 
 if __name__ == "__main__":

@@ -51,5 +51,10 @@ def fit_in_turn(needs: Sequence[MemoryNeed], memory: int) -> bool:
         needs: one per job.
         memory: bytes that all may hold together, in whole units of the arena's alignment.
     """
+    return in_turn_bytes(needs) <= memory
+
+
+def in_turn_bytes(needs: Sequence[MemoryNeed]) -> int:
+    """The smallest budget under which jobs fit, one step after another."""
     persistent = sum(need.persistent_bytes for need in needs)
-    return persistent + max(need.step_bytes for need in needs) <= memory
+    return persistent + max(need.step_bytes for need in needs)

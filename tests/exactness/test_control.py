@@ -8,12 +8,15 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+import torch
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import waterflow as wf
 from tests.support.differences import assert_same_numbers
 from tests.support.jobs import MODELS, SCHEDULERS, TRAINING
+from tests.support.needs import needed
+from waterflow.models.gpt2 import Gpt2, Gpt2Config
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.cpu]
 
@@ -24,7 +27,46 @@ JOBS = {
     if not name.startswith("one_cycle")
 }
 MEMORY, SIZES = "64MiB", ("1MiB", "3MiB", "16MiB", "64MiB")
+SHORT, LONG = 8, 24
 EPOCHS = 8
+
+
+def make_reader(epochs: int = 1, steps: int | None = None, **options: Any) -> wf.Job:
+    """A language model whose texts are longer now and then, which takes most of its memory."""
+    torch.manual_seed(0)
+    config = Gpt2Config(vocabulary=40, width=32, layers=1, heads=2, positions=32)
+    model = Gpt2(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    generator = torch.Generator().manual_seed(1)
+    lengths = (SHORT, SHORT, LONG, SHORT)
+    data = [torch.randint(40, (8, length), generator=generator) for length in lengths]
+    return wf.Job(
+        "reader",
+        model=model,
+        optimizer=optimizer,
+        loss=next_token,
+        data=options.pop("data", data),
+        epochs=epochs,
+        steps=steps,
+        seed=0,
+        **options,
+    )
+
+
+def next_token(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    logits = model(ids[:, :-1])
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+JOBS["reader"] = make_reader
+
+
+@functools.cache
+def tight() -> int:
+    """A budget in which the reader's long texts leave next to nothing to anybody else."""
+    longest = make_reader(data=[torch.zeros(8, LONG, dtype=torch.long)] * 2, capture=True)
+    return needed(longest) + 2048
+
 
 jobs_of_a_run = st.lists(
     st.tuples(
@@ -46,6 +88,7 @@ wishes = st.lists(
             st.tuples(st.just("weight"), st.sampled_from([0.5, 3.0])),
             st.tuples(st.just("limit"), st.sampled_from([0.6, 0.8, None])),
             st.tuples(st.just("resize"), st.sampled_from(SIZES)),
+            st.just(("tight",)),
             st.just(("submit",)),
         ),
     ),
@@ -56,6 +99,8 @@ wishes = st.lists(
 
 def make(name: str, **options: Any) -> wf.Job:
     build: Any = JOBS[name]
+    if name == "reader" and "capture" in options:
+        options["capture"] = True  # eager steps would need more than the tightest budget
     job: wf.Job = build(epochs=EPOCHS, steps=None)
     for option, value in options.items():
         setattr(job, option, value)
@@ -84,8 +129,10 @@ def grant(engine: wf.Engine, handle: wf.JobHandle, wish: tuple[Any, ...]) -> Non
                 handle.set_memory_limit(None)
             case ("limit", share):
                 need = engine.report()[handle.name].solo_peak_bytes
-                if need:
+                if need and handle._job.may_spill:  # else what it says is of eager steps
                     handle.set_memory_limit(int(need * share))
+            case ("tight",):
+                engine.resize(tight())
             case ("resize", size):
                 engine.resize(size)
 
@@ -116,6 +163,18 @@ def check(chosen: list[tuple[str, Any, str]], asked: list[tuple[int, Any]]) -> N
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(chosen=jobs_of_a_run, asked=wishes)
+@example(
+    chosen=[
+        ("cnn", True, "opportunistic"),
+        ("reader", True, "guaranteed"),
+        ("encoder", True, "opportunistic"),
+    ],
+    asked=[(0, ("tight",)), (1, ("priority", "opportunistic")), (1, ("submit",))],
+)
+@example(
+    chosen=[("reader", True, "guaranteed"), ("encoder", True, "normal")],
+    asked=[(0, ("tight",)), (0, ("suspend",)), (0, ("resume",))],
+)
 def test_a_few_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) -> None:
     check(chosen, asked)
 

@@ -49,6 +49,15 @@ def assert_same_numbers(expected, expected_report, job, report):
     assert differences(expected, job) == []
 
 
+def assert_equal_to_eager(job, report, fresh):
+    """Whether a job has trained without an error, as the plain loop trains `fresh`: the same job,
+    not yet trained."""
+    assert report.error is None
+    assert report.losses == wf.run_eager(fresh, threads=1).losses
+    for name, value in fresh.model.state_dict().items():
+        assert torch.equal(job.model.state_dict()[name], value), name
+
+
 def solo(job, policy="temporal"):
     """Runs one job alone."""
     return wf.run([job], memory=MEMORY, policy=policy, threads=1).jobs[job.name]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from waterflow.cli.job_options import apply_job_options, parse_job_options
 from waterflow.cli.shared import (
     FAILED,
     INTERRUPTED,
@@ -73,6 +74,18 @@ def run(
         str | None,
         typer.Option(help="plan jobs that do not fit into the memory, by spilling: memory or disk"),
     ] = None,
+    priority: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB=WORD", help="guaranteed, normal or opportunistic; repeatable"),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB=NUMBER", help="a job's share among equals; repeatable"),
+    ] = None,
+    memory_limit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB=SIZE", help='plan a job into so much, like "2GiB"; repeatable'),
+    ] = None,
     out: ReportOut = None,
     overwrite: Overwrite = False,
     quantum: Annotated[
@@ -99,9 +112,11 @@ def run(
 
     with one_line_errors(), clean_stdout(as_json), plain_warnings():
         get_policy(policy)
+        given = parse_job_options(priority or [], weight or [], memory_limit or [])
         out = report_folder(out, overwrite)
         job_file, budget = _load(file, memory)
         jobs = job_file.make_jobs()
+        apply_job_options(jobs, given)
         import waterflow as wf
 
         try:

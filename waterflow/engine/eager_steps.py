@@ -254,7 +254,8 @@ class EagerSteps:
         then those that follow are captured."""
         opacity, steps = self._steps.opacity, self._steps
         opaque = opacity.step is not None or opacity.optimizer_reason is not None
-        has_limit = self._job.memory_limit is not None or steps.spiller.is_needed
+        is_needed = steps.spiller.is_needed and not steps.spiller.is_lent
+        has_limit = self._job.memory_limit is not None or is_needed
         return has_limit and (opaque or steps.tiers is None)
 
     def no_limit(self) -> JobError:
@@ -268,7 +269,8 @@ class EagerSteps:
         )
 
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
-        if self._steps.spiller.limit is not None and batch.trial:
+        spiller = self._steps.spiller
+        if spiller.limit is not None and (batch.trial or spiller.is_lent):
             memory = contextlib.nullcontext()  # beside the budget, as checks
         elif self._knows_no_limit:
             raise self.no_limit()

@@ -196,7 +196,7 @@ class Engine:
                 throttle=_C.Throttle(self._context.precedence, self._context.calls),
                 keeps_place=checkpoints is not None and checkpoints.are_written,
                 resumed=resumed,
-                limit=self._limit_of(job),
+                limit=self._loop.limits.of_new(job),
                 spill_to=self._spill_to,
                 callbacks=self._context.callbacks,
             )
@@ -205,18 +205,6 @@ class Engine:
             _C.set_job_name(self._arena, number, printable(job.name))
             self._queue.add(run)
         return JobHandle(self._queue, run, self.policy, self._loop.limits)
-
-    def _limit_of(self, job: Job) -> int | None:
-        """The bytes that the job's steps are planned into; None: whatever they need."""
-        capacity = int(self._arena.statistics().capacity)
-        if job.memory_limit is not None:
-            if self._lanes.device.queues:
-                raise JobError(
-                    f"job {job.name!r}: memory_limit={job.memory_limit} on {self.device}: steps "
-                    "are planned into a limit on the CPU only so far; leave out memory_limit"
-                )
-            return min(capacity, parse_bytes(job.memory_limit))
-        return capacity if self._spills and job.capture is not False else None
 
     def _tiers_of(self, job: Job) -> Tiers | None:
         """When the job's steps are captured; None: before they run first, where they can be.
@@ -227,7 +215,7 @@ class Engine:
         """
         if job.capture != "auto" or not tiers_are_on() or "all" in (job.audit, self._audit):
             return None
-        if self._lanes.device.queues or self._limit_of(job) is not None:
+        if self._lanes.device.queues or self._loop.limits.of_new(job) is not None:
             return None
         return Tiers(job, self._costs, self.budget)
 

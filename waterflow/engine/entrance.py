@@ -66,12 +66,13 @@ class Entrance:
         self._context.wake()
 
     def admit(self) -> None:
-        """Admits waiting jobs in the order of their submission, as long as they fit."""
+        """Admits waiting jobs, those that go first before others, and else in the order of their
+        submission, as long as they fit."""
         if self._queue.holds_admission:
             return
         residents = self.residents
         needs = [job.needs.memory for job in residents]
-        for job in self._queue.jobs:
+        for job in sorted(self._queue.jobs, key=lambda job: job.priority):
             fed = job.next_batch()
             if job.resident or job.ended or job.is_called_away or fed is None:
                 continue

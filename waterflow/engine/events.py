@@ -168,6 +168,54 @@ class LimitChanged(NamedTuple):
     limit: int | None
 
 
+class MemoryLent(NamedTuple):
+    """An opportunistic job has another share of the memory, for the sake of jobs that go first.
+
+    Attributes:
+        job: the job.
+        limit: bytes that it may need from now on; 0: it rests; None: as many as it likes again.
+        first: those who ask for more than is left beside it; nobody where it gets some back.
+    """
+
+    job: str
+    limit: int | None
+    first: Sequence[str]
+
+
+class SpillPlanned(NamedTuple):
+    """A job's steps are planned into another limit, or copy something else than before.
+
+    Attributes:
+        job: the job.
+        limit: bytes that it may need, taking its steps alone; None: any.
+        copied_bytes: what a step copies out and back.
+        away_bytes: what is not in the budget between steps.
+        tier: where values go: "memory" or "disk".
+    """
+
+    job: str
+    limit: int | None
+    copied_bytes: int
+    away_bytes: int
+    tier: str
+
+
+class MemoryTried(NamedTuple):
+    """Opportunistic jobs that have too little memory for all have tried a share of it.
+
+    Attributes:
+        jobs: their names.
+        limits: the bytes that each might need.
+        speeds: the steps a second that each has made.
+        is_last: whether it stays so, as that is what brought most.
+    """
+
+    jobs: Sequence[str]
+    limits: Sequence[int]
+    speeds: Sequence[float]
+    is_last: bool = False
+
+
 class BudgetChanged(NamedTuple):
     """All jobs together may hold so many bytes from now on."""
 
@@ -203,6 +251,9 @@ Event = (
     | DutyChanged
     | PackingDecided
     | LimitChanged
+    | MemoryLent
+    | MemoryTried
+    | SpillPlanned
     | BudgetChanged
     | CheckpointWritten
     | EngineEnded

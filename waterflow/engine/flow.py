@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from waterflow.capture.python_turns import PYTHON_TURNS
-from waterflow.engine.context import RunContext
+from waterflow.engine.context import GrowRoom, RunContext
 from waterflow.engine.eager_train import account_for_room, run_train
 from waterflow.engine.events import GroupsRan, ShareChanged, TrainRan
 from waterflow.engine.flow_planner import FlowPlanner
@@ -49,9 +49,17 @@ class FlowExecutor:
         in_flight: StepsInFlight,
         next_job: NextJob,
         dismiss: Callable[[JobRun], None],
+        grow: GrowRoom,
         undoes_packing: bool,
     ) -> None:
+        """Args beyond the obvious.
+
+        dismiss: has a job that has ended give up its places.
+        grow: enlarges the room of a job's eager step, see `Surges.grow`.
+        undoes_packing: whether jobs may be made to take turns.
+        """
         self._context = context
+        self._grow = grow
         self._planner = planner
         self._in_flight = in_flight
         self._next_job = next_job
@@ -131,7 +139,7 @@ class FlowExecutor:
             self._packing.begin(jobs)
         stretch = _Stretch(
             *(self._context, plan, self._in_flight, jobs, interrupted, self._choose),
-            *(self.idle, self._dismiss, self._precedence, self._packing),
+            *(self.idle, self._dismiss, self._precedence, self._packing, self._grow),
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._jobs = jobs
@@ -167,9 +175,11 @@ class _Stretch:
         dismiss: Callable[[JobRun], None],
         precedence: Precedence,
         packing: Packing,
+        grow: GrowRoom,
     ) -> None:
         self._context = context
         self._dismiss = dismiss
+        self._grow = grow
         self._precedence = precedence
         self._packing = packing
         self._plan = plan
@@ -439,7 +449,8 @@ class _Stretch:
             self._context.state.notify_all()
             self._context.state.wait_for(self._is_quiet)
             self._growing.discard(job)
-            return room.grow(size)
+            busy = [job, *self._growing, *(one for one, _ in self.left)]
+            return self._grow(job, room, size, busy)
 
     def _is_quiet(self) -> bool:
         """Whether nobody is in a step but those who wait for memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from waterflow.engine.events import NeedsKnown
 from waterflow.executor.plan.need import MemoryNeed
 from waterflow.steps.job_steps import JobSteps
-from waterflow.steps.prepared import PreparedStep
+from waterflow.steps.prepared import PreparedStep, Specialization
 
 
 class JobNeeds:
@@ -14,6 +14,7 @@ class JobNeeds:
     def __init__(self, steps: JobSteps) -> None:
         self._steps = steps
         self.measured_extent = 0  # of eager steps so far, beyond the persistent tensors
+        self.laid_aside: frozenset[Specialization] = frozenset()  # whose steps do not count
         self.evaluation_extent = 0  # of evaluations
 
     @property
@@ -30,6 +31,13 @@ class JobNeeds:
         steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
         measured = max(self.measured_extent, self.evaluation_extent)
         return MemoryNeed.of(self.persistent_bytes, steps, measured)
+
+    @property
+    def planned(self) -> MemoryNeed:
+        """The same for its captured steps alone, which is exact."""
+        created = self.persistent_bytes - self._steps.persistent.bytes
+        steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
+        return MemoryNeed.of(self.persistent_bytes, steps)
 
     @property
     def _guess(self) -> MemoryNeed | None:
@@ -52,4 +60,6 @@ class JobNeeds:
         """The steps that may still run: the first one is over once the state exists. Under a limit
         it is the eager one, which takes ordinary memory as checks do."""
         exists = self._steps.persistent.state_exists or self._steps.spiller.limit is not None
-        return [step for step in self._steps.cache.steps() if not (exists and step.creates_state)]
+        kinds = self._steps.cache.specializations()
+        steps = [step for one in kinds if one not in self.laid_aside for step in one.steps]
+        return [step for step in steps if not (exists and step.creates_state)]

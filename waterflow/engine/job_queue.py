@@ -40,6 +40,7 @@ class JobQueue:
         jobs: all of them, those that have ended included.
         broken: what has ended the engine, if it is no single job's error.
         holds_admission: whether nobody may begin for now.
+        is_due: whether something else is to be done between steps.
     """
 
     def __init__(self, context: RunContext, admission: Admission) -> None:
@@ -48,6 +49,7 @@ class JobQueue:
         self.jobs: list[JobRun] = []
         self.broken: BaseException | None = None
         self.holds_admission = False
+        self.is_due: Callable[[], bool] = lambda: False
         self._wishes: list[Wish] = []
         self._closing = False
         self._over = threading.Event()
@@ -229,7 +231,7 @@ class JobQueue:
             return not self._is_over()
 
     def _has_work(self) -> bool:
-        return self.has_wishes or any(map(self.needs_attention, self.jobs))
+        return self.has_wishes or self.is_due() or any(map(self.needs_attention, self.jobs))
 
     def _is_over(self) -> bool:
         return self._closing and all(job.is_gone for job in self.jobs)

@@ -15,12 +15,19 @@ from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
-from waterflow.common.units import format_bytes, parse_bytes
+from waterflow.common.units import format_bytes
 from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.evaluator import Evaluator
-from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
+from waterflow.engine.events import (
+    CaptureKnown,
+    EventStream,
+    JobJoined,
+    MemoryMoved,
+    SpillPlanned,
+    StateChanged,
+)
 from waterflow.engine.job_needs import JobNeeds
 from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
@@ -37,7 +44,7 @@ from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.eager_need import eager_need, largest_batch
 from waterflow.steps.job_steps import JobSteps
-from waterflow.steps.prepared import PreparedBatch
+from waterflow.steps.prepared import PreparedBatch, Specialization
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.spilling import TIERS
 from waterflow.steps.tiers import Tiers
@@ -77,6 +84,7 @@ class JobRun:
         report: what is known of it; written by the recorder.
         state: where it is in its life.
         gives_way: whether it is to rest because it is others' turn in memory.
+        is_replanned: whether a thread plans its steps anew, while it rests.
         stop_requested: whether somebody wants it to end after its present step.
         memory_limit: bytes that it may need by its own limit, as it is now; None: any.
         priority: who goes before whom, and its share among equals (`weight`), as they are now.
@@ -130,9 +138,11 @@ class JobRun:
         self.stop_requested = False
         self.suspend_requested = False
         self.gives_way = False
+        self.is_replanned = False
+        self._told = SpillPlanned(job.name, None, 0, 0, spill_to)
         self.priority = Priority[job.priority.upper()]
         self.weight = job.weight
-        self.memory_limit = None if job.memory_limit is None else parse_bytes(job.memory_limit)
+        self.memory_limit = job.limit_bytes
         self.throttle = throttle or _C.Throttle(_C.Precedence(), _C.Signal())
         self.resident = False
         self._events = events
@@ -314,6 +324,7 @@ class JobRun:
         if self.ended:
             return
         self.tell_of_capture()
+        self._tell_of_spills()
         if self.steps.tiers is not None:
             self.steps.tiers.close()
         self.become(state, error)
@@ -344,6 +355,15 @@ class JobRun:
         """Tells what the job needs and how much of it is captured, as far as is known."""
         self._events.publish(self.needs.known(self.name))
         self.tell_of_capture()
+        self._tell_of_spills()
+
+    def _tell_of_spills(self) -> None:
+        """Tells what its limit makes its steps copy, where that is something else than before."""
+        spiller, away = self.steps.spiller, self.steps.persistent.away_bytes
+        known = SpillPlanned(self.name, spiller.limit, spiller.copied_bytes, away, spiller.tier)
+        if known != self._told and (known.copied_bytes or self._told.copied_bytes):
+            self._told = known
+            self._events.publish(known)
 
     def tell_of_capture(self) -> None:
         """Tells how much of the job's step is captured, and why not all of it."""
@@ -385,12 +405,21 @@ class JobRun:
         self.tell_of_needs()
 
     def _plan_into(self, limit: int | None, residency: Residency) -> None:
-        self.steps.spiller.problem = None
-        self.steps.spiller.set_limit(limit)
+        away = self.steps.persistent.away
+        with self.steps.cache.still():
+            self.steps.spiller.problem = None
+            self.steps.spiller.set_limit(limit)
         self.needs.measured_extent = 0  # of steps under another limit
         self.captured.unbind()
-        if self.resident:
+        if not self.resident:
+            return
+        if away - self.steps.persistent.away:  # what comes back needs room in one piece
+            residency.repack()
+        try:
             self.account(residency)
+        except torch.OutOfMemoryError:  # it is let in again where there is room
+            self.gives_way = True
+            self.suspend(residency)
 
     def check_limit(self) -> None:
         """Whether its steps keep to its limit, as far as is known.
@@ -442,6 +471,45 @@ class JobRun:
         if self.steps.spiller.limit is None or reason is None:
             return ""
         return f" Its steps cannot be spilled, since they run as eager Python: {reason}"
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether its steps can be planned into another limit now, as far as is known."""
+        able = not (self._device.queues or self.captured.exclusive or self.steps.cache.is_capturing)
+        return able and self.steps.spiller.may_spill
+
+    # Steps that it makes no more
+
+    def lay_aside(self, kinds: Iterable[Specialization]) -> None:
+        """These of its steps do not count for now, as it does not make them. Between steps only."""
+        fed = self.next_batch()
+        wanted = None if fed is None or fed.item is None else fed.item.specialization
+        aside = [kind for kind in kinds if kind is not wanted]
+        self.needs.laid_aside |= frozenset(aside)
+        for kind in aside:
+            for step in kind.steps:
+                step.compiled.unbind()
+                self.captured.forget(step)
+
+    @property
+    def asks_for_laid_aside(self) -> bool:
+        """Whether its next step is one of those after all."""
+        if not self.needs.laid_aside:
+            return False
+        fed = self.next_batch()
+        return (
+            fed is not None
+            and fed.item is not None
+            and fed.item.specialization in self.needs.laid_aside
+        )
+
+    def take_up(self) -> None:
+        """Its next step counts in any case."""
+        if self.asks_for_laid_aside:
+            fed = self.next_batch()
+            assert fed is not None
+            assert fed.item is not None
+            self.needs.laid_aside -= {fed.item.specialization}
 
     # Its next step
 

@@ -6,7 +6,7 @@ shrinks at its end. All on the engine's thread, between steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
@@ -16,6 +16,7 @@ from waterflow.engine.events import BudgetChanged, LimitChanged
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.executor.plan.need import fit_in_turn
+from waterflow.job.job import Job
 from waterflow.partitioner.policies.fair_share import Priority
 
 
@@ -24,6 +25,9 @@ class Limits:
 
     Attributes:
         spills: whether jobs without a limit of their own are planned into the budget.
+        imposed: bytes that jobs may need for others' sake, beside their own limits.
+        is_learning: whether imposed limits are those of `MemoryTrials`, for nobody who goes first.
+        before_change: called before somebody changes a limit.
     """
 
     def __init__(self, context: RunContext, queue: JobQueue, admission: Admission) -> None:
@@ -31,6 +35,10 @@ class Limits:
         self._queue = queue
         self._admission = admission
         self.spills = False
+        self.imposed: dict[JobRun, int] = {}
+        self.is_learning = False
+        self._full: dict[JobRun, int] = {}  # what jobs need without the imposed limit
+        self.before_change: Callable[[], None] = lambda: None
 
     def limit_job(self, job: JobRun, limit: int | None) -> None:
         """Gives a job another limit of its own.
@@ -45,22 +53,98 @@ class Limits:
         """
         if job.ended:
             raise JobError(f"job {job.name!r} is {job.state.status} and has no limit any more")
-        if limit is not None and self._context.lanes.device.queues:
-            raise JobError(
-                f"job {job.name!r}: a limit of {limit} on {self._context.lanes.device.name}: steps "
-                "are planned into a limit on the CPU only so far; suspend the job, or leave it"
-            )
-        capacity = int(self._context.arena.statistics().capacity)
-        job.set_limit(self._effective(job, limit, capacity), self._context.residency)
+        self._check_device(job.name, limit)
+        self.before_change()
+        effective = self._effective(job.job, limit, self.imposed.get(job), self.capacity)
+        self._set(job, effective)
         job.memory_limit = limit
         self._admission.somebody_left()
         self._context.events.publish(LimitChanged(job.name, limit))
 
-    def _effective(self, job: JobRun, limit: int | None, capacity: int) -> int | None:
-        """The bytes that the job's steps are planned into, under a limit of its own."""
-        if limit is not None:
-            return min(limit, capacity)
-        return capacity if self.spills and job.job.capture is not False else None
+    @property
+    def capacity(self) -> int:
+        """The arena's bytes."""
+        return int(self._context.arena.statistics().capacity)
+
+    def of_new(self, job: Job) -> int | None:
+        """The bytes that the steps of a job that joins are planned into; None: whatever they need.
+
+        Raises:
+            JobError: it has a limit, and the device knows none.
+        """
+        self._check_device(job.name, job.limit_bytes)
+        return self._effective(job, job.limit_bytes, None, self.capacity)
+
+    def impose(self, job: JobRun, limit: int | None) -> None:
+        """Has a job need less for others' sake; None: no longer. Between steps only.
+
+        Raises:
+            BudgetError, JobError: its steps cannot be planned into that. It has no such limit then.
+        """
+        full = self.full(job)
+        try:
+            self._set(job, self._effective(job.job, job.memory_limit, limit, self.capacity))
+        except (BudgetError, JobError):
+            self._lift(job)
+            raise
+        if limit is None:
+            self._lift(job)
+        else:
+            self.imposed[job], self._full[job] = limit, full
+            job.steps.spiller.is_lent = True
+
+    def forget(self, job: JobRun) -> None:
+        """Nothing is imposed on a job that has ended."""
+        self.imposed.pop(job, None)
+        self._full.pop(job, None)
+
+    def full(self, job: JobRun) -> int:
+        """The bytes that a job needs alone, or would without the limit imposed on it."""
+        return self._full.get(job, job.needs.memory.alone_bytes)
+
+    def _lift(self, job: JobRun) -> None:
+        job.steps.spiller.is_lent = False
+        self._full.pop(job, None)
+        if self.imposed.pop(job, None) is not None and not job.ended:
+            self._set(job, self._effective(job.job, job.memory_limit, None, self.capacity))
+
+    def _set(self, job: JobRun, limit: int | None) -> None:
+        """Plans a job's steps into another limit. Where it finds no room with more than it had, it
+        rests until there is some."""
+        former = job.steps.spiller.limit
+        if limit == former and job.steps.spiller.problem is None:
+            return
+        job.set_limit(limit, self._context.residency)
+        if not _fit([job], self.capacity):
+            need = job.needs.memory.alone_bytes
+            job.set_limit(former, self._context.residency)
+            raise BudgetError(
+                f"job {job.name!r}: without the limit of {former} it needs {need} bytes "
+                f"({format_bytes(need)}) alone, the budget is {self.capacity} bytes "
+                f"({format_bytes(self.capacity)}): raise the budget, or leave it a limit"
+            )
+        residents = [one for one in self._queue.jobs if one.resident and not one.ended]
+        if job.resident and not _fit(residents, self.capacity):
+            job.gives_way = True
+            job.suspend(self._context.residency)
+
+    def _check_device(self, name: str, limit: int | None) -> None:
+        device = self._context.lanes.device
+        if limit is not None and device.queues:
+            raise JobError(
+                f"job {name!r}: a memory limit of {limit} on {device.name}: steps are planned into "
+                "a limit on the CPU only so far; leave out the limit, or suspend the job"
+            )
+
+    def _effective(
+        self, job: Job, own: int | None, imposed: int | None, capacity: int
+    ) -> int | None:
+        """The bytes that a job's steps are planned into, under a limit of its own, and one that is
+        imposed."""
+        limits = [limit for limit in (own, imposed) if limit is not None]
+        if limits:
+            return min(*limits, capacity)
+        return capacity if self.spills and job.capture is not False else None
 
     def resize(self, budget: int) -> None:
         """Changes the budget.
@@ -71,6 +155,7 @@ class Limits:
         """
         arena = self._context.arena
         units = budget // int(arena.alignment) * int(arena.alignment)
+        self.before_change()
         former = self._plan_into(units)
         try:
             self._shrink_or_grow(budget, units)
@@ -87,7 +172,8 @@ class Limits:
         former: dict[JobRun, int | None] = {}
         for job in self._queue.jobs:
             known = job.steps.spiller.limit
-            limit = self._effective(job, job.memory_limit, capacity)
+            imposed = self.imposed.get(job)
+            limit = self._effective(job.job, job.memory_limit, imposed, capacity)
             if job.ended or limit == known or limit is None:
                 continue
             try:

@@ -18,9 +18,11 @@ from waterflow.engine.in_flight import StepsInFlight, pass_boundary
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.limits import Limits
+from waterflow.engine.memory_trials import MemoryTrials
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
+from waterflow.engine.surges import Surges
 from waterflow.engine.turns import Turns
 from waterflow.executor.run import rng
 from waterflow.job.evaluation import Evaluated
@@ -57,9 +59,13 @@ class EngineLoop:
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._turns = Turns(policy, queue, admission)
         self.limits = Limits(context, queue, admission)
+        self._surges = Surges(context, queue, admission, self.limits)
+        self._trials = MemoryTrials(context, queue, admission, self.limits)
+        queue.is_due = lambda: self._surges.are_over() or self._trials.are_over()
         self._rounds = RoundExecutor(
             *(context, self.round_planner, self._in_flight),
             lambda job, batch, cause: admission.no_place(job, batch, queue.jobs, cause),
+            self._surges.grow,
         )
         self._flow = FlowExecutor(
             context,
@@ -67,6 +73,7 @@ class EngineLoop:
             self._in_flight,
             policy.next_job,
             self._entrance.dismiss,
+            self._surges.grow,
             undoes_packing,
         )
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
@@ -111,6 +118,7 @@ class EngineLoop:
     def _wind_up(self) -> None:
         if not isinstance(self._queue.broken, DeviceLostError):
             self._entrance.dismiss_ended()
+        self._surges.finish()
         self._context.events.publish(EngineEnded())
         self._context.lanes.close()
         for job in self._queue.jobs:
@@ -121,6 +129,8 @@ class EngineLoop:
         self._entrance.start_new()
         self._entrance.end_stopped()
         self._grant_wishes()
+        self._surges.next()
+        self._trials.next()
         self._turns.next()
         self._entrance.suspend_and_resume()
         self._flow.close_rooms(self._queue.jobs)
@@ -178,6 +188,8 @@ class EngineLoop:
             return (
                 called_away
                 or self._turns.are_over()
+                or self._surges.are_over()
+                or self._trials.are_over()
                 or any(map(self._queue.needs_attention, others))
             )
 
@@ -197,6 +209,8 @@ class EngineLoop:
         with self._context.state:
             if any(job.may_step for job in running):
                 self._context.state.wait_for(lambda: all(job.may_step for job in running), patience)
+        if self._surges.is_pending():  # what they wait for has come, and asks for more
+            return []
         batches: Batches = []
         for job in running:
             if not job.may_step:
@@ -220,7 +234,9 @@ class EngineLoop:
         if not lanes.device.queues:
             job.evaluator.open_room(lanes, 0)
             try:
-                return job.evaluator.run_in_room(lanes, lambda room, size: room.grow(size))
+                return job.evaluator.run_in_room(
+                    lanes, lambda room, size: self._surges.grow(job, room, size, [job])
+                )
             finally:
                 job.evaluator.close_room()
         self._in_flight.complete_all()

@@ -24,9 +24,12 @@ from waterflow.engine.events import (
     GroupsRan,
     JobJoined,
     LimitChanged,
+    MemoryLent,
+    MemoryTried,
     NeedsKnown,
     PackingDecided,
     ShareChanged,
+    SpillPlanned,
     StateChanged,
     StepChecked,
     StepDone,
@@ -37,6 +40,7 @@ from waterflow.report.decisions import Decision
 from waterflow.report.evaluation import Evaluation
 from waterflow.report.job_report import JobReport
 from waterflow.report.report import Spans, Timeline
+from waterflow.report.spills import Spill
 
 #: Spans of the first and the last groups are kept, this many of each.
 _KEPT_SPANS = 10_000
@@ -105,6 +109,12 @@ class Recorder:
             case LimitChanged():
                 size = "none" if event.limit is None else format_bytes(event.limit)
                 self._decide(event.job, f"its limit is {size}")
+            case SpillPlanned():
+                self._spills(event)
+            case MemoryTried():
+                self._tried(event)
+            case MemoryLent():
+                self._lent(event)
             case BudgetChanged():
                 self._decide("", f"the budget is {format_bytes(event.budget)}")
             case EngineEnded():
@@ -114,6 +124,31 @@ class Recorder:
         decision = Decision(time.perf_counter() - self._origin, job, what)
         kept = self._decided_first
         (kept if len(kept) < _KEPT_DECISIONS else self._decided_last).append(decision)
+
+    def _lent(self, event: MemoryLent) -> None:
+        what = "rests" if event.limit == 0 else "may need what it likes again"
+        if event.limit:
+            what = f"may need {format_bytes(event.limit)}"
+        names = " and ".join(map(repr, event.first))
+        why = f", as {names} asks for more" if names else ""
+        self._decide(event.job, what + why)
+
+    def _spills(self, event: SpillPlanned) -> None:
+        spill = Spill(time.perf_counter() - self._origin, *event[1:])
+        known = self._jobs[event.job].report.spills
+        if len(known) < _KEPT_DECISIONS:
+            known.append(spill)
+        else:
+            known[-1] = spill
+        self._decide(event.job, spill.describe())
+
+    def _tried(self, event: MemoryTried) -> None:
+        for job, limit, speed in zip(event.jobs, event.limits, event.speeds, strict=True):
+            if event.is_last:
+                may = f"may need {format_bytes(limit)}, which helps all most"
+                self._decide(job, f"{may}: {speed:.3g} steps/s")
+            else:
+                self._jobs[job].report.memory_speeds.append((limit, speed))
 
     def _held_back(self, event: DutyChanged) -> None:
         slower = f"{event.slowdown:+.1%} of its time alone, give or take {event.error:.1%}"

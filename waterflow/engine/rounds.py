@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import BudgetError
-from waterflow.engine.context import Outcome, RunContext
+from waterflow.engine.context import GrowRoom, Outcome, RunContext
 from waterflow.engine.eager_train import account_for_room, run_train
 from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run_eager_step
 from waterflow.engine.job_run import JobRun
@@ -24,12 +24,16 @@ class RoundExecutor:
         planner: RoundPlanner,
         in_flight: StepsInFlight,
         no_place: Callable[[JobRun, PreparedBatch, BudgetError], BudgetError],
+        grow: GrowRoom,
     ) -> None:
         """Args beyond the obvious.
 
         no_place: makes the error of a step that finds no place, for its user to read.
+        grow: enlarges the room of a job's eager step, see `Surges.grow`.
         """
         self._no_place = no_place
+        self._grow = grow
+        self._jobs: list[JobRun] = []  # of the present round, whose batches were taken
         self._context = context
         self._planner = planner
         self._in_flight = in_flight
@@ -44,6 +48,7 @@ class RoundExecutor:
         if not batches:
             return
         started = time.perf_counter()
+        self._jobs = [job for job, _ in batches]
         captured: list[ScheduledStep] = []
         apart: list[tuple[JobRun, PreparedBatch]] = []
         for job, given in batches:
@@ -165,7 +170,7 @@ class RoundExecutor:
         room = job.eager.room
         assert room is not None
         fed = FeedItem(batch, job.loop.epoch)
-        memory = room.scope(room.grow)
+        memory = room.scope(lambda size: self._grow(job, room, size, self._jobs))
         run_train(self._context, job, 0, fed, memory, lambda: alone, accounts=True)
         job.eager.close_room()
         account_for_room(self._context, job)

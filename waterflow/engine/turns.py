@@ -33,7 +33,7 @@ class Turns:
         if self._queue.holds_admission:
             return
         if self._policy.quantum is None:
-            self._fill([job for job in self._queue.jobs if job.gives_way and not job.ended])
+            self._fill([job for job in self._queue.jobs if job.gives_way and self._may(job)])
             return
         self._count()
         jobs = [job for job in self._queue.jobs if self._takes_part(job)]
@@ -50,9 +50,13 @@ class Turns:
         else:
             self._fill(jobs)
 
+    def _may(self, job: JobRun) -> bool:
+        """Whether it may have its place again, if there is one."""
+        return not (job.ended or job.is_replanned)
+
     def _takes_part(self, job: JobRun) -> bool:
         """Whether it has what it needs to run, and may."""
-        if job.ended or job.stop_requested or job.suspend_requested:
+        if not self._may(job) or job.stop_requested or job.suspend_requested:
             return False
         return job.resident or (job.next_batch() is not None and self._admission.fits_alone(job))
 

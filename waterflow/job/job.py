@@ -355,6 +355,29 @@ class Job:
         if self.epochs is None and self.steps is None:
             self.epochs = 1
 
+    @property
+    def limit_bytes(self) -> int | None:
+        """`memory_limit` in bytes."""
+        return None if self.memory_limit is None else parse_bytes(self.memory_limit)
+
+    def change(self, **fields: Any) -> None:
+        """Gives its priority, weight or memory limit another value, before it is submitted.
+
+        Raises:
+            JobError: one of them cannot be; the job is as it was.
+        """
+        former = {name: getattr(self, name) for name in fields}
+        try:
+            self._assign(fields)
+            self._check_counts()
+        except JobError:
+            self._assign(former)
+            raise
+
+    def _assign(self, fields: Mapping[str, Any]) -> None:
+        for name, value in fields.items():
+            setattr(self, name, value)
+
     def _check_parameters(self) -> None:
         devices = {str(t.device) for t in (*self.root.parameters(), *self.root.buffers())}
         self._require(

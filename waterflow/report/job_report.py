@@ -10,6 +10,7 @@ from typing import Any, Literal, cast, get_args
 from waterflow.common.errors import JobFailedError, ReportError
 from waterflow.report.evaluation import Evaluation
 from waterflow.report.json_fields import Fields, encode_float
+from waterflow.report.spills import Spill, speeds_from, speeds_to_json, spills_from, spills_to_json
 from waterflow.report.step_loss import StepLoss, metrics_of
 
 State = Literal["queued", "running", "suspended", "finished", "stopped", "failed", "out_of_memory"]
@@ -31,6 +32,9 @@ class JobReport:
     `capture_shared_with` names the job whose capture the latest is, where it was not made anew.
     `resumed_steps` are those of `steps` that an earlier run has made, from whose checkpoint the job
     went on; times and bytes are of this run. `evaluations` are what `Job.evaluate` has found.
+    `spills` says which limit its steps were planned into when, and what they copied;
+    `memory_speeds` how many steps a second it made under the limits in bytes that were tried where
+    opportunistic jobs shared too little memory, in this order.
     """
 
     name: str
@@ -55,6 +59,8 @@ class JobReport:
     capture_shared_with: str | None = None
     seed: int | None = None
     resumed_steps: int = 0
+    spills: list[Spill] = field(default_factory=list)
+    memory_speeds: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
@@ -149,6 +155,8 @@ class JobReport:
             "capture_shared_with": self.capture_shared_with,
             "seed": self.seed,
             "resumed_steps": self.resumed_steps,
+            "spills": spills_to_json(self.spills),
+            "memory_speeds": speeds_to_json(self.memory_speeds),
             "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
         }
 
@@ -181,6 +189,8 @@ class JobReport:
             capture_shared_with=fields.text_or_none("capture_shared_with"),
             seed=fields.integer_or_none("seed"),
             resumed_steps=fields.integer("resumed_steps"),
+            spills=spills_from(fields),
+            memory_speeds=speeds_from(fields),
             evaluations=[
                 Evaluation.from_fields(Fields(found, f"evaluations[{number}]."))
                 for number, found in enumerate(fields.items("evaluations"))

@@ -94,6 +94,18 @@ def remarks(report: Summed) -> Iterator[str]:
     for job in report:
         for note in job.notes:
             yield _said(job.name, note)
+    for job in report:
+        for spill in job.spills[-1:]:
+            yield _said(job.name, spill.describe())
+        if job.memory_speeds:
+            yield _said(job.name, _speeds(job))
+
+
+def _speeds(job: JobReport) -> str:
+    """What it made of the limits that were tried, the latest of each."""
+    tried = dict(job.memory_speeds)
+    told = (f"{tried[limit]:.3g} under {format_bytes(limit)}" for limit in sorted(tried))
+    return f"steps/s: {', '.join(told)}"
 
 
 def _said(name: str, text: str) -> str:

@@ -108,3 +108,29 @@ class JobSteps:
             self.prefetcher,
             self.tiers,
         )
+
+    def smallest_limit(self) -> int:
+        """The smallest limit that its steps can be planned into, but for gaps between addresses.
+        Only while it is in no step."""
+        with self.cache.still():
+            return self.spiller.smallest()
+
+    def plan_into(self, limit: int) -> bool:
+        """Plans the steps of a job that is in none into a limit, and leaves them as they were: it
+        takes next to nothing from then on. On any thread.
+
+        Args:
+            limit: bytes.
+
+        Returns:
+            Whether there is such a plan.
+        """
+        with self.cache.still():
+            former, problem = self.spiller.limit, self.spiller.problem
+            self.spiller.problem = None
+            try:
+                self.spiller.set_limit(limit)
+                return self.spiller.problem is None
+            finally:
+                self.spiller.set_limit(former)
+                self.spiller.problem = problem

@@ -58,10 +58,13 @@ class Specializations:
         """Keeps nothing, and knows no signature."""
         self._by_signature.clear()
 
+    def all(self) -> list[Specialization]:
+        """All that is kept, for whatever batches."""
+        return [one for kept in list(self._by_signature.values()) for one in list(kept)]
+
     def steps(self) -> list[PreparedStep]:
         """All prepared steps."""
-        kept = [one for kept in list(self._by_signature.values()) for one in list(kept)]
-        return [step for specialization in kept for step in specialization.steps]
+        return [step for specialization in self.all() for step in specialization.steps]
 
     def constants(self) -> list[torch.Tensor]:
         """The tensors that steps know as constants."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from waterflow.allocator_ext import _C
@@ -18,7 +18,7 @@ from waterflow.job.batch import FlatBatch
 from waterflow.partitioner.graph.early import update_early
 from waterflow.partitioner.graph.inplace import add_in_place
 from waterflow.partitioner.graph.step_graph import Input
-from waterflow.partitioner.spill import CopyCost, LimitTooSmallError
+from waterflow.partitioner.spill import CopyCost, LimitTooSmallError, smallest_limit
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.step_profiler import StepProfiler
@@ -73,6 +73,7 @@ class StepSpiller:
         tier: one of `TIERS`.
         folder: where the file lies, if the tier is one; None: where temporary files do.
         problem: why its steps cannot be planned into the limit; None where they can.
+        is_lent: whether the limit is for others' sake: a step that knows none breaks it, then.
     """
 
     job: str
@@ -83,6 +84,7 @@ class StepSpiller:
     tier: str = TIERS[0]
     folder: str | None = None
     problem: BudgetError | JobError | None = None
+    is_lent: bool = False
     _fitted: list[Specialization] = field(default_factory=list)
     _away: dict[tuple[Input, ...], int] = field(default_factory=dict)
     _store: Any = None
@@ -92,6 +94,54 @@ class StepSpiller:
         """Whether a step is another than was captured, since that one does not fit."""
         steady = [one.steady for one in self._fitted if one.steady is not None]
         return any(step.origin.captured is not step for step in steady)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What a step copies out and back, of all steps the one that copies most."""
+        steps = [one.steady for one in self._fitted if one.steady is not None]
+        return max((step.spill.moved_bytes for step in steps if step.spill is not None), default=0)
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether there is a step that could be planned into a limit."""
+        return any(one.steady is not None for one in self._fitted)
+
+    def is_planned(self, limit: int) -> bool:
+        """Whether all steps have been planned into this limit before, or need no more."""
+        return all(
+            self._needs_no_more(one.steady.origin, limit)
+            or any(known == limit for known, _ in one.steady.origin.planned)
+            for one in self._fitted
+            if one.steady is not None
+        )
+
+    def _needs_no_more(self, origin: Origin, limit: int) -> bool:
+        steps = [step for step in (origin.captured, origin.early) if step is not None]
+        return self.persistent.full_bytes + min(step.memory.extent for step in steps) <= limit
+
+    def smallest(self) -> int:
+        """The smallest limit that all steps can be planned into, gaps between addresses not
+        counted. The first time each step is looked at, on copies."""
+        found = [
+            self._smallest(one.steady.origin, one.first)
+            for one in self._fitted
+            if one.steady is not None
+        ]
+        return max(found, default=0)
+
+    def _smallest(self, origin: Origin, first: PreparedStep | None) -> int:
+        _, use = self._looked_at(origin, None if self.persistent.state_exists else first)
+        full = self.persistent.full_bytes
+        return smallest_limit(replace(use.profile, persistent_bytes=full), use.values)
+
+    def _looked_at(
+        self, origin: Origin, first: PreparedStep | None
+    ) -> tuple[PreparedStep, StepUse]:
+        """The step with early updates, and what it uses when."""
+        early = self._early(origin, first)
+        if origin.use is None:
+            origin.use = self.profiler.observe(early, first, origin.flat)
+        return early, origin.use
 
     def set_limit(self, limit: int | None) -> None:
         """Plans all steps anew, into another limit; what was away returns where there is room.
@@ -158,18 +208,16 @@ class StepSpiller:
             first = None
         if self._fits(origin.captured, limit):
             return origin.captured
-        early = self._early(origin, first)
-        if self._fits(early, limit):
-            return early
+        if self._fits(self._early(origin, first), limit):
+            return self._early(origin, first)
         key = limit, self.persistent.away
-        if origin.use is None:
-            origin.use = self.profiler.observe(early, first, origin.flat)
-        used = {meaning for inputs in origin.use.inputs.values() for meaning in inputs}
+        early, use = self._looked_at(origin, first)
+        used = {meaning for inputs in use.inputs.values() for meaning in inputs}
         unused = {inputs: n for inputs, n in self._away.items() if used.isdisjoint(inputs)}
         if key not in origin.planned:
             held = self.persistent.full_bytes - sum(unused.values())
             plan = spill_step(
-                *(early.compiled.lowered, origin.use, held, limit),
+                *(early.compiled.lowered, use, held, limit),
                 alignment=self.device.alignment,
                 required=self.persistent.away,
                 cost=COSTS[self.tier],
@@ -177,7 +225,7 @@ class StepSpiller:
             origin.planned[key] = self._prepared(origin, early, plan)
         step = origin.planned[key]
         assert step.spill is not None
-        away = {inputs: origin.use.values[value].size for value, inputs in step.spill.away.items()}
+        away = {inputs: use.values[value].size for value, inputs in step.spill.away.items()}
         self._keep_away({**unused, **away})
         return step
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -71,6 +73,22 @@ class StepCache:
     def steps(self) -> list[PreparedStep]:
         """All prepared steps."""
         return self._kept.steps()
+
+    def specializations(self) -> list[Specialization]:
+        """All that is kept."""
+        return self._kept.all()
+
+    def still(self) -> AbstractContextManager[Any]:
+        """Inside, nothing is captured: waits for a capture under way."""
+        return self._lock
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether some other thread captures at this moment."""
+        free = self._lock.acquire(blocking=False)
+        if free:
+            self._lock.release()
+        return not free
 
     def known(
         self, signature: Hashable, preferred: Specialization | None = None

@@ -24,6 +24,9 @@ def plan(
 ) -> Plan:
     """Whether these jobs fit a budget together, and what each policy makes of them.
 
+    Priorities, weights and memory limits of jobs are not looked at: what fits is told for jobs as
+    they are captured, and simulated times are those of equals.
+
     Args:
         jobs: zoo models with a batch ("resnet50:batch=160"), factories in files with a batch
             ("models.py:make_job:batch=8"), files of jobs ("jobs.py"), or jobs (`wf.Job`).

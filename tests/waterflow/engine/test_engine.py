@@ -24,6 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
+from tests.support.differences import assert_equal_to_eager
 
 pytestmark = pytest.mark.cpu
 
@@ -55,13 +56,6 @@ def make_job(name: str, seed: Any = 0, **options: Any) -> wf.Job:
     defaults: dict[str, Any] = {"epochs": 2} if "steps" not in options else {}
     settings = {"loss": cross_entropy, "data": loader, "seed": seed, **defaults, **options}
     return wf.Job(name, model=model, optimizer=optimizer, **settings)
-
-
-def assert_equal_to_eager(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
-    expected = wf.run_eager(fresh, threads=1)
-    assert report.losses == expected.losses
-    for name, value in fresh.model.state_dict().items():
-        assert torch.equal(job.model.state_dict()[name], value), name
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:

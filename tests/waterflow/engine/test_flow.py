@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import waterflow as wf
+from tests.support.differences import assert_equal_to_eager
 from waterflow.allocator_ext import _C
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
@@ -308,12 +309,6 @@ def test_piles_of_real_steps_are_hardly_higher_than_their_live_peak(
 
 
 # What interrupts
-
-
-def assert_equal_to_eager(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
-    assert report.error is None
-    assert report.losses == wf.run_eager(fresh, threads=1).losses
-    assert all(map(torch.equal, job.model.parameters(), fresh.model.parameters()))
 
 
 def test_a_batch_of_a_new_shape_in_the_middle() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import waterflow as wf
+from tests.support.differences import assert_equal_to_eager
 from waterflow.engine import precedence
 from waterflow.engine.events import DutyChanged, ShareChanged
 from waterflow.partitioner.policies.coordinator import Pace
@@ -59,13 +60,6 @@ def make_job(name: str, priority: str = "normal", width: int = 48, **options: An
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     settings = {"data": batches(), "loss": cross_entropy, "seed": 0, **options}
     return wf.Job(name, model=model, optimizer=optimizer, priority=priority, **settings)
-
-
-def assert_equal_to_eager(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
-    assert report.error is None
-    assert report.losses == wf.run_eager(fresh, threads=1).losses
-    for name, value in fresh.model.state_dict().items():
-        assert torch.equal(job.model.state_dict()[name], value), name
 
 
 @pytest.fixture

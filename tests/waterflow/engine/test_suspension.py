@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from typing import Any
@@ -15,6 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
+from tests.support.differences import assert_equal_to_eager
+from tests.support.needs import needed
 from waterflow.engine.events import MemoryMoved, StateChanged
 from waterflow.engine.states import JobState
 
@@ -50,21 +51,6 @@ def make_job(name: str, seed: int = 0, **options: Any) -> wf.Job:
         **options,
     }
     return wf.Job(name, model=model, optimizer=optimizer, loss=cross_entropy, **settings)
-
-
-def assert_equal_to_eager(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
-    assert report.error is None
-    assert report.losses == wf.run_eager(fresh, threads=1).losses
-    for name, value in fresh.model.state_dict().items():
-        assert torch.equal(job.model.state_dict()[name], value), name
-
-
-def needed(job: wf.Job) -> int:
-    with pytest.raises(wf.BudgetError) as caught:
-        wf.run([job], memory="1KiB", threads=1)
-    found = re.search(r"needs (\d+) bytes", str(caught.value))
-    assert found is not None
-    return int(found[1])
 
 
 class Stops:
