@@ -39,7 +39,7 @@ from waterflow.partitioner.policies import TimeSlice
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
 from waterflow.steps.shared_captures import SharedCaptures
-from waterflow.steps.spilling import parse_tier
+from waterflow.steps.spilling import TIERS, parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
 
@@ -98,10 +98,10 @@ class Engine:
         undoes_packing = lanes == "auto"
         lanes = _number_of_lanes(lanes)
         self.policy = _policy(policy, quantum)
-        if self._spills and where.queues:
+        if self._spill_to != TIERS[0] and where.queues:
             raise JobError(
-                f"spill={spill!r} on {where.name}: steps are spilled on the CPU only so far; leave "
-                "out spill, and give the run more memory or its jobs smaller batches"
+                f"spill={spill!r} on {where.name}: there values go to page-locked host memory, "
+                "which the device copies by itself, and not to a file: use spill=True"
             )
         self.device = where.name
         default = torch.get_num_threads()
@@ -169,11 +169,6 @@ class Engine:
         """The bytes that the job's steps are planned into; None: whatever they need."""
         capacity = int(self._arena.statistics().capacity)
         if job.memory_limit is not None:
-            if self._lanes.device.queues:
-                raise JobError(
-                    f"job {job.name!r}: memory_limit={job.memory_limit} on {self.device}: steps "
-                    "are planned into a limit on the CPU only so far; leave out memory_limit"
-                )
             return min(capacity, parse_bytes(job.memory_limit))
         return capacity if self._spills and job.capture is not False else None
 
@@ -298,6 +293,7 @@ class Engine:
             syncs=int(statistics.forced_syncs + statistics.explicit_syncs) + flow.waits,
             deviations=rounds.deviations + flow.deviations,
             workspace_bytes=self._lanes.device.workspace_bytes,
+            pinned_bytes=self._lanes.device.pinned_bytes,
             idle_seconds=self._loop.idle_seconds,
             decisions=self._recorder.decisions,
         )

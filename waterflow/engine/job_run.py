@@ -61,6 +61,7 @@ class JobRun:
         throttle: holds it back for the sake of guaranteed jobs.
         suspend_requested: whether somebody wants it to rest, from its present step's end on.
         resident: whether its persistent tensors have their places in the arena.
+        is_parked: whether some may lie in host memory, where the device reads them slowly.
         feeder: prepares its batches, on a thread of its own.
         captured, eager: its steps, by the way in which they run.
         loop: what comes between its steps.
@@ -109,6 +110,7 @@ class JobRun:
         self.memory_limit = None if job.memory_limit is None else parse_bytes(job.memory_limit)
         self.throttle = throttle or _C.Throttle(_C.Precedence(), _C.Signal())
         self.resident = False
+        self.is_parked = False
         self._events = events
         self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
@@ -251,7 +253,7 @@ class JobRun:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended and left the arena."""
-        return self.ended and not self.resident
+        return self.ended and not (self.resident or self.is_parked)
 
     def become(self, state: JobState, error: BaseException | None = None) -> None:
         """Goes on to another state of its life.
@@ -406,6 +408,7 @@ class JobRun:
     def move_in(self, residency: Residency) -> None:
         """Gives the persistent tensors their places in the arena."""
         self.resident = True
+        self._park_away(residency)
         residency.move_in(self.number, self.steps.persistent.all())
         self._events.publish(MemoryMoved(self.name, self.steps.persistent.bytes))
 
@@ -420,6 +423,7 @@ class JobRun:
         self.steps.cache.collect_persistent()
         if self.captured.tensors_have_changed:
             self.captured.unbind()
+        self._park_away(residency)
         away = {storage_key(tensor) for tensor in self.steps.persistent.all_away()}
         made = [
             tensor
@@ -427,6 +431,13 @@ class JobRun:
             if residency.counts(tensor) and storage_key(tensor) not in away
         ]
         residency.keep_only(self.number, [*self.steps.persistent.all(), *made])
+
+    def _park_away(self, residency: Residency) -> None:
+        """What is in the arena only while a step needs it takes no memory of the device either."""
+        away = self.steps.persistent.all_away()
+        if away:
+            residency.park(away)
+            self.is_parked = True
 
     def account_for_room(self, residency: Residency) -> None:
         """The same after eager steps in a room, where they have made or replaced something.
@@ -450,21 +461,27 @@ class JobRun:
     def move_out(self, residency: Residency) -> None:
         """Gives up the places of a job that has ended; its tensors are in ordinary memory again."""
         self.eager.forget_gradients()
-        self._give_up_places(residency)
+        if self.resident:
+            self._give_up_places(residency)
+        if self.is_parked:
+            tensors = [*self._own_tensors(), *self.steps.persistent.all_away()]
+            residency.unpark([*tensors, *self._known_tensors()])
+            self.is_parked = False
 
     def suspend(self, residency: Residency) -> None:
         """Gives up the job's places until it is resumed. Between steps only, where a job holds
         least; its gradients stay, as the next step may read them."""
         if self.resident:
-            self._give_up_places(residency)
+            self._give_up_places(residency, park=True)
+            self.is_parked = True
         self.become(JobState.SUSPENDED)
 
-    def _give_up_places(self, residency: Residency) -> None:
+    def _give_up_places(self, residency: Residency, park: bool = False) -> None:
         self.captured.release()
         self.eager.retire_room()
         if self.steps.prefetcher is not None:
             self.steps.prefetcher.close(residency)
-        residency.move_out(self.number, self._own_tensors(), self._known_tensors())
+        residency.move_out(self.number, self._own_tensors(), self._known_tensors(), park=park)
         self.resident = False
         self._events.publish(MemoryMoved(self.name, 0))
 

@@ -45,11 +45,6 @@ class Limits:
         """
         if job.ended:
             raise JobError(f"job {job.name!r} is {job.state.status} and has no limit any more")
-        if limit is not None and self._context.lanes.device.queues:
-            raise JobError(
-                f"job {job.name!r}: a limit of {limit} on {self._context.lanes.device.name}: steps "
-                "are planned into a limit on the CPU only so far; suspend the job, or leave it"
-            )
         capacity = int(self._context.arena.statistics().capacity)
         job.set_limit(self._effective(job, limit, capacity), self._context.residency)
         job.memory_limit = limit
