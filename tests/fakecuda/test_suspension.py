@@ -208,7 +208,7 @@ def test_a_checkpoint_of_a_job_that_spills_or_has_rested(
     driver.delay(100, seed=7)
     checkpoints = Checkpoints([job], tmp_path, "5 steps", None)
     options: dict[str, Any] = {"device": FakeCudaDevice(), "threads": 1}
-    with checkpoints, wf.Engine("64MiB", checkpoints=checkpoints, **options) as engine:
+    with checkpoints.written(), wf.Engine("64MiB", checkpoints=checkpoints, **options) as engine:
         if rests:
             stop = Stop(job, 3)
             handle = engine.submit(job)
