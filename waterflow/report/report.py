@@ -45,12 +45,12 @@ class Report:
     allowed. `workspace_bytes` is what libraries hold on a GPU beside the budget, `pinned_bytes` the
     most page-locked host memory that was taken for it (batches, what is spilled, tensors of jobs
     that rest), `syncs` how often the lanes waited for each other, `deviations` how many requests
-    for memory differed from the profile that they were planned by. `idle_seconds` is the time of lanes that ran no step while
-    jobs flowed, by the reason: they waited for "data", for "memory" that another lane held, for
-    "python" between steps, or there were fewer "jobs" than lanes. `decisions` tells who rested and
-    came back, who was held back for a guaranteed job and by how much, and what became of the
-    budget; of very many the first and the last. `report["name"]` is a job;
-    iterating yields the jobs in the order given to the run.
+    for memory differed from the profile that they were planned by. `idle_seconds` is the time of
+    lanes that ran no step while jobs flowed, by the reason: they waited for "data", for "memory"
+    that another lane held, for "python" between steps, or there were fewer "jobs" than lanes.
+    `decisions` tells who rested and came back, who was held back for a guaranteed job and by how
+    much, and what became of the budget; of very many the first and the last. `report["name"]` is a
+    job; iterating yields the jobs in the order given to the run.
     """
 
     jobs: dict[str, JobReport] = field(default_factory=dict)
