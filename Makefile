@@ -85,7 +85,7 @@ bench: $(BUILT)
 	$(BIN)/python -m benchmarks.allocator
 
 clean:
-	rm -rf $(VENV) build dist waterflow.egg-info waterflow-report allocator_ext/*.so
+	rm -rf $(VENV) build dist waterflow.egg-info waterflow-report* allocator_ext/*.so
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .sanitizers
 
 # torch first and pinned, then no build isolation: otherwise pip would fetch a torch of its own

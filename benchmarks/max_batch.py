@@ -75,7 +75,7 @@ def cases() -> Iterator[Case]:
 
 
 def rows_of(case: Case) -> Iterator[dict[str, Any]]:
-    found = wf.max_batch(case.models, case.memory)
+    found = wf.max_batch(case.models, case.memory, hardware="v100")
     bound = bound_of(case)
     for policy, best in found.policies.items():
         yield row_of(case, found, policy, best, bound)

@@ -28,7 +28,9 @@ def load(name):
 def test_every_example_is_tested():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         "hpo_digits",
+        "finetune_transformers",
         "early_stopping",
+        "gan",
         "resume",
     }
 
@@ -96,11 +98,30 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     }
     first = example.job(1e-2)
     first.on_step = stop
-    assert wf.run([first], **options).interrupted
+    with pytest.raises(wf.RunInterrupted):
+        wf.run([first], **options)
     job, alone = example.job(1e-2), example.job(1e-2)
     report = wf.run([job], **options)
     assert report[job.name].resumed_steps >= 150
     assert report[job.name].losses == wf.run_eager(alone, threads=1).losses
+
+
+def test_two_gans_side_by_side():
+    assert len((EXAMPLES / "gan.py").read_text().splitlines()) < 40
+    example = load("gan")
+
+    def pair():
+        jobs = [example.gan(1e-3, epochs=1), example.gan(3e-4, epochs=1)]
+        for job in jobs:
+            job.seed = 0
+        return jobs
+
+    report = wf.run(pair(), memory="8MiB", threads=1)
+    for job in pair():
+        alone = wf.run_eager(job, threads=1)
+        assert report[job.name].state == "finished", report[job.name].error
+        assert report[job.name].losses == alone.losses
+        assert report[job.name].metrics == alone.metrics
 
 
 def test_the_programs_in_the_readme(tmp_path, monkeypatch, capsys):
@@ -121,3 +142,15 @@ def test_the_programs_in_the_readme(tmp_path, monkeypatch, capsys):
     }
     assert names["handle"].result().state == "stopped"
     assert "lr-0.1: finished after 45 steps" in capsys.readouterr().out
+
+
+def test_transformers_are_fine_tuned_side_by_side(monkeypatch):
+    pytest.importorskip("accelerate")
+    example = load("finetune_transformers")
+    trainers = {name: example.trainer(name) for name in example.MODELS}
+    for trainer in trainers.values():
+        trainer.args.max_steps = 3
+    jobs = [wf.from_trainer(trainer, name) for name, trainer in trainers.items()]
+    report = wf.run(jobs, "256MiB", threads=1)
+    assert [job.state for job in report] == ["finished"] * 3, [job.error for job in report]
+    assert [job.steps for job in report] == [3] * 3

@@ -20,23 +20,31 @@ if find_spec("waterflow.executor") is None:
 if TYPE_CHECKING:
     from waterflow.common.errors import (
         BudgetError,
+        BudgetWarning,
         CacheWarning,
         CaptureError,
         CheckpointError,
         CheckpointWarning,
         DeviceLostError,
         JobError,
+        JobFailedError,
+        JobFailedWarning,
         NonFiniteLossError,
+        NonFiniteLossWarning,
         NumbersDifferError,
         OpaqueStepWarning,
         PlanError,
         ReportError,
+        ReportWarning,
+        RunInterrupted,
         WaterflowError,
     )
     from waterflow.engine.engine import Engine
-    from waterflow.engine.handle import JobHandle
+    from waterflow.engine.handle import JobHandle, as_completed
     from waterflow.engine.run import run
     from waterflow.engine.shared import shared
+    from waterflow.integrations.lightning import from_lightning
+    from waterflow.integrations.transformers import from_trainer
     from waterflow.job.job import STOP, Job, StepResult
     from waterflow.job.training_step import run_eager
     from waterflow.report.job_report import JobReport
@@ -49,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STOP",
     "BudgetError",
+    "BudgetWarning",
     "CacheWarning",
     "CaptureError",
     "CheckpointError",
@@ -57,10 +66,13 @@ __all__ = [
     "Engine",
     "Job",
     "JobError",
+    "JobFailedError",
+    "JobFailedWarning",
     "JobHandle",
     "JobReport",
     "MaxBatch",
     "NonFiniteLossError",
+    "NonFiniteLossWarning",
     "NumbersDifferError",
     "OpaqueStepWarning",
     "Pair",
@@ -68,8 +80,13 @@ __all__ = [
     "PlanError",
     "Report",
     "ReportError",
+    "ReportWarning",
+    "RunInterrupted",
     "StepResult",
     "WaterflowError",
+    "as_completed",
+    "from_lightning",
+    "from_trainer",
     "max_batch",
     "pair",
     "plan",
@@ -81,14 +98,17 @@ __all__ = [
 #: Where each name comes from; a test holds it to the imports above.
 _NAMES = {
     "common.errors": (
-        "BudgetError CacheWarning CaptureError CheckpointError CheckpointWarning DeviceLostError "
-        "JobError NonFiniteLossError NumbersDifferError OpaqueStepWarning PlanError ReportError "
-        "WaterflowError"
+        "BudgetError BudgetWarning CacheWarning CaptureError CheckpointError CheckpointWarning "
+        "DeviceLostError JobError JobFailedError JobFailedWarning NonFiniteLossError "
+        "NonFiniteLossWarning NumbersDifferError OpaqueStepWarning PlanError ReportError "
+        "ReportWarning RunInterrupted WaterflowError"
     ),
     "engine.engine": "Engine",
-    "engine.handle": "JobHandle",
+    "engine.handle": "JobHandle as_completed",
     "engine.run": "run",
     "engine.shared": "shared",
+    "integrations.lightning": "from_lightning",
+    "integrations.transformers": "from_trainer",
     "job.job": "STOP Job StepResult",
     "job.training_step": "run_eager",
     "report.job_report": "JobReport",
@@ -101,6 +121,11 @@ _NAMES = {
 _MODULES = {
     name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()
 }
+#: Modules that are reached as attributes, once they are used.
+_PACKAGES = {
+    "cluster": f"{__name__}.cluster",
+    "optuna": f"{__name__}.integrations.optuna",
+}
 
 if not TYPE_CHECKING:  # type checkers would believe that every name is there
 
@@ -110,8 +135,8 @@ if not TYPE_CHECKING:  # type checkers would believe that every name is there
         All of them: what a job's Python uses while it trains must not be imported by it, or the
         import would count as part of the step.
         """
-        if name == "cluster":  # a package, not a name of one: `wf.cluster.simulate`
-            return importlib.import_module(f"{__name__}.cluster")
+        if name in _PACKAGES:  # not a name of one: `wf.cluster.simulate`
+            return importlib.import_module(_PACKAGES[name])
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(importlib.import_module(_MODULES[name]), name)

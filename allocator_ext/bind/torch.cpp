@@ -227,7 +227,17 @@ void add_move(Tape& tape, MoveEnd end, int value, int slot, std::size_t home, bo
 
 double loss_of(const std::variant<double, at::Tensor>& loss) {
   const auto* host = std::get_if<at::Tensor>(&loss);
-  return host == nullptr ? std::get<double>(loss) : host->item().toDouble();
+  return host == nullptr ? std::get<double>(loss) : host->reshape({-1})[0].item().toDouble();
+}
+
+std::vector<double> metrics_of(const std::variant<double, at::Tensor>& loss,
+                               const std::vector<double>& metrics) {
+  const auto* host = std::get_if<at::Tensor>(&loss);
+  if (host == nullptr) return metrics;
+  std::vector<double> found;
+  for (std::int64_t i = 1; i < host->numel(); ++i)
+    found.push_back(host->const_data_ptr<double>()[i]);
+  return found;
 }
 
 void bind_tape(py::module_& m) {
@@ -298,6 +308,8 @@ void bind_tape(py::module_& m) {
       .def("set_transient", &Tape::set_transient)
       .def("clear", &Tape::clear)
       .def_property_readonly("loss", [](const Tape& tape) { return loss_of(tape.loss()); })
+      .def_property_readonly(
+          "metrics", [](const Tape& tape) { return metrics_of(tape.loss(), tape.metrics()); })
       .def("run",
            [](Tape& tape, int start, int stop) { run_unlocked([&] { tape.run(start, stop); }); });
 }
@@ -367,6 +379,14 @@ py::list losses_of(const RoundResult& result) {
   return losses;
 }
 
+std::vector<std::vector<double>> metrics_of(const RoundResult& result) {
+  std::vector<std::vector<double>> metrics;
+  for (std::size_t i = 0; i < result.losses.size(); ++i) {
+    metrics.push_back(metrics_of(result.losses[i], result.metrics[i]));
+  }
+  return metrics;
+}
+
 py::list spans_of(const RoundResult& result) {
   py::list spans;
   for (const auto& span : result.spans) {
@@ -393,6 +413,7 @@ void bind_rounds(py::module_& m) {
       .def("wait",
            [](RoundResult& result) { run_unlocked([&] { result.device->wait(result.end); }); })
       .def("losses", &losses_of)
+      .def("metrics", [](const RoundResult& result) { return metrics_of(result); })
       .def("spans", &spans_of);
   py::class_<LanePool>(m, "LanePool")
       .def(py::init<std::shared_ptr<Arena>, int, std::shared_ptr<LaneDevice>>(), py::arg("arena"),

@@ -77,6 +77,7 @@ void bind_trains(py::module_& m) {
       .finalize();
   py::class_<TrainResult, std::shared_ptr<TrainResult>>(m, "TrainResult")
       .def_readonly("losses", &TrainResult::losses)
+      .def_readonly("metrics", &TrainResult::metrics)
       .def_readonly("end", &TrainResult::end)
       .def_property_readonly("seconds", &TrainResult::seconds)
       .def_property_readonly("error",

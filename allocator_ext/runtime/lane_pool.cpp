@@ -126,9 +126,12 @@ RoundResult LanePool::run(const Round& round) {
     if (job.plan) job.plan->close(*arena_);
   }
   rethrow_failure();
-  RoundResult result{{}, {}, {}, device_->mark(0), device_};
+  RoundResult result{{}, {}, {}, device_->mark(0), device_, {}};
   for (const Failure& failure : failures_) result.errors.push_back(failure.error);
-  for (const RoundJob& job : round.jobs) result.losses.push_back(job.tape->loss());
+  for (const RoundJob& job : round.jobs) {
+    result.losses.push_back(job.tape->loss());
+    result.metrics.push_back(job.tape->metrics());
+  }
   for (auto& spans : spans_) result.spans.insert(result.spans.end(), spans.begin(), spans.end());
   return result;
 }
@@ -287,7 +290,7 @@ void Backlog::add(Mark mark) {
 RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
                                const RoundResult* former) {
   Failure failure;
-  RoundResult result{{}, {}, {}, {}, device_};
+  RoundResult result{{}, {}, {}, {}, device_, {}};
   device_->set_first(lane, step.throttle && step.throttle->is_first());
   {
     const ThrottleScope work(step.throttle.get(), device_->queues());
@@ -307,6 +310,7 @@ RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
   result.end = device_->mark(lane);
   result.errors.push_back(failure.error);
   result.losses.push_back(step.job.tape->loss());
+  result.metrics.push_back(step.job.tape->metrics());
   return result;
 }
 

@@ -78,7 +78,8 @@ struct RoundResult {
   std::vector<std::variant<double, at::Tensor>> losses;  // per job, to be read after the end
   std::vector<Span> spans;
   Mark end;
-  std::shared_ptr<LaneDevice> device;  // which knows the times of the marks
+  std::shared_ptr<LaneDevice> device;        // which knows the times of the marks
+  std::vector<std::vector<double>> metrics;  // per job, what of them is not in the losses' tensors
 };
 
 // A counter that only grows; a wait is for a value, so a late waiter never misses its turn.

@@ -250,13 +250,20 @@ void Tape::load(const Instruction& instruction) {
 }
 
 void Tape::read_loss(const at::Tensor& loss) {
-  if (loss.is_cpu()) {
+  metrics_.clear();
+  if (loss.is_cpu() && loss.numel() == 1) {
     loss_ = number_in(loss);
     return;
   }
+  if (loss.is_cpu()) {
+    const double* numbers = loss.const_data_ptr<double>();
+    loss_ = numbers[0];
+    metrics_.assign(numbers + 1, numbers + loss.numel());
+    return;
+  }
   OutsideLane outside;
-  auto host = at::empty({}, loss.options().device(c10::kCPU).pinned_memory(true));
-  host.copy_(loss.reshape({}), /*non_blocking=*/true);
+  auto host = at::empty({loss.numel()}, loss.options().device(c10::kCPU).pinned_memory(true));
+  host.copy_(loss.reshape({-1}), /*non_blocking=*/true);
   loss_ = host;
 }
 

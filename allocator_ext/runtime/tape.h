@@ -90,6 +90,9 @@ class Tape {
   // The loss of the step run last: a number; of a step on a device, a host tensor that holds it
   // once the device has come so far.
   const std::variant<double, at::Tensor>& loss() const { return loss_; }
+  // Numbers that the step has told beside its loss, where both lie in one tensor of doubles; of a
+  // step on a device they are behind the loss in that host tensor.
+  const std::vector<double>& metrics() const { return metrics_; }
   // Number of instructions at the start that read the batch.
   int loads() const { return loads_; }
 
@@ -132,6 +135,7 @@ class Tape {
   int loads_ = 0;
   int forward_length_ = 0;
   std::variant<double, at::Tensor> loss_;
+  std::vector<double> metrics_;
 };
 
 }  // namespace waterflow

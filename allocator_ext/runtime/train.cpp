@@ -42,12 +42,13 @@ bool run_next(LanePool& pool, int lane, const FlowStep& step, Gate& gate, const 
     made.error = std::current_exception();
     return false;
   }
-  const RoundResult result = pool.run_step(lane, step, gate, nullptr);
+  RoundResult result = pool.run_step(lane, step, gate, nullptr);
   made.error = result.errors.front();
   if (made.error) return false;
   const double* loss = std::get_if<double>(&result.losses.front());
   TORCH_INTERNAL_ASSERT(loss != nullptr, "a train on a device that queues its steps");
   made.losses.push_back(*loss);
+  made.metrics.push_back(std::move(result.metrics.front()));
   made.spans.insert(made.spans.end(), result.spans.begin(), result.spans.end());
   return true;
 }

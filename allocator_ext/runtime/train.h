@@ -45,9 +45,10 @@ struct Train {
 };
 
 struct TrainResult {
-  std::vector<double> losses;  // of the steps made
-  std::vector<Span> spans;     // of these, as many for each as it has groups
-  std::exception_ptr error;    // of the step after them, where it has failed
+  std::vector<double> losses;                // of the steps made
+  std::vector<std::vector<double>> metrics;  // of the same steps
+  std::vector<Span> spans;                   // of these, as many for each as it has groups
+  std::exception_ptr error;                  // of the step after them, where it has failed
   TrainEnd end = TrainEnd::kArrived;
 
   // Of the lane, that its steps took.

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich.table import Table
-
 from waterflow.cluster.simulator.results import Results
+from waterflow.report.table import Column, FittedTable
 
 
-def side_by_side(trace: str, gpus: int, results: Mapping[str, Results]) -> Table:
+def side_by_side(trace: str, gpus: int, results: Mapping[str, Results]) -> FittedTable:
     """One line a policy."""
-    table = Table(title=f"{trace} on {gpus} GPUs")
-    table.add_column("policy")
-    for column in ("average JCT s", "99 % JCT s", "makespan s", "preempted", "moved", "jobs"):
-        table.add_column(column, justify="right")
+    headings = ("average JCT s", "99 % JCT s", "makespan s", "preempted", "moved", "jobs")
+    table = FittedTable(f"{trace} on {gpus} GPUs", Column("policy"), *map(Column, headings))
     for name, found in results.items():
         row = found.summary()
         table.add_row(

@@ -13,6 +13,9 @@ from waterflow.executor.data.batches import batches_of
 
 Item = TypeVar("Item")
 
+#: In place of a batch, where an epoch is found to have ended.
+_END_OF_EPOCH: Any = object()
+
 #: Iterators that run no code of the user's, so it does not matter where they are asked.
 _PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
 
@@ -20,13 +23,15 @@ _PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
 @dataclass
 class FeedItem(Generic[Item]):
     """What a feeder hands out: an item, the end of the data, an error, or a boundary: all steps are
-    done, and nothing is fetched before somebody lets the feeder `go_on`."""
+    done, and nothing is fetched before somebody lets the feeder `go_on`. `epoch_ended` says that it
+    is one at the end of an epoch, as found."""
 
     item: Item | None = None
     epoch: int = 0
     error: BaseException | None = None
     end: bool = False
     boundary: bool = False
+    epoch_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,7 @@ class Feeder(Generic[Item]):
         begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
         start: Start = Start(),
         is_due: Callable[[int], bool] = lambda steps: False,
+        rests_at_ends: bool = False,
     ) -> None:
         """Args beyond the obvious.
 
@@ -106,10 +112,12 @@ class Feeder(Generic[Item]):
         begin: begins an epoch, from the data and its number.
         start: where in the data to begin.
         is_due: whether somebody wants a boundary after so many steps; asked often, with the lock.
+        rests_at_ends: whether there is a boundary at each end of an epoch, where it is found.
         """
         self._data = data
         self._start = start
         self._is_due = is_due
+        self._rests_at_ends = rests_at_ends
         self._at_boundary = False
         self._epoch, self._epoch_began = start.epoch, start.steps - start.batches
         self._prepare = prepare
@@ -232,7 +240,8 @@ class Feeder(Generic[Item]):
             fetched = next(self._batches, None)
             if fetched is None:
                 return None
-            item = self._prepare_at_once(fetched[1])
+            ended = fetched[1] is _END_OF_EPOCH
+            item = None if ended else self._prepare_at_once(fetched[1])
         except BaseException as error:
             self._error = error
             return None
@@ -246,6 +255,10 @@ class Feeder(Generic[Item]):
             self._adopt_thread()
             while (fetched := self._fetch()) is not None:
                 epoch, batch = fetched
+                if batch is _END_OF_EPOCH:
+                    self._wait_until(lambda: self._stopped or self._fetched == self._done)
+                    self._rest(epoch_ended=True)
+                    continue
                 self._put(FeedItem(self._prepare(batch, self._wait_for_former_steps), epoch))
             fed: FeedItem[Item] = FeedItem(end=True)
         except BaseException as error:
@@ -274,10 +287,10 @@ class Feeder(Generic[Item]):
     def _wants_boundary(self) -> bool:
         return self._fetched > self._start.steps and self._is_due(self._fetched)
 
-    def _rest(self) -> None:
+    def _rest(self, epoch_ended: bool = False) -> None:
         """Hands out a boundary, and waits until whoever takes it is done with it."""
         self._at_boundary = True
-        self._put(FeedItem(epoch=self._epoch, boundary=True))
+        self._put(FeedItem(epoch=self._epoch, boundary=True, epoch_ended=epoch_ended))
         self._wait_until(lambda: self._stopped or not self._at_boundary)
 
     def _put(self, fed: FeedItem[Item]) -> None:
@@ -335,6 +348,8 @@ class Feeder(Generic[Item]):
                 return
             if self._fetched == self._epoch_began:
                 raise ValueError(self._nothing(epoch))
+            if self._rests_at_ends:
+                yield epoch, _END_OF_EPOCH
             epoch += 1
 
     def _nothing(self, epoch: int) -> str:

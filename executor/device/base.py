@@ -9,6 +9,7 @@ import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import JobError
+from waterflow.common.machine import MemoryLimit
 from waterflow.common.units import format_bytes
 
 Result = TypeVar("Result")
@@ -132,6 +133,11 @@ class Device:
     def identity(self) -> str:
         """What profiles depend on beside the graph: never empty, equal for equal devices."""
         return str(torch.backends.cpu.get_cpu_capability())
+
+    @property
+    def memory_limit(self) -> MemoryLimit | None:
+        """What there is of the memory that budgets are of, where `open` does not refuse more."""
+        return None
 
     @property
     def workspace_bytes(self) -> int:

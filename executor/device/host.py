@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
+from waterflow.common.machine import MemoryLimit, memory_limit
 from waterflow.executor.device.base import Device, cannot_have
 
 
@@ -24,6 +25,11 @@ class HostDevice(Device):
             return _C.Arena.host(budget, lanes), _C.LaneDevice()
         except RuntimeError as error:
             raise cannot_have(budget, error) from error
+
+    @property
+    def memory_limit(self) -> MemoryLimit | None:
+        """See `Device`. A mapping may be larger than what there is; using it may not."""
+        return memory_limit()
 
     def scratch(self) -> tuple[Any, Any]:
         """See `Device`. A mapping whose pages cost nothing until they are used."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
+from waterflow.common.text import printable
 from waterflow.executor.device.storages import rounded
 from waterflow.executor.run.lanes import Lanes
 
@@ -40,7 +41,8 @@ class EagerRoom:
         self._size = 0
         self._arena: Any = _C.Arena.host(_ADDRESSES * lanes.budget, 1)
         _C.register_arena(self._arena)
-        _C.set_job_name(self._arena, job, name)
+        _C.set_job_name(self._arena, job, printable(name))
+        self._arena.set_limit(job, 0)
 
     @property
     def is_open(self) -> bool:
@@ -88,6 +90,7 @@ class EagerRoom:
             self._budget.free(self._block, 0)
             self._budget.synchronize()
             self._block = None
+            self._arena.set_limit(self._job, 0)
 
     def grow(self, size: int) -> bool:
         """Enlarges the block by at least `size` bytes, while no captured step is under way."""

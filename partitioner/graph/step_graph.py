@@ -45,6 +45,7 @@ class StepGraph:
         constants: the tensors of the "constant" inputs.
         mutated: persistent inputs that the step writes to.
         plain_state: state entries created by this step that are not tensors.
+        metrics: names of the numbers behind the loss in its node's tensor; none where it is alone.
     """
 
     graph: fx.Graph
@@ -54,6 +55,7 @@ class StepGraph:
     constants: list[torch.Tensor] = field(default_factory=list)
     mutated: set[Input] = field(default_factory=set)
     plain_state: dict[tuple[int, Any], Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
 
     @property
     def inputs(self) -> dict[Input, fx.Node]:

@@ -227,6 +227,7 @@ def outcome_of(subject: Subject, report: wf.JobReport) -> dict[str, Any]:
     found |= {
         f"weight {name}": bits(value) for name, value in subject.job.model.state_dict().items()
     }
+    found |= {f"metric {name}": bits(values) for name, values in report.metrics.items()}
     for number, group in enumerate(subject.job.optimizer.param_groups):
         found |= {f"group {number} {key}": bits(v) for key, v in group.items() if key != "params"}
         for index, parameter in enumerate(group["params"]):

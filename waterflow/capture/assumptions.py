@@ -25,6 +25,7 @@ from waterflow.capture.caller import CallerContext
 from waterflow.common.environment import process_flags
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import live_places, trained_parameters
+from waterflow.job.rules import StepRules
 
 #: Objects that a first look may meet: beyond, what a step really reads is found by trial.
 _FIRST_LOOK = 20_000
@@ -152,7 +153,7 @@ class Assumptions:
             found = Structure(self._account, roots, aside)
         except Exception:  # no structure, or objects that refuse to be looked at
             return None
-        key = found.digest, self._flags, job.clip_grad_norm, context, self._with_optimizer
+        key = found.digest, self._flags, job.rules, context, self._with_optimizer
         return JobStructure(key, found)
 
     def restore(self) -> None:
@@ -217,17 +218,17 @@ class Assumptions:
             return self._caller.look(take)
 
     def _roots(self) -> dict[str, Any]:
-        roots: dict[str, Any] = {"model": self._job.model, "loss": self._job.loss}
+        roots: dict[str, Any] = {"model": self._job.root, "loss": self._job.loss}
         if self._with_optimizer:
             roots["optimizer"] = self._job.optimizer
         return roots
 
 
-_FIELDS = ("model", "optimizer", "loss", "clip_grad_norm")
+_FIELDS = ("model", "optimizer", "loss", *StepRules._fields)
 
 
 def _fields(job: Job) -> tuple[Any, ...]:
-    return job.model, job.optimizer, job.loss, job.clip_grad_norm
+    return job.model, job.optimizer, job.loss, *job.rules
 
 
 def _fields_and_flags(job: Job) -> tuple[tuple[Any, ...], tuple[object, ...]]:

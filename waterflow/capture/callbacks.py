@@ -18,6 +18,7 @@ from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
+from waterflow.job.several import schedulers_in
 
 #: A callback or loader that can reach more objects than this is taken to reach anything.
 _MOST_OBJECTS = 20_000
@@ -44,7 +45,7 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     data = Account.take({"data": job.data}, most=_MOST_OBJECTS)
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
-        changed.update(model=job.model, on_step=job.on_step)
+        changed.update(model=job.root, on_step=job.on_step)
     rest = Account.take(changed, most=_MOST_OBJECTS)
     # By way of another job, a callback may change that one's data, too.
     apart = rest.is_whole and not rest.instances(Job) and not data.reaches(rest)
@@ -107,8 +108,9 @@ def _tensors_of(batches: Iterable[Any]) -> list[torch.Tensor] | None:
 
 
 def _has_callbacks(job: Job) -> bool:
-    known = (type(None), LRScheduler, ReduceLROnPlateau)
-    return job.on_step is not None or not isinstance(job.scheduler, known)
+    known = (LRScheduler, ReduceLROnPlateau)
+    schedulers = schedulers_in(job.scheduler)
+    return job.on_step is not None or not all(isinstance(each, known) for each in schedulers)
 
 
 def _makes_batches_anew(data: Any) -> bool:

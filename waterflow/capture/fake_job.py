@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from waterflow.capture.tracing import TRACE_LOCK, JobMode, functions_of, is_of_job, users_line
 from waterflow.common.errors import CaptureError, JobError
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten
-from waterflow.job.batch_reads import reads_of
 from waterflow.job.epochs import begin_epoch
 from waterflow.job.job import META_ALLOWED, Job
 
@@ -112,7 +111,7 @@ def first_batch(job: Job) -> FlatBatch:
         JobError: there is none.
         CaptureError: it may hide tensors.
     """
-    found = next(begin_epoch(job.data, 0), _NOTHING)
+    found = next(begin_epoch(job.data, 0, job.accumulate), _NOTHING)
     if found is _NOTHING:
         raise JobError(f"job {job.name!r}: its data has no batch, so its step has no shapes")
     return flat_batch(job, found)
@@ -125,7 +124,7 @@ def flat_batch(job: Job, batch: Any) -> FlatBatch:
         CaptureError: it may hide tensors.
     """
     try:
-        return flatten(batch, reads_of(job.loss))
+        return flatten(batch, job.batch_reads)
     except UnknownLeafError as error:
         raise CaptureError(
             f"job {job.name!r}: a batch holds a {error.args[0]}, which may hide tensors from the "

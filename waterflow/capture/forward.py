@@ -25,6 +25,7 @@ from waterflow.capture.tracing import (
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
+from waterflow.job.training_step import compute_gradients
 from waterflow.partitioner.graph.effects import seeded, writes
 from waterflow.partitioner.graph.step_graph import Input, tensors_of
 
@@ -36,9 +37,10 @@ class ForwardTrace:
     Attributes:
         recording: its placeholders are in the order parameters, buffers, batch tensors.
         inputs: what each placeholder stands for.
-        loss: the node of the loss.
+        loss: the node of the loss, and of the metrics behind it.
         gradients: a node per parameter, None where it gets no gradient.
         backward_start: number of nodes before the backward pass.
+        metrics: the names of these.
         reassigned: buffers that the step gives new tensors; the graph writes into the old ones.
         stand_ins: by the identities of tensors in the graph, those that another job has instead.
     """
@@ -49,6 +51,7 @@ class ForwardTrace:
     gradients: list[fx.Node | None]
     backward_start: int
     reassigned: list[str]
+    metrics: tuple[str, ...] = ()
     stand_ins: Mapping[int, torch.Tensor] = field(default_factory=dict)
 
 
@@ -63,9 +66,11 @@ class _Step:
     def __init__(self, job: Job, batch: FlatBatch) -> None:
         self.job = job
         self.batch = batch
-        self.parameters, self.buffers = named_tensors(job.model)
+        self.parameters, self.buffers = named_tensors(job.root)
         self.own = [*self.parameters.values(), *self.buffers.values()]
-        self.backward_start = 0
+        self.backward_start: int | None = None
+        self.metrics: tuple[str, ...] = ()
+        self.foreign: list[torch.Tensor] = []  # not of the model, with gradients
         self.has_gradient: list[bool] = []
         self.reassigned: list[str] = []
 
@@ -73,28 +78,25 @@ class _Step:
         n, m = len(self.parameters), len(self.buffers)
         parameters, buffers, batch = tensors[:n], tensors[n : n + m], tensors[n + m :]
         twins = {id(own): twin for own, twin in zip(self.own, tensors, strict=False)}
-        shadow = Shadow(self.job.model, twins)
-        loss = self.job.loss(shadow.model, self.batch.rebuild(batch))
-        self._check(loss)
-        _check_formulas(loss)
-        self.backward_start = recorder.size
-        loss.backward()
+        shadow = Shadow(self.job.root, twins)
+
+        def before_backward(loss: Any) -> None:
+            _check_formulas(loss)
+            if self.backward_start is None:
+                self.backward_start = recorder.size
+
+        told = compute_gradients(
+            self.job, self.job.model_in(shadow.model), self.batch.rebuild(batch), before_backward
+        )
+        self.metrics = tuple(told.names)
+        loss = told.readings() if self.metrics else told.loss
         shadow.check()
+        self.foreign = recorder.given_gradients()
         named = dict(zip(self.buffers, buffers, strict=True))
         self.reassigned = _keep_reassigned_buffers(shadow.model, named)
         gradients = [p.grad for p in parameters]
         self.has_gradient = [g is not None for g in gradients]
         return [loss, *(g for g in gradients if g is not None)]
-
-    def _check(self, loss: Any) -> None:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {tuple(loss.shape)}" if torch.is_tensor(loss) else repr(loss)
-            raise TypeError(f"the loss must be a tensor with one element, got {what}")
-        if not loss.requires_grad:
-            raise TypeError(
-                "the loss does not depend on any parameter that requires a gradient: there is "
-                "nothing to train"
-            )
 
 
 #: Gradients that torch computes by another formula while anything is traced (its C++ code asks
@@ -160,7 +162,7 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
         raise capture_error(job.name, reason_of(error), users_line(error, job.loss)) from error
     if moved := watch.problem():
         raise capture_error(job.name, moved, users_line(None, job.loss), StateMovedError)
-    if problem := _foreign_gradient(job, recording):
+    if problem := _foreign_gradient(job, step.foreign):
         raise capture_error(job.name, problem, users_line(None, job.loss))
     result = _result(step, recording)
     _check_random(job, watch, result)
@@ -175,17 +177,16 @@ def _trace(step: _Step) -> Recording:
     return trace(step, mode, fakes, step.own)
 
 
-def _foreign_gradient(job: Job, recording: Recording) -> str | None:
-    """A tensor that asks for a gradient, but not as a parameter of the model, would get none."""
+def _foreign_gradient(job: Job, foreign: Sequence[torch.Tensor]) -> str | None:
+    """A tensor that gets a gradient, but not as a parameter of the model, would get none."""
     trained = {id(parameter) for parameter in trained_parameters(job.optimizer)}
-    for tensor in recording.constants.values():
-        if tensor.is_leaf and tensor.requires_grad:
-            what = "trained parameter" if id(tensor) in trained else "tensor that needs a gradient"
-            return (
-                f"the loss uses a {what} of shape {tuple(tensor.shape)} that is not reached "
-                "through the model given to it (use the `model` argument, and register the "
-                "parameter in the model; or detach it)"
-            )
+    for tensor in foreign:
+        what = "trained parameter" if id(tensor) in trained else "tensor that needs a gradient"
+        return (
+            f"the loss uses a {what} of shape {tuple(tensor.shape)} that is not reached "
+            "through the model given to it (use the `model` argument, and register the "
+            "parameter in the model; name its module in modules=; or detach it)"
+        )
     return None
 
 
@@ -196,7 +197,15 @@ def _result(step: _Step, recording: Recording) -> ForwardTrace:
     loss, *nodes = recording.outputs
     remaining = iter(nodes)
     gradients = [next(remaining) if has else None for has in step.has_gradient]
-    return ForwardTrace(recording, inputs, loss, gradients, step.backward_start, step.reassigned)
+    return ForwardTrace(
+        recording,
+        inputs,
+        loss,
+        gradients,
+        step.backward_start or 0,
+        step.reassigned,
+        step.metrics,
+    )
 
 
 def storage_ids(node: fx.Node) -> set[int]:

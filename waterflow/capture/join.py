@@ -63,7 +63,7 @@ def join(job: Job, forward: ForwardTrace, optimizer: OptimizerTrace | None) -> S
 
 
 def _gradients_by_parameter(job: Job, forward: ForwardTrace) -> dict[int, fx.Node | None]:
-    parameters, _ = named_tensors(job.model)
+    parameters, _ = named_tensors(job.root)
     pairs = zip(parameters.values(), forward.gradients, strict=True)
     return {id(parameter): node for parameter, node in pairs}
 
@@ -81,7 +81,7 @@ class _Join:
         self.elements: dict[Any, fx.Node] = {}  # each element of a result is taken out once
         self.mutated: set[Input] = set()
         self.live_nodes = {name for name, _ in optimizer.constants} if optimizer else set()
-        named = [*job.model.named_parameters(), *job.model.named_buffers()]
+        named = [*job.root.named_parameters(), *job.root.named_buffers()]
         self.own_tensors = {id(tensor): name for name, tensor in named}
 
     def run(self) -> StepGraph:
@@ -113,6 +113,7 @@ class _Join:
             constants=self.constants,
             mutated=self.mutated,
             plain_state=plain,
+            metrics=self.forward.metrics,
         )
 
     def _copy_forward(self) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:
@@ -132,7 +133,7 @@ class _Join:
     def _copy_optimizer(
         self, optimizer: OptimizerTrace, gradients: Mapping[int, fx.Node]
     ) -> dict[fx.Node, fx.Node]:
-        names = {id(p): name for name, p in self.job.model.named_parameters()}
+        names = {id(p): name for name, p in self.job.root.named_parameters()}
         parameters = trained_parameters(self.job.optimizer)
         recording = optimizer.recording
         placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]

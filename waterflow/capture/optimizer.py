@@ -220,7 +220,7 @@ class _Attempt:
         state = self._state_for(parameters, given)
         groups = self._traced_groups(parameters, given)
         shadow = shadow_optimizer(self.job.optimizer, [dict(group) for group in groups], state)
-        update_parameters(shadow, self.job.clip_grad_norm)
+        update_parameters(self.job, shadow)
         _check_groups(groups, shadow.param_groups)
         changed = changed_attribute(shadow, self.job.optimizer)
         if changed is not None:

@@ -30,6 +30,7 @@ from waterflow.job.optimizer_state import (
     numbers_of,
     state_layout,
 )
+from waterflow.job.training_step import clip_order
 from waterflow.partitioner.graph.effects import only_copied
 
 #: So many are kept, the latest: a trace may take megabytes.
@@ -141,9 +142,10 @@ def _key(
     step: Any = attributes.get("step")
     if getattr(step, "_wrapped_by_lr_sched", False) and step.__wrapped__ is type(own).step:
         del attributes["step"]
+    clipping = tuple(job.rules[:2]), tuple(clip_order(job))
     fingerprint = Fingerprint()
     try:
-        fingerprint.add("optimizer", (type(own), attributes, job.clip_grad_norm, gradients))
+        fingerprint.add("optimizer", (type(own), attributes, clipping, gradients))
     except Exception:  # objects may refuse to be looked at in any way
         return None
     return None if fingerprint.doubts else fingerprint.digest()

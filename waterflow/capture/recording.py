@@ -89,6 +89,7 @@ class Recorder(TorchDispatchMode):
         # Of tensors by their identities, which others may have once these are gone.
         self._nodes: dict[int, tuple[TensorWeakRef, fx.Node]] = {}
         self._is_off = False
+        self._twins: dict[str, Tensor] = {}  # what the traced code has in place of constants
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -118,9 +119,22 @@ class Recorder(TorchDispatchMode):
         on."""
         name = f"constant_{len(self.recording.constants)}"
         self.recording.constants[name] = tensor
+        if twin is not None:
+            self._twins[name] = twin
         node = self._graph.get_attr(name)
         self._track(node, tensor if twin is None else twin)
         return node
+
+    def given_gradients(self) -> list[Tensor]:
+        """The constants that a backward pass has given a gradient, or may have."""
+        with torch._C.DisableTorchFunction():  # nothing here is the traced code's
+            return [
+                tensor
+                for name, tensor in self.recording.constants.items()
+                if tensor.is_leaf
+                and tensor.requires_grad
+                and (name not in self._twins or self._twins[name].grad is not None)
+            ]
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """What stands for a tensor now."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import sysconfig
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -27,6 +29,7 @@ WAYS_OUT = (
     "the job capture=False (its steps run as eager Python: same numbers, no memory flow)."
 )
 
+_FAKE_TENSOR_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _LIBRARY_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
@@ -137,7 +140,7 @@ def trace(
     """
     recorder = Recorder()
     twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
-    with TRACE_LOCK, mode, torch.autograd.set_multithreading_enabled(False):
+    with TRACE_LOCK, _quiet_log(), mode, torch.autograd.set_multithreading_enabled(False):
         for tensor in tensors:
             recorder.add_input(tensor)
         with recorder, _RealTensors(mode, recorder, twins):
@@ -145,6 +148,22 @@ def trace(
         recording = recorder.finish(outputs)
     _forget_reals(mode)
     return recording
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Keeps torch from logging its own frames wherever a description of an operator refuses its
+    arguments: the error that it raises says the same, and what is made of it is ours to say."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    _FAKE_TENSOR_LOG.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        _FAKE_TENSOR_LOG.removeFilter(is_of_others)
 
 
 def _forget_reals(mode: FakeTensorMode) -> None:

@@ -128,7 +128,7 @@ class DataCursor:
         """Where the job stands now; no batch may have been fetched ahead."""
         now = self._streams()
         at_epoch, data = self._at_epoch or (now, None)
-        length = length_of(self._job)
+        length = self._job.length
         return Position(steps, epoch, batches, latest_loss, now, at_epoch, data, length)
 
     def _streams(self) -> Streams:
@@ -140,14 +140,6 @@ def _state_of(data: Any) -> Any:
     if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
         return data.state_dict()
     return None
-
-
-def length_of(job: Job) -> int | None:
-    """The batches of an epoch, where the data has a length."""
-    try:
-        return len(job.data)  # type: ignore[arg-type]
-    except TypeError:
-        return None
 
 
 def check_can_be_positioned(job: Job) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from waterflow.checkpoint import model, optimizer
-from waterflow.checkpoint.cursor import Position, length_of
+from waterflow.checkpoint.cursor import Position
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.checkpoint.values import DamagedValueError, NotExpressibleError, Packer, Unpacker
-from waterflow.common.errors import CheckpointError
+from waterflow.common.errors import CheckpointError, ReportError
 from waterflow.job.job import Job
+from waterflow.report.evaluation import Evaluation
+from waterflow.report.json_fields import Fields
+from waterflow.report.step_loss import with_metrics
 
 RUNNING = "running"
 
@@ -25,8 +28,10 @@ class Progress:
         seed: of its torch streams.
         position: where it stands.
         losses: of all steps, one each.
+        metrics: of all steps, by name.
         epochs: passes over the data that are behind it.
         state: "running", "finished" or "stopped".
+        evaluations: what `Job.evaluate` has found.
     """
 
     seed: int | None
@@ -34,6 +39,14 @@ class Progress:
     losses: Sequence[float]
     epochs: int
     state: str = RUNNING
+    metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    evaluations: Sequence[Evaluation] = ()
+
+    @property
+    def latest_loss(self) -> float:
+        """The loss of its last step, with the metrics of that."""
+        numbers = [values[-1] for values in self.metrics.values()]
+        return with_metrics(self.position.latest_loss, [*self.metrics], numbers)
 
 
 def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
@@ -54,9 +67,15 @@ def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
             "state": progress.state,
             "epochs": progress.epochs,
             "planned": {"epochs": job.epochs, "steps": job.steps},
+            "evaluations": [evaluation.to_dict() for evaluation in progress.evaluations],
             "losses": packer.tensor(torch.tensor(progress.losses, dtype=torch.float64), "losses"),
+            "metrics": {
+                name: packer.tensor(torch.tensor(values, dtype=torch.float64), f"metric {name}")
+                for name, values in progress.metrics.items()
+            },
             "position": progress.position.pack(packer),
-            "model": model.pack_model(job.model, before, packer),
+            "model": model.pack_model(job.root, before, packer),
+            "gradients": model.pack_gradients(job, packer),
             "optimizer": optimizer.pack_optimizer(job, packer),
             "scheduler": optimizer.pack_scheduler(job, packer),
         }
@@ -87,10 +106,10 @@ def check(job: Job, snapshot: JobSnapshot) -> None:
 
 def _misfits(job: Job, snapshot: JobSnapshot) -> Iterator[str]:
     fields, unpacker = snapshot.fields, _unpacker(job, snapshot)
-    yield from model.misfits(job.model, fields["model"], unpacker)
+    yield from model.misfits(job.root, fields["model"], unpacker)
     yield from optimizer.misfits(job, fields["optimizer"])
     yield from optimizer.scheduler_misfits(job, fields["scheduler"])
-    here, there = length_of(job), fields["position"]["length"]
+    here, there = job.length, fields["position"]["length"]
     if here is not None and there is not None and here != there:
         yield f"the data has {here} batches an epoch, the checkpoint's had {there}"
     yield from _end_misfits(job, snapshot)
@@ -130,17 +149,33 @@ def put(job: Job, snapshot: JobSnapshot) -> Progress:
     """
     fields, unpacker = snapshot.fields, _unpacker(job, snapshot)
     try:
-        model.unpack_model(job.model, fields["model"], unpacker)
+        model.unpack_model(job.root, fields["model"], unpacker)
         optimizer.unpack_scheduler(job, fields["scheduler"], unpacker)
         optimizer.unpack_optimizer(job, fields["optimizer"], unpacker)
+        model.unpack_gradients(job, fields.get("gradients", {}), unpacker)
         return Progress(
             seed=fields["seed"],
             position=Position.unpack(fields["position"], unpacker),
             losses=unpacker.view(fields["losses"]).tolist(),
             epochs=fields["epochs"],
             state=snapshot.state,
+            metrics={
+                name: unpacker.view(kept).tolist()
+                for name, kept in fields.get("metrics", {}).items()
+            },
+            evaluations=[
+                Evaluation.from_fields(Fields(found, "evaluations."))
+                for found in fields.get("evaluations", [])  # checkpoints of old have none
+            ],
         )
-    except (DamagedValueError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (
+        DamagedValueError,
+        ReportError,
+        LookupError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(
             f"job {job.name!r}: its checkpoint cannot be given to it, {error!r}. It was made by "
             "other code: build the job as it was, or begin without resume"

@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from waterflow.checkpoint.values import Json, Packer, Unpacker, copy_values
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import trained_parameters
 
 #: Plain attributes of a module by their names: numbers, flags, texts.
 Attributes = dict[str, dict[str, Any]]
@@ -128,6 +130,34 @@ def unpack_model(model: nn.Module, packed: Json, unpacker: Unpacker) -> None:
             modules[name].__dict__[key] = unpacker.tensor(kept)
     for name, state in packed["extra"].items():
         modules[name].set_extra_state(unpacker.unpack(state))
+
+
+def _with_gradients(job: Job) -> dict[str, torch.Tensor]:
+    """The leaves that a job's step may leave gradients at, by names."""
+    found: dict[str, torch.Tensor] = dict(job.root.named_parameters())
+    known = {id(parameter) for parameter in found.values()}
+    for place, parameter in enumerate(trained_parameters(job.optimizer)):
+        if id(parameter) not in known:
+            found[f"#{place}"] = parameter
+    return found
+
+
+def pack_gradients(job: Job, packer: Packer) -> Json:
+    """The gradients that a step of the user's own has left, as JSON; other steps begin without."""
+    if job.step is None:
+        return {}
+    return {
+        name: packer.tensor(parameter.grad, f"gradient.{name}")
+        for name, parameter in _with_gradients(job).items()
+        if parameter.grad is not None
+    }
+
+
+def unpack_gradients(job: Job, packed: Json, unpacker: Unpacker) -> None:
+    """Gives the job's tensors these gradients."""
+    if job.step is not None:
+        for name, parameter in _with_gradients(job).items():
+            parameter.grad = unpacker.tensor(packed[name]) if name in packed else None
 
 
 def copy_into(tensor: torch.Tensor, saved: torch.Tensor) -> None:

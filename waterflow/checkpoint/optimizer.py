@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from waterflow.checkpoint.model import copy_into
 from waterflow.checkpoint.values import Json, NotExpressibleError, Packer, Unpacker
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
+from waterflow.job.several import OptimizerSet, optimizers_in
 
 #: Plain values that torch's optimizers keep for themselves and that change no number.
 _NOTES = frozenset(("_opt_called", "_step_count", "_warned_capturable_if_run_uncaptured"))
@@ -27,21 +29,21 @@ def class_name(thing: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _names(job: Job) -> list[list[str]]:
+def _names(job: Job, optimizer: Optimizer) -> list[list[str]]:
     """The names of each group's parameters; a number for those that are not the model's."""
-    known = {id(parameter): name for name, parameter in job.model.named_parameters()}
-    places = {id(p): f"#{i}" for i, p in enumerate(trained_parameters(job.optimizer))}
+    known = {id(parameter): name for name, parameter in job.root.named_parameters()}
+    places = {id(p): f"#{i}" for i, p in enumerate(trained_parameters(optimizer))}
     return [
         [known.get(id(p), places[id(p)]) for p in group["params"]]
-        for group in job.optimizer.param_groups
+        for group in optimizer.param_groups
     ]
 
 
-def _has_own_form(optimizer: torch.optim.Optimizer) -> bool:
-    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+def _has_own_form(optimizer: Optimizer) -> bool:
+    return type(optimizer).state_dict is not Optimizer.state_dict
 
 
-def _own_numbers(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _own_numbers(optimizer: Optimizer) -> dict[str, Any]:
     """What an optimizer counts in attributes of its own."""
     own = vars(optimizer).items()
     return {k: v for k, v in own if type(v) in _PLAIN and k not in _NOTES}
@@ -53,60 +55,82 @@ def pack_optimizer(job: Job, packer: Packer) -> Json:
     Raises:
         NotExpressibleError: its state holds something that cannot be kept.
     """
-    optimizer = job.optimizer
+    if isinstance(job.optimizer, OptimizerSet):
+        members = enumerate(job.optimizer.members)
+        return {
+            "class": class_name(job.optimizer),
+            "members": [_pack(job, each, packer, f"optimizers.{n}") for n, each in members],
+        }
+    return _pack(job, job.optimizer, packer, "optimizer")
+
+
+def _pack(job: Job, optimizer: Optimizer, packer: Packer, where: str) -> Json:
     packed: dict[str, Json] = {
         "class": class_name(optimizer),
-        "parameters": _names(job),
-        "others": _pack_others(job, packer),
+        "parameters": _names(job, optimizer),
+        "others": _pack_others(job, optimizer, packer, where),
     }
     if _has_own_form(optimizer):
-        return packed | {"own": packer.pack(optimizer.state_dict(), "optimizer.state_dict()")}
+        return packed | {"own": packer.pack(optimizer.state_dict(), f"{where}.state_dict()")}
     groups = [
         {
-            key: packer.pack(value, f"optimizer.param_groups.{place}.{key}")
+            key: packer.pack(value, f"{where}.param_groups.{place}.{key}")
             for key, value in group.items()
             if key != "params"
         }
         for place, group in enumerate(optimizer.param_groups)
     ]
-    numbers = packer.pack(_own_numbers(optimizer), "optimizer")
-    return packed | {"groups": groups, "state": _pack_state(job, packer), "numbers": numbers}
+    numbers = packer.pack(_own_numbers(optimizer), where)
+    state = _pack_state(job, optimizer, packer, where)
+    return packed | {"groups": groups, "state": state, "numbers": numbers}
 
 
-def _pack_others(job: Job, packer: Packer) -> list[Json]:
+def _pack_others(job: Job, optimizer: Optimizer, packer: Packer, where: str) -> list[Json]:
     """The trained parameters that are not the model's."""
-    own = {id(parameter) for parameter in job.model.parameters()}
+    own = {id(parameter) for parameter in job.root.parameters()}
     return [
-        [place, packer.tensor(parameter, f"optimizer.#{place}")]
-        for place, parameter in enumerate(trained_parameters(job.optimizer))
+        [place, packer.tensor(parameter, f"{where}.#{place}")]
+        for place, parameter in enumerate(trained_parameters(optimizer))
         if id(parameter) not in own
     ]
 
 
-def _pack_state(job: Job, packer: Packer) -> Json:
-    parameters = trained_parameters(job.optimizer)
-    names = [name for group in _names(job) for name in group]
+def _pack_state(job: Job, optimizer: Optimizer, packer: Packer, where: str) -> Json:
+    parameters = trained_parameters(optimizer)
+    names = [name for group in _names(job, optimizer) for name in group]
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
     found: list[Json] = []
-    for key, entries in job.optimizer.state.items():
+    for key, entries in optimizer.state.items():
         place = places.get(id(key))
         if place is None:
             if not isinstance(key, str):
-                raise NotExpressibleError(f"optimizer.state's key, a {class_name(key)},")
-            found.append([key, packer.pack(entries, f"optimizer.state.{key}")])
+                raise NotExpressibleError(f"{where}.state's key, a {class_name(key)},")
+            found.append([key, packer.pack(entries, f"{where}.state.{key}")])
             continue
-        packed = packer.pack(dict(entries), f"optimizer.state.{names[place]}")
+        packed = packer.pack(dict(entries), f"{where}.state.{names[place]}")
         found.append([{"parameter": place}, packed])
     return found
 
 
 def misfits(job: Job, packed: Json) -> Iterator[str]:
     """What keeps the job's optimizer from taking this state, as a part of a sentence each."""
-    name = class_name(job.optimizer)
+    optimizer = job.optimizer
+    if isinstance(optimizer, OptimizerSet) and "members" in packed:
+        here, there = len(optimizer.members), len(packed["members"])
+        if here != there:
+            yield f"there are {here} optimizers, the checkpoint had {there}"
+        for member, kept in zip(optimizer.members, packed["members"], strict=False):
+            yield from _misfits(job, member, kept)
+    else:
+        yield from _misfits(job, optimizer, packed)
+
+
+def _misfits(job: Job, optimizer: Optimizer, packed: Json) -> Iterator[str]:
+    name = class_name(optimizer)
     if name != packed["class"]:
         yield f"the optimizer is a {name}, the checkpoint's was a {packed['class']}"
         return
-    own, kept = _names(job), packed["parameters"]
+    own, kept = _names(job, optimizer), packed["parameters"]
     if len(own) != len(kept):
         yield f"the optimizer has {len(own)} parameter groups, the checkpoint's had {len(kept)}"
         return
@@ -128,7 +152,13 @@ def _first_difference(here: list[str], there: list[str]) -> str:
 
 def unpack_optimizer(job: Job, packed: Json, unpacker: Unpacker) -> None:
     """Gives the job's optimizer the state; it must fit (`misfits`)."""
-    optimizer, parameters = job.optimizer, trained_parameters(job.optimizer)
+    members = packed.get("members", [packed])
+    for optimizer, kept in zip(optimizers_in(job.optimizer), members, strict=True):
+        _unpack(optimizer, kept, unpacker)
+
+
+def _unpack(optimizer: Optimizer, packed: Json, unpacker: Unpacker) -> None:
+    parameters = trained_parameters(optimizer)
     for place, kept in packed["others"]:
         copy_into(parameters[place], unpacker.view(kept))
     if "own" in packed:

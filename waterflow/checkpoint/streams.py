@@ -93,8 +93,8 @@ def generators_of(job: Job) -> dict[str, Generator]:
     As far as attributes, small containers, closures and names of globals lead; not what an
     extension's objects hide.
     """
-    roots = {"data": job.data, "loss": job.loss}
-    roots |= {f"model.{name}": vars(module) for name, module in job.model.named_modules()}
+    roots = {"data": job.data, "loss": job.loss, "step": job.step}
+    roots |= {f"model.{name}": vars(module) for name, module in job.root.named_modules()}
     found: dict[str, Generator] = {}
     seen: set[int] = set()
     ahead: deque[tuple[str, Any]] = deque(roots.items())

@@ -11,6 +11,7 @@ import typer
 from waterflow.cli.shared import (
     INTERRUPTED,
     AsJson,
+    WholeHelp,
     clean_stdout,
     one_line_errors,
     print_table,
@@ -19,7 +20,9 @@ from waterflow.cli.shared import (
 if TYPE_CHECKING:
     from waterflow.cluster import ClusterSpec, JobSpec, Results
 
-app = typer.Typer(no_args_is_help=True, help="Who trains where on many GPUs, in simulated time.")
+app = typer.Typer(
+    cls=WholeHelp, no_args_is_help=True, help="Who trains where on many GPUs, in simulated time."
+)
 
 _EVERY = 2.0  # seconds between two lines of progress
 
@@ -91,15 +94,15 @@ def policies(as_json: AsJson = False) -> None:
     """List the policies, and the papers that they are from."""
     import json
 
-    from rich.table import Table
-
     from waterflow.cluster.policies import POLICIES
+    from waterflow.report.table import Column, FittedTable
 
     if as_json:
         rows = {n: {"source": p.source, "summary": p.summary} for n, p in POLICIES.items()}
         typer.echo(json.dumps(rows))
         return
-    table = Table("policy", "what it does", "from")
+    words = Column("what it does", words=True, wraps=True), Column("from", words=True, wraps=True)
+    table = FittedTable("policies", Column("policy"), *words)
     for name, kind in POLICIES.items():
         table.add_row(name, kind.summary, kind.source)
     print_table(table)

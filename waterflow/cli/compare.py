@@ -17,13 +17,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from waterflow.common.units import format_bytes, format_seconds, parse_bytes
 from waterflow.partitioner.policies import COMPARED
 from waterflow.report.report import JobReport, Report
+from waterflow.report.table import Column, FittedTable
 
 if TYPE_CHECKING:
     from waterflow.job.job import Job
@@ -74,16 +72,14 @@ class Comparison:
         """Return {"memory_bytes": ..., "rows": [...]} as one JSON document."""
         return json.dumps(asdict(self), allow_nan=False)
 
-    def table(self) -> Table:
+    def table(self) -> FittedTable:
         """Return the rows for a terminal."""
-        table = Table(title=f"budget {format_bytes(self.memory_bytes)}", box=SIMPLE_HEAD)
-        table.caption, table.caption_justify = _CAPTION, "left"
-        table.add_column("run", overflow="fold")
-        for heading in ("time", "setup", "steps/s", "speed", "peak", "losses"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        headings = ("time", "setup", "steps/s", "speed", "peak", "losses")
+        columns = Column("run", wraps=True), *map(Column, headings)
+        table = FittedTable(f"budget {format_bytes(self.memory_bytes)}", *columns)
         for row in self.rows:
-            table.add_row(*(Text(cell) for cell in _cells(row)))
-        return table
+            table.add_row(*_cells(row))
+        return table.add_below([_CAPTION])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +166,6 @@ def _run_policy(jobs: Sequence[Job], memory: int, policy: str, device: str, thre
     report = wf.run(
         jobs, memory, device=device, policy=policy, lanes=_LANES, threads=threads, progress=False
     )
-    if report.interrupted:
-        raise KeyboardInterrupt
     setup = max(0.0, time.perf_counter() - began - report.seconds)
     return _Run(name=policy, report=report, setup_seconds=setup)
 

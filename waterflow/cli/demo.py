@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from waterflow.cli.compare import equal_losses
 from waterflow.cli.demo_jobs import Size, Task, make_tasks
+from waterflow.common.errors import RunInterrupted
 from waterflow.common.units import format_bytes, format_seconds, parse_bytes
 from waterflow.engine.run import run
 from waterflow.job.training_step import run_eager
 from waterflow.report.json_fields import encode_float
 from waterflow.report.report import JobReport, Report
+from waterflow.report.table import Column, FittedTable
 
 #: The budget, as a share of what the jobs would need side by side.
 _SHARE = 0.65
@@ -119,12 +120,14 @@ def _measure(size: Size, memory: str | None, out: Path) -> Outcome | None:
         return None
     _say(f"training {len(tasks)} jobs together in {format_bytes(budget)}")
     jobs = [task.job for task in tasks]
-    wall, report = _timed(
-        lambda: run(jobs, budget, lanes=_LANES, threads=lane_threads, progress=True)
-    )
-    report.save(out)
-    if report.interrupted:
+    try:
+        wall, report = _timed(
+            lambda: run(jobs, budget, lanes=_LANES, threads=lane_threads, progress=True)
+        )
+    except RunInterrupted as stopped:
+        stopped.report.save(out, overwrite=True)
         return None
+    report.save(out, overwrite=True)
     accuracies = {task.job.name: task.accuracy() for task in tasks}
     try:
         eager = [_run_eager(size, n) for n in sorted({lane_threads, torch.get_num_threads()})]
@@ -146,12 +149,11 @@ def _choose_budget(size: Size, threads: int) -> int | None:
     for job in jobs:
         job.steps = 1
         job.capture = True  # what the captured step needs is less than the eager one
-    report = run(jobs, _AMPLE_BYTES, lanes=_LANES, threads=threads)
-    if report.interrupted:
+    try:
+        report = run(jobs, _AMPLE_BYTES, lanes=_LANES, threads=threads)
+    except RunInterrupted:
         return None
-    for one in report:
-        if one.exception is not None:
-            raise one.exception
+    report.raise_errors()
     assert report.side_by_side_bytes is not None
     return int(report.side_by_side_bytes * _SHARE)
 
@@ -211,12 +213,11 @@ def _document(outcome: Outcome) -> dict[str, Any]:
 
 
 def _render(outcome: Outcome) -> RenderableType:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("job", overflow="fold")
-    for heading in ("steps", "loss", "accuracy", "alone needs", "losses"):
-        table.add_column(heading, justify="right")
+    headings = ("steps", "loss", "accuracy", "alone needs", "losses")
+    title = f"{len(outcome.report)} jobs together"
+    table = FittedTable(title, Column("job", wraps=True), *map(Column, headings))
     for job in outcome.report:
-        table.add_row(*(Text(cell) for cell in _cells(outcome, job)))
+        table.add_row(*_cells(outcome, job))
     facts = Table.grid(padding=(0, 2))
     for what, text in (
         ("memory", _memory_text(outcome.report)),
@@ -224,7 +225,7 @@ def _render(outcome: Outcome) -> RenderableType:
         ("numbers", _numbers_text(outcome)),
         ("report", f"{outcome.out}: report.json, memory.png, trace.json (opens in Perfetto)"),
     ):
-        facts.add_row(Text(what), Text(text))
+        facts.add_row(Text(what), Text(text, overflow="fold"))
     return Group(table, facts)
 
 

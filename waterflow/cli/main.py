@@ -14,6 +14,7 @@ from waterflow.cli import cluster, studies, training
 from waterflow.cli.shared import (
     FAILED,
     AsJson,
+    WholeHelp,
     clean_stdout,
     one_line_errors,
     print_table,
@@ -22,6 +23,7 @@ from waterflow.cli.shared import (
 )
 
 app = typer.Typer(
+    cls=WholeHelp,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain errors: a box of lines is unreadable in a log

@@ -24,14 +24,17 @@ from waterflow.cli.shared import (
 PlanJobs = Annotated[list[str], typer.Argument(metavar="JOB...", help="see above")]
 PlanMemory = Annotated[str, typer.Option(help='budget for all jobs, like "32GiB"')]
 PlanHardware = Annotated[
-    str, typer.Option(help="times are estimated for p100, v100, a100, h100, h200 or cpu")
+    str | None,
+    typer.Option(
+        help="times are estimated for p100, v100, a100, h100, h200 or cpu; default: this machine's"
+    ),
 ]
 
 
 def plan(
     jobs: PlanJobs,
     memory: PlanMemory,
-    hardware: PlanHardware = "v100",
+    hardware: PlanHardware = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="run each step of a file's jobs once, on copies")
     ] = False,
@@ -63,7 +66,7 @@ def max_batch(
     copies: Annotated[
         int, typer.Option("--jobs", min=1, help="train that many of each JOB together")
     ] = 1,
-    hardware: PlanHardware = "v100",
+    hardware: PlanHardware = None,
     out: Annotated[
         Path | None, typer.Option(help="draw overlap against batch: .png, .svg, .pdf")
     ] = None,
@@ -89,7 +92,7 @@ def max_batch(
 def pair(
     jobs: PlanJobs,
     memory: PlanMemory,
-    hardware: PlanHardware = "v100",
+    hardware: PlanHardware = None,
     as_json: AsJson = False,
 ) -> None:
     """Suggest which two of some candidates to train together, and the batch for each."""

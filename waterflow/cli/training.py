@@ -14,12 +14,17 @@ from waterflow.cli.shared import (
     FAILED,
     INTERRUPTED,
     AsJson,
+    Overwrite,
+    ReportOut,
     clean_stdout,
     one_line_errors,
+    plain_warnings,
     print_table,
+    report_folder,
     show,
 )
-from waterflow.common.errors import DeviceLostError, JobError, ReportError
+from waterflow.common.errors import DeviceLostError, JobError
+from waterflow.common.text import printable
 from waterflow.common.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +45,8 @@ PolicyName = Annotated[str, typer.Option(help=", ".join(POLICY_NAMES))]
 def demo(
     as_json: AsJson = False,
     memory: Annotated[str | None, typer.Option(help='budget, like "512MiB"')] = None,
-    out: Annotated[Path | None, typer.Option(help="directory to write the report to")] = None,
+    out: ReportOut = None,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train some small jobs side by side and check every number against eager training."""
     with one_line_errors():
@@ -49,7 +55,7 @@ def demo(
         try:
             from waterflow.cli.demo import main as run_demo
 
-            code = run_demo(json=as_json, memory=memory, out=out)
+            code = run_demo(json=as_json, memory=memory, out=report_folder(out, overwrite))
         except ModuleNotFoundError as error:
             if not str(error.name).startswith("sklearn"):
                 raise
@@ -67,7 +73,8 @@ def run(
         str | None,
         typer.Option(help="plan jobs that do not fit into the memory, by spilling: memory or disk"),
     ] = None,
-    out: Annotated[Path, typer.Option(help="directory for the report")] = Path("waterflow-report"),
+    out: ReportOut = None,
+    overwrite: Overwrite = False,
     quantum: Annotated[
         str | None, typer.Option(help='turn in memory under time-slice, like "60s"')
     ] = None,
@@ -90,9 +97,9 @@ def run(
     from waterflow.partitioner.policies import get_policy
     from waterflow.report.report import Report
 
-    with one_line_errors(), clean_stdout(as_json):
+    with one_line_errors(), clean_stdout(as_json), plain_warnings():
         get_policy(policy)
-        _check_out(out)
+        out = report_folder(out, overwrite)
         job_file, budget = _load(file, memory)
         jobs = job_file.make_jobs()
         import waterflow as wf
@@ -111,11 +118,13 @@ def run(
                 resume_partly=resume_partly,
                 spill=spill or False,
             )
+        except wf.RunInterrupted as stopped:
+            result = stopped.report
         except DeviceLostError as lost:  # what the host holds is saved, then the process must end
-            lost.report.save(out)
-            typer.echo(f"error: {lost}\nreport written to {out}", err=True)
+            lost.report.save(out, overwrite=True)
+            typer.echo(f"error: {printable(lost)}\nreport written to {out}", err=True)
             raise typer.Exit(FAILED) from None
-        result.save(out)
+        result.save(out, overwrite=True)
     show(result, as_json, Report.table)
     typer.echo(f"report written to {out}", err=True)
     if result.interrupted:
@@ -136,7 +145,7 @@ def compare(
     from waterflow.cli.compare import compare as compare_jobs
     from waterflow.partitioner.policies import COMPARED, get_policy
 
-    with one_line_errors(), clean_stdout(as_json):
+    with one_line_errors(), clean_stdout(as_json), plain_warnings():
         policies = policy or list(COMPARED)
         for name in policies:
             get_policy(name)
@@ -162,11 +171,3 @@ def _load(file: Path, memory: str | None) -> tuple[JobFile, int]:
             raise JobError(f"no memory budget: give --memory 512MiB, or set MEMORY in {file}")
         budget = parse_bytes(job_file.memory)
     return job_file, budget
-
-
-def _check_out(out: Path) -> None:
-    # Now, not after hours of training.
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ReportError(f"cannot write a report to {out}: {error}") from error

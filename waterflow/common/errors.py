@@ -57,6 +57,21 @@ class BudgetError(WaterflowError, MemoryError):
     """The jobs do not fit the memory budget even one after another; nothing has run."""
 
 
+class BudgetWarning(UserWarning):
+    """The memory budget is more than there is: jobs that fill it may be killed; says how much."""
+
+
+class JobFailedError(WaterflowError, RuntimeError):
+    """A job of a report that was read from a file had failed; says how.
+
+    `Report.raise_errors` raises it in place of the error itself, which is no more.
+    """
+
+
+class JobFailedWarning(UserWarning):
+    """A job has failed, and the others go on; one line with its error. Its report has all of it."""
+
+
 class PlanError(WaterflowError, RuntimeError):
     """A schedule breaks the order, the budget or completeness; a defect, never the user's fault."""
 
@@ -85,6 +100,24 @@ class CheckpointWarning(UserWarning):
 
 class NonFiniteLossError(WaterflowError, ArithmeticError):
     """A job's loss became NaN or infinite and the job asked to stop on that."""
+
+
+class NonFiniteLossWarning(UserWarning):
+    """A job's loss has become NaN or infinite; the job trains on, as it was not asked to stop."""
+
+
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a run; ``report`` is the run until then.
+
+    A KeyboardInterrupt, so that it ends whatever the run was part of: a notebook's cell, a loop
+    over runs. Whoever wants the report and no more catches it.
+    """
+
+    report: Any = None
+
+
+class ReportWarning(UserWarning):
+    """A saved report has been replaced by another one; names the folder."""
 
 
 class ReportError(WaterflowError, ValueError):

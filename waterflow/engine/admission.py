@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
-from waterflow.engine.job_run import JobRun
+from waterflow.engine.job_run import Enough, JobRun
 from waterflow.executor.device.storages import storage_key
 from waterflow.executor.plan.need import MemoryNeed, fit_in_turn
 from waterflow.executor.run.residency import Residency
+from waterflow.steps.prepared import PreparedBatch
 
 
 class Admission:
@@ -65,9 +66,9 @@ class Admission:
         return fit_in_turn([*admitted, job.needs.memory], self._capacity)
 
     def _does_not_fit(self, job: JobRun) -> str:
-        need = job.needs.memory.alone_bytes
+        enough = job.enough_bytes()
         return (
-            f"job {job.name!r} needs {need} bytes ({format_bytes(need)}) to run alone, the "
+            f"job {job.name!r} needs {enough.text} to run alone, the "
             f"budget is {self._budget} bytes ({format_bytes(self._budget)}). Raise the budget or "
             f"use a smaller batch.{job.why_unspilled}"
         )
@@ -101,15 +102,39 @@ class Admission:
         problems = [str(m.steps.spiller.problem) for m in jobs if m.steps.spiller.problem]
         if problems:  # the smallest that spilling can do, too
             return " ".join(problems)
-        alone = {m.name: m.needs.memory.alone_bytes for m in jobs}
-        needs = "; ".join(
-            f"{name!r} needs {need} bytes ({format_bytes(need)})" for name, need in alone.items()
-        )
-        fitting = [repr(m.name) for m in jobs if self.fits_alone(m)]
-        largest = max(alone.values())
+        enough = {m.name: m.enough_bytes() for m in jobs}
+        needs = "; ".join(f"{name!r} needs {need.text}" for name, need in enough.items())
+        fitting = [repr(m.name) for m in jobs if enough[m.name].size <= self._capacity]
+        known = all(m.knows_batches for m in jobs)
+        later = "" if known else " Larger batches that come later need more."
         return (
             f"the budget of {self._budget} bytes ({format_bytes(self._budget)}) is too small even "
             f"for one job after another: {needs}. What would fit: jobs "
-            f"{', '.join(fitting) or 'none'} under this budget, all of them under {largest} bytes "
-            f"({format_bytes(largest)})."
+            f"{', '.join(fitting) or 'none'} under this budget, all of them under "
+            f"{self._for_all(jobs, list(enough.values())).text}.{later}"
         )
+
+    def no_place(
+        self, job: JobRun, batch: PreparedBatch, others: Sequence[JobRun], cause: BudgetError
+    ) -> BudgetError:
+        """What to raise where a job that was let in finds no place for its step: a batch of another
+        shape needs more than those before it."""
+        need = job.enough_bytes(batch)
+        beside = [other.enough_bytes() for other in others if other is not job]
+        size = sum(enough.size for enough in (need, *beside))
+        whole = Enough(size, all(enough.is_known for enough in (need, *beside)))
+        among = " beside the others" if beside else ""
+        error = BudgetError(
+            f"job {job.name!r}: the step on its present batch needs more than the first ones, and "
+            f"finds no place{among} in the budget of {self._budget} bytes "
+            f"({format_bytes(self._budget)}): give the run memory={whole.text}, or smaller batches"
+        )
+        error.__cause__ = cause
+        return error
+
+    def _for_all(self, jobs: Sequence[JobRun], enough: Sequence[Enough]) -> Enough:
+        """A budget for all of these jobs. Those that wait for room are let in by their exact needs;
+        where somebody's eager steps may need more than is known then, all fit side by side."""
+        exact = all(m.needs.memory.alone_bytes == e.size for m, e in zip(jobs, enough, strict=True))
+        sizes = [need.size for need in enough]
+        return Enough(max(sizes) if exact else sum(sizes), all(need.is_known for need in enough))

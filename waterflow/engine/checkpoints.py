@@ -57,9 +57,13 @@ def snapshot(run: JobRun, before: Attributes, state: str = RUNNING) -> JobSnapsh
     place, loop = run.feeder.place, run.loop
     if state == RUNNING and place.steps != loop.steps:
         raise RuntimeError(f"{place.steps} batches were drawn and {loop.steps} steps made")
-    position = run.cursor.position(loop.steps, place.epoch, place.batches, loop.latest_loss)
+    position = run.cursor.position(loop.steps, place.epoch, place.batches, float(loop.latest_loss))
     report = run.report
-    progress = Progress(report.seed, position, list(report.losses), report.epochs, state)
+    progress = Progress(
+        *(report.seed, position, list(report.losses), report.epochs, state),
+        metrics=dict(report.metrics),
+        evaluations=list(report.evaluations),
+    )
     return run.look(lambda: take(run.job, progress, before))
 
 
@@ -97,7 +101,7 @@ class Checkpoints:
         self._every = Interval.parse(DEFAULT_EVERY if every is None else every)
         self._folder = None if checkpoint is None else CheckpointFolder(checkpoint)
         self._names = [job.name for job in jobs]
-        self._before = {job.name: attributes_of(job.model) for job in jobs}
+        self._before = {job.name: attributes_of(job.root) for job in jobs}
         found = _snapshots(jobs, self._folder, resume, partly)
         self.resumed = give(jobs, found)
         is_there = resume is not None and self._folder == CheckpointFolder(resume)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import DeviceLostError
+from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.events import EventStream
 from waterflow.engine.job_run import JobRun
 from waterflow.executor.run.lanes import Lanes
@@ -39,6 +40,7 @@ class RunContext:
             Taken before `state`, where both are.
         calls: calls lanes back from their trains of steps; called after what they are to see.
         precedence: the time in which guaranteed jobs work.
+        callbacks: where callbacks run.
     """
 
     lanes: Lanes
@@ -49,6 +51,7 @@ class RunContext:
     python: threading.RLock = field(default_factory=threading.RLock)
     calls: Any = field(default_factory=_C.Signal)
     precedence: Any = field(default_factory=_C.Precedence)
+    callbacks: Callbacks = field(default_factory=Callbacks)
 
     @property
     def arena(self) -> Any:

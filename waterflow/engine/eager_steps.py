@@ -22,12 +22,11 @@ from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.job.batch import moved
-from waterflow.job.batch_reads import reads_of
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.steps.audit import check_step
 from waterflow.steps.job_steps import JobSteps
-from waterflow.steps.prepared import PreparedBatch, PreparedStep
+from waterflow.steps.prepared import PreparedBatch, PreparedStep, losses_of
 from waterflow.steps.tiers import FINE_SECONDS
 
 #: A train that makes fewer tensors does not show how long its operators are.
@@ -191,7 +190,7 @@ class EagerSteps:
             raise error
         self._step_optimizer(lanes, step)
         result.wait()
-        return float(result.losses()[0])
+        return losses_of([step], result)[0]
 
     def run_on_lane(self, batch: PreparedBatch, more: Callable[[int], bool]) -> float:
         """Runs a step that needs only its lane (`needs_lane_only`), beside others'.
@@ -288,8 +287,9 @@ class EagerSteps:
             torch.autograd.set_multithreading_enabled(False),
             observed or contextlib.nullcontext(),
         ):
-            reads = reads_of(self._job.loss)
+            reads = self._job.batch_reads
             loss = eager_step(self._job, moved(batch.batch, self._device.tensors, reads))
+        self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None
             tensors = room.allocations - made if measures and room is not None else None
@@ -345,9 +345,10 @@ class EagerSteps:
 
         def update() -> None:
             with lanes.scope(self._number):
-                update_parameters(self._job.optimizer, self._job.clip_grad_norm)
+                update_parameters(self._job, self._job.optimizer)
 
         self._python(update)
+        self._steps.opacity.prove()
         self._ran_in_arena = True
 
     # What they leave
@@ -355,7 +356,8 @@ class EagerSteps:
     @property
     def _drops_gradients(self) -> bool:
         """Whether the next step would drop the gradients at its beginning, as torch's do."""
-        return not (self._job.keep_grads or has_own_zero_grad(self._job.optimizer))
+        job = self._job
+        return not (job.keep_grads or job.step or has_own_zero_grad(job.optimizer))
 
     def drop_gradients(self, residency: Residency) -> None:
         """Lets go of the gradients that the next step would drop at its beginning."""
@@ -369,7 +371,7 @@ class EagerSteps:
     def forget_gradients(self) -> None:
         """The same for all parameters of a job that leaves."""
         if self._drops_gradients:
-            for parameter in self._job.model.parameters():
+            for parameter in self._job.root.parameters():
                 parameter.grad = None
 
     def measure(self, arena: Any) -> None:

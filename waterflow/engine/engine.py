@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common.errors import DeviceLostError, JobError
-from waterflow.common.units import parse_bytes
+from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
+from waterflow.common.text import printable
+from waterflow.common.units import format_bytes, parse_bytes
+from waterflow.common.warn import Place, place_of_call, place_of_function, warn_at
 from waterflow.engine.admission import Admission
+from waterflow.engine.alarms import Alarms
+from waterflow.engine.callbacks import CallbackLeftError, Callbacks, check_callbacks
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
 from waterflow.engine.events import (
     EVENTS,
     BudgetChanged,
+    EngineEnded,
+    Event,
     EventStream,
     Subscriber,
     TrainRan,
@@ -43,6 +56,16 @@ from waterflow.steps.spilling import TIERS, parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
 
+#: What jobs still have to end in, where a process ends without closing its engine.
+_LAST_SECONDS = 5.0
+
+#: After Ctrl-C, what is said when steps or callbacks take so many seconds to end.
+_PATIENCE_SECONDS = 2.0
+_WAITING = (
+    "waterflow: the run ends after the steps and callbacks under way; interrupt again to wait for "
+    "nothing"
+)
+
 
 class Engine:
     """Co-trains jobs that come and go, under one memory budget.
@@ -65,6 +88,7 @@ class Engine:
         quantum: float | str | None = None,
         checkpoints: Checkpoints | None = None,
         spill: bool | str = False,
+        callbacks: str = "lane",
     ) -> None:
         """Takes the budget.
 
@@ -85,12 +109,16 @@ class Engine:
                 in memory give way to those that wait for room.
             checkpoints: those of `run`.
             spill: whether jobs that do not fit are planned into the memory there is, see `run`.
+            callbacks: whose thread runs `on_step` and `evaluate`: "lane", one of the engine's, or
+                "caller", the one that waits (`result`, `as_completed`, `close`, leaving the
+                engine). As long as nobody waits, callbacks wait, too.
 
         Raises:
             JobError: an argument cannot be used; names it and the remedy.
         """
         self.budget = self._largest_budget = parse_bytes(memory)
         check_audit(audit)
+        check_callbacks(callbacks)
         self._audit = audit
         self._spills = spill is not False
         self._spill_to = parse_tier(spill)
@@ -104,21 +132,29 @@ class Engine:
                 "which the device copies by itself, and not to a file: use spill=True"
             )
         self.device = where.name
+        _warn_of_too_much(where, self.budget)
         default = torch.get_num_threads()
         self._lanes = Lanes(where, self.budget, lanes, _threads(threads, lanes, default), default)
         self._arena = self._lanes.arena
         self._arena.record(check)
         self._check = check
-        self._interrupted = False
+        self._interrupted = self._insists = False
         self._captures = SharedCaptures()
         self._costs = CaptureCosts(lanes)
         self._recorder = Recorder()
         display: ProgressDisplay = Progress() if progress else NullProgress()
         display.start([])
         residency = Residency(self._arena, where)
-        self._context = RunContext(self._lanes, residency, EventStream(), check)
+        state = threading.Condition()
+        threads_of = self._lanes.threads, default
+        calls = Callbacks(state, callbacks == "caller", threads_of)
+        self._context = RunContext(
+            *(self._lanes, residency, EventStream(), check), state=state, callbacks=calls
+        )
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
+        self._alarms = Alarms()
+        self._context.events.subscribe(self._alarms, *Alarms.KINDS)
         capacity = int(self._arena.statistics().capacity)
         self._context.events.subscribe(self._note_budget, BudgetChanged)
         admission = Admission(self.budget, capacity, residency)
@@ -126,11 +162,14 @@ class Engine:
         self._checkpoints = checkpoints
         if checkpoints is not None:
             checkpoints.serve(self._context, self._queue)
-        self._loop = EngineLoop(self._context, self.policy, admission, self._queue, undoes_packing)
+        self._loop = EngineLoop(
+            *(self._context, self.policy, admission, self._queue, undoes_packing, self._alarms)
+        )
         self._loop.limits.spills = self._spills
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
         self._loop.start()
+        atexit.register(self._end_at_exit)
 
     def submit(self, job: Job) -> JobHandle:
         """Adds a job; it starts as soon as it fits beside those that run.
@@ -150,6 +189,7 @@ class Engine:
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
             number = len(self._queue.jobs)
             events, wake = self._context.events, self._context.wake
+            self._alarms.expect(job.name, _place_of(job))
             run = JobRun(
                 *(number, job, seed, self._lanes, self._captures, events, wake, self._audit),
                 tiers=self._tiers_of(job),
@@ -158,10 +198,11 @@ class Engine:
                 resumed=resumed,
                 limit=self._limit_of(job),
                 spill_to=self._spill_to,
+                callbacks=self._context.callbacks,
             )
             if checkpoints is not None:
                 checkpoints.enter(run)
-            _C.set_job_name(self._arena, number, job.name)
+            _C.set_job_name(self._arena, number, printable(job.name))
             self._queue.add(run)
         return JobHandle(self._queue, run, self.policy, self._loop.limits)
 
@@ -238,35 +279,105 @@ class Engine:
         for job in list(self._queue.jobs):
             self._queue.request_stop(job)
 
-    def interrupt(self) -> None:
+    def interrupt(self, insists: bool = False) -> None:
         """Ends every job after its present step; the report says that the run was interrupted.
-        Where checkpoints are written, each job ends after one."""
-        self._interrupted = True
+        Where checkpoints are written, each job ends after one.
+
+        Args:
+            insists: whether `close` is to wait no longer, even where Ctrl-C has left a callback.
+        """
+        self._interrupted, self._insists = True, insists
         for job in list(self._queue.jobs):
             if self._checkpoints is None or not self._checkpoints.stop(job):
                 self._queue.request_stop(job)
+
+    @property
+    def lanes(self) -> int:
+        """Node groups that may run at once."""
+        return self._lanes.lanes
 
     @property
     def interrupted(self) -> bool:
         """Whether `interrupt` has been called, or Ctrl-C pressed while the engine closed."""
         return self._interrupted
 
-    def close(self) -> None:
-        """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke."""
+    @property
+    def is_in_callback(self) -> bool:
+        """Whether the calling thread is in a callback of a job's."""
+        return self._context.callbacks.job_here is not None
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits for all jobs, ends the threads, and raises what broke the engine, if it broke.
+
+        Ctrl-C asks the jobs to end after their present steps. A second one waits no longer: steps
+        and callbacks that are under way end by themselves, and the threads after them.
+
+        Args:
+            timeout: seconds after which what still runs is left to itself; None: never.
+
+        Raises:
+            KeyboardInterrupt: the second one.
+            TimeoutError: it has not ended within `timeout` seconds.
+            JobError: it is closed in a callback of one of its jobs, which would wait for itself.
+        """
+        self._context.callbacks.check_may_wait("the engine to end")
         self._queue.close()
+        until = None if timeout is None else time.monotonic() + timeout
         # Thread.join forgets a running thread when Ctrl-C interrupts it (CPython before 3.13).
-        ended = False
+        ended, patience = False, _PATIENCE_SECONDS
         while not ended:
             try:
                 ended = self._queue.join(0.2)
-            except KeyboardInterrupt:
-                if self._interrupted:
+            except KeyboardInterrupt as error:
+                left = isinstance(error, CallbackLeftError) and not self._insists
+                if self._interrupted and not left:
                     raise
                 self.interrupt()
+            patience -= 0.2 * self._interrupted
+            if not ended and patience < 0 < patience + 0.2:
+                print(_WAITING, file=sys.stderr, flush=True)
+            if until is not None and not ended and time.monotonic() > until:
+                raise TimeoutError(f"the engine has not ended within {timeout} seconds")
+        atexit.unregister(self._end_at_exit)
         if self._queue.broken is not None:
             if isinstance(self._queue.broken, DeviceLostError):
                 self._queue.broken.report = self.report()
             raise self._queue.broken
+
+    def _end_at_exit(self) -> None:
+        """The process ends, and nobody has closed the engine: threads that go on while the
+        interpreter is taken apart would abort it."""
+        left = [job for job in self._queue.jobs if not job.ended]
+        if left:
+            names = ", ".join(repr(job.name) for job in left[:5])
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            print(
+                f"waterflow: the process ends while an engine is at work: {names}{more} "
+                "stopped before the end. Use `with wf.Engine(...) as engine:`, or call "
+                "engine.close(), which waits for the jobs",
+                file=sys.stderr,
+            )
+        self.stop_all()
+        with contextlib.suppress(BaseException):  # it was the jobs' to raise, while there was time
+            self.close(_LAST_SECONDS)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What happens in the engine from now on, until it has ended: see
+        `waterflow.engine.events`. For ``async for``; each iterator hears everything.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def hear(event: Event) -> None:
+            with contextlib.suppress(RuntimeError):  # nobody listens, the loop is closed
+                loop.call_soon_threadsafe(queue.put_nowait, event)
+
+        self._context.events.subscribe(hear)
+        try:
+            while not isinstance(event := await queue.get(), EngineEnded):
+                yield event
+            yield event
+        finally:
+            self._context.events.unsubscribe(hear)
 
     def report(self) -> Report:
         """The run so far."""
@@ -332,9 +443,27 @@ def _threads(threads: int | None, lanes: int, default: int) -> int:
     return threads
 
 
+def _place_of(job: Job) -> Place:
+    """What warnings of the job point at, where no line is known to be at fault."""
+    function = job.loss if job.step is None else job.step
+    return place_of_function(function) or place_of_call()
+
+
+def _warn_of_too_much(device: Device, budget: int) -> None:
+    """Warns where the budget is more than there is at all: jobs that fill it would be killed."""
+    limit = device.memory_limit
+    if limit is not None and budget > limit.size:
+        text = (
+            f"memory={budget} bytes ({format_bytes(budget)}) is more than {limit.source}, "
+            f"{format_bytes(limit.size)}: jobs that need so much are killed by the system. Give "
+            f"memory less than that, and leave some for data and Python"
+        )
+        warn_at(place_of_call(), text, BudgetWarning)
+
+
 def _check_place(job: Job, device: Device) -> None:
     """Raises JobError where a tensor of the model is on another device than the engine."""
-    for name, tensor in [*job.model.named_parameters(), *job.model.named_buffers()]:
+    for name, tensor in [*job.root.named_parameters(), *job.root.named_buffers()]:
         if tensor.device != device.tensors:
             raise JobError(
                 f"job {job.name!r}: {name} is on {tensor.device}, the job is to run on "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from waterflow.engine.states import JobState
@@ -112,6 +112,14 @@ class TrainRan(NamedTuple):
             yield StepDone(self.job, self.first + number, loss)
 
 
+class Evaluated(NamedTuple):
+    """A job was evaluated after so many steps; `values` are the numbers found, by name."""
+
+    job: str
+    step: int
+    values: Mapping[str, float]
+
+
 class MemoryMoved(NamedTuple):
     """A job's persistent tensors have come into the arena, or left it: `held` bytes are its now."""
 
@@ -189,6 +197,7 @@ Event = (
     | StepChecked
     | GroupsRan
     | StepDone
+    | Evaluated
     | MemoryMoved
     | ShareChanged
     | DutyChanged
@@ -236,6 +245,12 @@ class EventStream:
             self._of_kind[kind] = (*self._of_kind[kind], subscriber)
             if TrainRan not in kinds:
                 self._without_trains[kind] = (*self._without_trains[kind], subscriber)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Calls it no more."""
+        for known in (self._of_kind, self._without_trains):
+            for kind, subscribers in known.items():
+                known[kind] = tuple(each for each in subscribers if each is not subscriber)
 
     def publish(self, event: Event) -> None:
         """Tells the subscribers, on the calling thread."""

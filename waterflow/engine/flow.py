@@ -7,6 +7,7 @@ it while no step is under way.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +31,8 @@ from waterflow.engine.precedence import Precedence
 from waterflow.engine.trains import Trains
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
+from waterflow.executor.run.eager_room import EagerRoom
+from waterflow.job.evaluation import Evaluated
 from waterflow.partitioner.policies.fair_share import NextJob, Share, newcomer
 from waterflow.steps.prepared import PreparedBatch
 
@@ -89,12 +92,14 @@ class FlowExecutor:
             job.eager.room_on_demand = not steps
             if steps and not job.ended:
                 job.eager.open_room(self._context.lanes, left)
+                job.evaluator.open_room(self._context.lanes, left)
 
     def close_rooms(self, jobs: Sequence[JobRun]) -> None:
         """Gives that memory back. Between stretches only."""
         for job in jobs:
             job.eager.room_on_demand = False
             job.eager.close_room()
+            job.evaluator.close_room()
 
     def run(self, jobs: Sequence[JobRun], interrupted: Callable[[], bool]) -> Batches | None:
         """Lets these jobs flow until something else has to be done; then whoever can and has not
@@ -190,7 +195,8 @@ class _Stretch:
             while (taken := self._next(lane)) is not None:
                 job, fed, seen = taken
                 if fed.boundary:
-                    pass_boundary(self._context, self._in_flight, job)
+                    evaluate = functools.partial(self._evaluate, job)
+                    pass_boundary(self._context, self._in_flight, job, fed, evaluate)
                     self._give_back(job, captured=False)
                 elif self._is_captured(job, fed):
                     self._run_captured(lane, job, fed, seen)
@@ -378,7 +384,8 @@ class _Stretch:
 
     def _run_train(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert job.eager.room is not None
-        memory = job.eager.room.scope(lambda size: self._make_room(job, size))
+        room = job.eager.room
+        memory = room.scope(lambda size: self._make_room(job, room, size))
         accounts = job.eager.room_on_demand
 
         def may_go_on() -> bool:
@@ -392,29 +399,53 @@ class _Stretch:
         batch = fed.item
         assert batch is not None
 
+        def more(size: int) -> bool:
+            assert job.eager.room is not None
+            return self._make_room(job, job.eager.room, size)
+
         def step() -> tuple[float, tuple[float, ...]]:
             job.loop.enter_epoch(fed.epoch)
             rates = job.loop.rates()
-            return job.eager.run_on_lane(batch, lambda size: self._make_room(job, size)), rates
+            return job.eager.run_on_lane(batch, more), rates
 
         run_eager_step(self._context, job, lane, step)
         job.feeder.step_done()  # callbacks come before the next batch is fetched
 
-    def _make_room(self, job: JobRun, size: int) -> bool:
+    def _evaluate(self, job: JobRun) -> Evaluated:
+        """Evaluates a job while others are in their steps."""
+        evaluator, lanes = job.evaluator, self._context.lanes
+        on_demand = job.eager.room_on_demand
+        if on_demand:
+            evaluator.open_room(lanes, 0)
+        job.throttle.begin()
+        try:
+            return evaluator.run_in_room(lanes, lambda room, size: self._make_room(job, room, size))
+        finally:
+            job.throttle.end()
+            if on_demand:
+                evaluator.close_room()
+
+    def _make_room(self, job: JobRun, room: EagerRoom, size: int) -> bool:
         """Enlarges the room of an eager step that needs more than any before it.
 
         Captured steps keep their places by plan, so the memory between them is nobody's to take
         while one is under way: this ends the stretch and waits for those that are.
         """
-        assert job.eager.room is not None
         with PYTHON_TURNS.paused(), self._context.state:
             self._end()
             self._growing.add(job)
             self._context.state.notify_all()
             self._context.state.wait_for(self._is_quiet)
             self._growing.discard(job)
-            return job.eager.room.grow(size)
+            return room.grow(size)
 
     def _is_quiet(self) -> bool:
         """Whether nobody is in a step but those who wait for memory."""
-        return self._captured == 0 and self._eager <= self._growing
+        if self._captured == 0 and self._eager <= self._growing:
+            return True
+        callbacks = self._context.callbacks
+        if not callbacks.in_caller or callbacks.job_here is None:
+            return False
+        # This thread makes all callbacks: whoever waits for one is behind his step until it can.
+        waiting = callbacks.waiting()
+        return all(job in self._growing or job.name in waiting for job in self._busy)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
+
 from waterflow.common.errors import JobError
 from waterflow.common.units import parse_bytes
 from waterflow.engine.job_queue import JobQueue
@@ -40,6 +43,11 @@ class JobHandle:
     def status(self) -> State:
         """ "queued", "running", "suspended", "finished", "stopped", "failed" or "out_of_memory"."""
         return self._job.state.status
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it is ready to run, or to go on, and too much memory is others' for now."""
+        return self._queue.waits_for_room(self._job)
 
     @property
     def losses(self) -> list[float]:
@@ -114,11 +122,51 @@ class JobHandle:
         self._queue.request_suspension(self._job, suspended=False)
 
     def result(self, timeout: float | None = None) -> JobReport:
-        """Waits for the job's end and returns its report.
+        """Waits for the job's end and returns its report, whatever that end was (`JobReport.ok`).
 
         Raises:
             TimeoutError: it has not ended within `timeout` seconds.
+            JobError: a callback of the engine's waits for it without a timeout.
         """
         if not self._queue.wait_for_end(self._job, timeout):
             raise TimeoutError(f"job {self.name!r} has not ended within {timeout} seconds")
         return self._job.report
+
+
+def as_completed(handles: Iterable[JobHandle], timeout: float | None = None) -> Iterator[JobHandle]:
+    """The handles of submitted jobs, each as soon as its job has ended, however it has.
+
+    Args:
+        handles: of jobs of one engine or of several.
+        timeout: seconds that all of it may take; None: as long as it takes.
+
+    Raises:
+        TimeoutError: some have not ended within `timeout` seconds.
+        JobError: a callback of the engine's waits for them without a timeout.
+    """
+    left = list(dict.fromkeys(handles))
+    until = None if timeout is None else time.monotonic() + timeout
+    while left:
+        remaining = None if until is None else max(0.0, until - time.monotonic())
+        ended = _wait_for_some(left, remaining)
+        if not ended and until is not None and time.monotonic() >= until:
+            names = ", ".join(repr(handle.name) for handle in left[:5])
+            raise TimeoutError(f"{len(left)} jobs have not ended within {timeout} s: {names}")
+        left = [handle for handle in left if handle not in ended]
+        yield from ended
+
+
+#: How long one engine is waited for while others may have something, too.
+_TURN_SECONDS = 0.02
+
+
+def _wait_for_some(handles: list[JobHandle], timeout: float | None) -> list[JobHandle]:
+    """Those whose jobs have ended; waits for one, and in a turn for the jobs of each engine."""
+    queues = {handle._queue: None for handle in handles}
+    if len(queues) > 1:
+        timeout = _TURN_SECONDS if timeout is None else min(timeout, _TURN_SECONDS)
+    ended: list[JobHandle] = []
+    for queue in queues:
+        own = {handle._job: handle for handle in handles if handle._queue is queue}
+        ended += [own[job] for job in queue.wait_for_ends(list(own), timeout)]
+    return ended

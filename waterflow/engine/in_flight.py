@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan
 from waterflow.engine.job_run import JobRun
-from waterflow.steps.prepared import PreparedBatch, PreparedStep
+from waterflow.executor.data.feeder import FeedItem
+from waterflow.job.evaluation import Evaluated
+from waterflow.report.step_loss import with_metrics
+from waterflow.steps.prepared import PreparedBatch, PreparedStep, losses_of
 
 
 class ScheduledStep(NamedTuple):
@@ -106,6 +109,9 @@ class StepsInFlight:
             DeviceLostError: the device fails every call from now on.
         """
         job, losses, spans = scheduled.job, result.losses, result.spans()
+        if names := scheduled.step.graph.metrics:
+            each = zip(losses, result.metrics, strict=True)
+            losses = [with_metrics(loss, names, numbers) for loss, numbers in each]
         if losses:
             with self._context.python:
                 self._context.run_isolated(job, lambda: self._finish(scheduled, losses, spans))
@@ -130,7 +136,7 @@ class StepsInFlight:
         """Ends the job of a step that could not be run, with what its tape has been given."""
         with self._context.python:
             scheduled.step.compiled.tape.clear(scheduled.step.compiled.transient)
-            scheduled.job.fail(error)
+        scheduled.job.fail_in_captured_step(error, scheduled.batch)
         scheduled.job.feeder.step_done()
 
     def complete(self, jobs: Sequence[JobRun]) -> None:
@@ -148,7 +154,8 @@ class StepsInFlight:
     def _complete(self, launch: Launch) -> None:
         going = [self._launches.pop(scheduled.job, None) for scheduled in launch.steps]
         launch.result.wait()
-        spans, losses = launch.result.spans(), launch.result.losses()
+        spans = launch.result.spans()
+        losses = losses_of([scheduled.step for scheduled in launch.steps], launch.result)
         with self._context.python:
             names = tuple(scheduled.job.name for scheduled in launch.steps)
             self._context.events.publish(GroupsRan(names, spans))
@@ -185,13 +192,35 @@ def run_eager_step(
     return finished is not None
 
 
-def pass_boundary(context: RunContext, in_flight: StepsInFlight, job: JobRun) -> None:
-    """Has done what somebody wants at a boundary that the job's feeder has handed out.
+def pass_boundary(
+    context: RunContext,
+    in_flight: StepsInFlight,
+    job: JobRun,
+    fed: FeedItem[PreparedBatch],
+    evaluate: Callable[[], Evaluated],
+) -> None:
+    """Has done what somebody wants at a boundary that the job's feeder has handed out: the job's
+    own evaluation first.
 
     All steps of the job are done then and no batch is fetched ahead, so its tensors and its random
     streams are those of the plain loop after as many steps. The caller has the job to himself.
+
+    Args:
+        context: the engine's.
+        in_flight: the engine's.
+        job: whose feeder.
+        fed: the boundary.
+        evaluate: evaluates the job with memory that its tensors may come from.
     """
     in_flight.complete([job])
-    context.run_isolated(job, job.at_boundary)
+    if not job.ended and job.loop.awaits_evaluation(fed.epoch_ended):
+        found = context.run_isolated(job, evaluate)  # without the lock: others go on meanwhile
+        if found is not None:
+            with context.python:
+                finish = functools.partial(job.loop.finish_evaluation, found.value)
+                context.run_isolated(job, finish)
+                job.note_evaluation()
+    if not job.ended and job.is_due(job.feeder.place.steps):
+        context.run_isolated(job, job.at_boundary)
     if not job.stop_requested:  # else its data are not asked for a batch that nobody would take
         job.feeder.go_on()

@@ -14,6 +14,7 @@ class JobNeeds:
     def __init__(self, steps: JobSteps) -> None:
         self._steps = steps
         self.measured_extent = 0  # of eager steps so far, beyond the persistent tensors
+        self.evaluation_extent = 0  # of evaluations
 
     @property
     def persistent_bytes(self) -> int:
@@ -27,7 +28,8 @@ class JobNeeds:
             return self._guess
         created = self.persistent_bytes - self._steps.persistent.bytes
         steps = [(s.memory, created if s.creates_state else 0) for s in self._relevant_steps()]
-        return MemoryNeed.of(self.persistent_bytes, steps, self.measured_extent)
+        measured = max(self.measured_extent, self.evaluation_extent)
+        return MemoryNeed.of(self.persistent_bytes, steps, measured)
 
     @property
     def _guess(self) -> MemoryNeed | None:
@@ -40,7 +42,7 @@ class JobNeeds:
     def known(self, job: str) -> NeedsKnown:
         """What is known by now, for the report."""
         final, now = self.persistent_bytes, self._steps.persistent.bytes
-        peaks = [final + self.measured_extent]
+        peaks = [final + self.measured_extent, final + self.evaluation_extent]
         for step in self._relevant_steps():
             base = now if step.creates_state else final
             peaks.append(base + step.memory.profile.transient_peak_bytes)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import BudgetError, JobError
@@ -70,8 +71,7 @@ class JobQueue:
         Raises:
             BudgetError: one of them does not; nothing has run.
         """
-        with self._context.state:
-            self._context.state.wait_for(lambda: all(map(self._is_prepared, self.jobs)))
+        self._wait(lambda: all(map(self._is_prepared, self.jobs)), None)
         prepared = [job for job in self.jobs if not job.ended]
         if not all(map(self._admission.fits_alone, prepared)):
             raise BudgetError(self._admission.too_small(prepared))
@@ -126,9 +126,10 @@ class JobQueue:
         def is_decided() -> bool:
             return job.state is JobState.SUSPENDED or job.is_gone or self._over.is_set()
 
-        with self._context.state:
-            self._context.state.wait_for(is_decided, timeout)
-            return job.state is JobState.SUSPENDED
+        if timeout is None:
+            self._context.callbacks.check_may_wait(f"job {job.name!r} to rest")
+        self._wait(is_decided, timeout)
+        return job.state is JobState.SUSPENDED
 
     def ask(self, action: Callable[[], None]) -> None:
         """Has something done on the engine's thread, while no step is under way; returns when it is
@@ -144,12 +145,16 @@ class JobQueue:
                 raise JobError("the engine has ended; make a new one")
             self._wishes.append(wish)
             self._context.wake()
-        if threading.current_thread().name.startswith("waterflow-"):
+        here = threading.current_thread().name.startswith("waterflow-")
+        if here or self._context.callbacks.job_here is not None:
             return
-        while not wish.done.wait(0.5) and not self._over.is_set():
-            pass
+        self._wait(lambda: wish.done.is_set() or self._over.is_set(), None)
         if wish.error is not None:
             raise wish.error
+
+    def waits_for_room(self, job: JobRun) -> bool:
+        """Whether it could run but for the memory that others have."""
+        return not job.ended and self._admission.is_waiting(job)
 
     def next_wish(self) -> Wish | None:
         """The first wish that has not been granted; None where all have."""
@@ -163,9 +168,37 @@ class JobQueue:
 
     def wait_for_end(self, job: JobRun, timeout: float | None) -> bool:
         """Waits until the job has ended and left; returns whether it has, within the timeout."""
+        return bool(self.wait_for_ends([job], timeout))
+
+    def wait_for_ends(self, jobs: Sequence[JobRun], timeout: float | None) -> list[JobRun]:
+        """Waits until one of the jobs has ended and left; returns those that have, none where that
+        took longer than the timeout.
+
+        Raises:
+            JobError: it might wait for ever, in a callback.
+        """
+
+        def gone() -> list[JobRun]:
+            return [job for job in jobs if job.is_gone or self._over.is_set()]
+
         _C.release_intra_op_threads()
-        with self._context.state:
-            return self._context.state.wait_for(lambda: job.is_gone or self._over.is_set(), timeout)
+        if timeout is None and not gone():
+            names = ", ".join(repr(job.name) for job in jobs[:3])
+            self._context.callbacks.check_may_wait(f"the end of {names}")
+        self._wait(lambda: bool(gone()), timeout)
+        return gone()
+
+    def _wait(self, is_over: Callable[[], bool], timeout: float | None) -> bool:
+        """Waits, and makes the callbacks that are the caller's to make; whether it is over."""
+        until = None if timeout is None else time.monotonic() + timeout
+        callbacks, state = self._context.callbacks, self._context.state
+        while True:
+            with state:
+                left = None if until is None else max(0.0, until - time.monotonic())
+                state.wait_for(lambda: is_over() or callbacks.is_asked, left)
+                if is_over() or not callbacks.is_asked:
+                    return is_over()
+            callbacks.serve()
 
     def close(self) -> None:
         """Takes no more jobs; those that are held back may begin, and those that rest go on."""
@@ -179,6 +212,8 @@ class JobQueue:
 
     def join(self, timeout: float) -> bool:
         """Waits for the end of the engine's work; returns whether it has come."""
+        if self._context.callbacks.in_caller:
+            return self._wait(self._over.is_set, timeout)
         return self._over.wait(timeout)
 
     # From the engine's thread

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
+from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
-from waterflow.common.units import parse_bytes
+from waterflow.common.units import format_bytes, parse_bytes
+from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.eager_steps import EagerSteps
+from waterflow.engine.evaluator import Evaluator
 from waterflow.engine.events import CaptureKnown, EventStream, JobJoined, MemoryMoved, StateChanged
 from waterflow.engine.job_needs import JobNeeds
 from waterflow.engine.states import JobState, transition
@@ -27,11 +30,12 @@ from waterflow.executor.device.storages import storage_key
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
-from waterflow.job.epochs import NumberedEpochs
+from waterflow.job.epochs import NumberedEpochs, by_step
 from waterflow.job.job import Job
 from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
+from waterflow.steps.eager_need import eager_need, largest_batch
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps.shared_captures import SharedCaptures
@@ -44,6 +48,24 @@ Result = TypeVar("Result")
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 _AHEAD_BYTES = 1 << 20
 _AHEAD_SECONDS = 0.02
+
+
+class Enough(NamedTuple):
+    """A budget for a job by itself.
+
+    Attributes:
+        size: bytes.
+        is_known: whether they are enough; else the job needs more, and nobody knows how much.
+    """
+
+    size: int
+    is_known: bool
+
+    @property
+    def text(self) -> str:
+        """For messages."""
+        least = "" if self.is_known else "more than "
+        return f"{least}{self.size} bytes ({format_bytes(self.size)})"
 
 
 class JobRun:
@@ -64,6 +86,7 @@ class JobRun:
         is_parked: whether some may lie in host memory, where the device reads them slowly.
         feeder: prepares its batches, on a thread of its own.
         captured, eager: its steps, by the way in which they run.
+        evaluator: its evaluations.
         loop: what comes between its steps.
         needs: what it needs of the arena.
         cursor: where it is in its data; None where nobody will ask.
@@ -88,6 +111,7 @@ class JobRun:
         resumed: Progress | None = None,
         limit: int | None = None,
         spill_to: str = TIERS[0],
+        callbacks: Callbacks | None = None,
     ) -> None:
         """Args beyond the obvious.
 
@@ -97,7 +121,9 @@ class JobRun:
         resumed: where it goes on; its own objects are as they were then.
         limit: bytes that its steps are planned into; None: any.
         spill_to: where values are spilled to.
+        callbacks: where its callbacks run; None: where its steps do.
         """
+        self._callbacks = callbacks or Callbacks()
         self.number = number
         self.job = job
         self.report = JobReport(name=job.name, seed=seed)
@@ -128,12 +154,14 @@ class JobRun:
         self.eager = EagerSteps(
             number, self.steps, self.captured, self.needs, self._at_home, events
         )
-        self.loop = UserLoop(job, self._python, self.end, events)
+        self.loop = UserLoop(job, self._python, self.end, events, self._callback)
+        self.evaluator = Evaluator(number, job, self._rng, self._callback)
         start = self._go_on_from(resumed)
+        begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
         if keeps_place or resumed is not None:
             position = None if resumed is None else resumed.position
-            self.cursor = DataCursor(job, self._rng, _begin_epoch, position)
+            self.cursor = DataCursor(job, self._rng, begin, position)
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
             self.steps.preparer.prepare,
@@ -147,9 +175,10 @@ class JobRun:
             name=job.name,
             ahead=self._batches_ahead,
             prepare_at_once=self.steps.preparer.prepare_at_once,
-            begin=_begin_epoch if self.cursor is None else self.cursor.begin,
+            begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
-            is_due=lambda steps: self.is_due(steps),
+            is_due=lambda steps: self.loop.is_due(steps) or self.is_due(steps),
+            rests_at_ends=self.loop.at_found_ends,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
 
@@ -159,11 +188,13 @@ class JobRun:
             return Start()
         position = resumed.position
         self._rng.restore(position.now.own)
-        self.loop.go_on_from(position.epoch, position.steps, position.latest_loss)
+        self.loop.go_on_from(position.epoch, position.steps, resumed.latest_loss)
         self.report.seed = resumed.seed
         self.report.losses[:] = resumed.losses
+        self.report.metrics |= {name: [*values] for name, values in resumed.metrics.items()}
         self.report.steps = self.report.resumed_steps = position.steps
         self.report.epochs = resumed.epochs
+        self.report.evaluations[:] = resumed.evaluations
         return Start(position.steps, position.epoch, position.batches)
 
     @property
@@ -189,6 +220,17 @@ class JobRun:
             return function()
         with PYTHON_TURNS.shared():
             return self.in_python(function)
+
+    def _callback(self, function: Callable[[], Result]) -> Result:
+        """Runs a callback of the job's in its context, on the thread on which callbacks run."""
+        callbacks, name = self._callbacks, self.name
+        if not callbacks.in_caller:
+            return self._python(lambda: callbacks.run(name, function))
+        if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
+            apart = self.steps.caller.run_apart
+            return callbacks.run(name, lambda: apart(self._rng, function))
+        with PYTHON_TURNS.shared():
+            return callbacks.run(name, lambda: self.in_python(function))
 
     def _at_home(self, function: Callable[[], Result]) -> Result:
         """The same for steps, on the job's own thread: Python may keep things by thread. Not where
@@ -282,8 +324,23 @@ class JobRun:
     def fail(self, error: BaseException) -> None:
         """The job ends with an error; its traceback keeps no tensors alive."""
         _let_go_of_frames(error)
+        if isinstance(error, KeyboardInterrupt):  # Ctrl-C has left its callback
+            self.end(JobState.STOPPED)
+            return
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
         self.end(JobState.OUT_OF_MEMORY if out_of_memory else JobState.FAILED, error)
+
+    def fail_in_captured_step(self, error: BaseException, batch: PreparedBatch) -> None:
+        """The same where a captured step has raised it: a graph knows no lines, so the job's own
+        Python is asked what it says of the batch. Not with locks held that a callback may need."""
+        asked = isinstance(error, Exception) and not isinstance(
+            error, MemoryError | torch.OutOfMemoryError
+        )
+        if asked and batch.flat is not None and not (self.ended or self._device.queues):
+            own = own_error(self.job, batch.flat, self._rng, self.steps.caller)
+            if own is not None:
+                error = own
+        self.fail(error)
 
     def tell_of_needs(self) -> None:
         """Tells what the job needs and how much of it is captured, as far as is known."""
@@ -295,7 +352,7 @@ class JobRun:
         opacity, tiers = self.steps.opacity, self.steps.tiers
         captured = "eager" if tiers is not None and self.steps.cache.is_empty else "captured"
         if opacity.step is not None:
-            captured = "opaque step"
+            captured = "opaque step" if opacity.is_proved else "eager"
         elif opacity.optimizer is not None:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count
@@ -348,6 +405,36 @@ class JobRun:
             raise self.steps.spiller.problem
         if self.memory_limit is not None and self.captured.exclusive:
             raise self.eager.no_limit()
+
+    @property
+    def knows_batches(self) -> bool:
+        """Whether all batches are there already, so that the largest is known."""
+        return isinstance(self.job.data, (list, tuple))
+
+    def enough_bytes(self, batch: PreparedBatch | None = None) -> Enough:
+        """A budget under which the job can run by itself, for messages: found out by eager steps on
+        copies where it makes eager ones. Takes its time, and memory beside the budget.
+
+        Args:
+            batch: the one to ask for; the next one where it is not given.
+        """
+        known = self.needs.memory.alone_bytes
+        fed = self.next_batch()
+        asked = batch or (None if fed is None else fed.item)
+        if asked is None:
+            return Enough(known, is_known=True)
+        largest = largest_batch(self.job, asked.batch)
+        tiers = self.steps.tiers
+        eagerly = tiers is not None and tiers.may_start_eagerly_in(known)
+        eagerly = eagerly or self.captured.exclusive or asked.specialization is None
+        if not eagerly and largest is asked.batch:
+            return Enough(known, is_known=True)
+        taken = None
+        if not self._device.queues:
+            taken = eager_need(self.job, largest, self._rng, self.steps.caller)
+        if taken is None:
+            return Enough(known, is_known=False)
+        return Enough(max(known, self.steps.persistent.bytes + taken), is_known=True)
 
     @property
     def why_unspilled(self) -> str:
@@ -458,6 +545,12 @@ class JobRun:
             self.steps.tiers.note_need(self.needs.memory.alone_bytes)
         self.tell_of_needs()
 
+    def note_evaluation(self) -> None:
+        """Tells what its evaluations need, where that is more than before."""
+        if self.evaluator.extent > self.needs.evaluation_extent:
+            self.needs.evaluation_extent = self.evaluator.extent
+            self.tell_of_needs()
+
     def move_out(self, residency: Residency) -> None:
         """Gives up the places of a job that has ended; its tensors are in ordinary memory again."""
         self.eager.forget_gradients()
@@ -479,6 +572,7 @@ class JobRun:
     def _give_up_places(self, residency: Residency, park: bool = False) -> None:
         self.captured.release()
         self.eager.retire_room()
+        self.evaluator.retire_room()
         if self.steps.prefetcher is not None:
             self.steps.prefetcher.close(residency)
         residency.move_out(self.number, self._own_tensors(), self._known_tensors(), park=park)
@@ -488,7 +582,7 @@ class JobRun:
     def _made_by_step(self) -> Iterator[torch.Tensor]:
         """What else than parameters, buffers and plain state outlives a step."""
         yield from _tensors_in(dict(self.job.optimizer.state))
-        yield from _tensors_in([parameter.grad for parameter in self.job.model.parameters()])
+        yield from _tensors_in([parameter.grad for parameter in self.job.root.parameters()])
         if self.steps.prefetcher is not None and self.steps.prefetcher.block is not None:
             yield self.steps.prefetcher.block
 
@@ -498,12 +592,13 @@ class JobRun:
         yield from self._made_by_step()
 
     def _known_tensors(self) -> Iterator[torch.Tensor]:
-        for module in self.job.model.modules():
+        for module in self.job.root.modules():
             yield from _tensors_in(vars(module))
 
 
-def _begin_epoch(data: Iterable[Any], number: int) -> Iterator[Any]:
-    return data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
+def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:
+    begun = data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
+    return by_step(begun, job.accumulate)
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.admission import Admission
+from waterflow.engine.alarms import Alarms
 from waterflow.engine.context import RunContext
 from waterflow.engine.entrance import Entrance
 from waterflow.engine.events import EngineEnded
@@ -21,6 +23,7 @@ from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
 from waterflow.engine.turns import Turns
 from waterflow.executor.run import rng
+from waterflow.job.evaluation import Evaluated
 from waterflow.partitioner.policies import Policy
 from waterflow.report.idle import IdleReason
 
@@ -42,7 +45,9 @@ class EngineLoop:
         admission: Admission,
         queue: JobQueue,
         undoes_packing: bool,
+        alarms: Alarms,
     ) -> None:
+        self._alarms = alarms
         self._context = context
         self._policy = policy
         self._queue = queue
@@ -52,7 +57,10 @@ class EngineLoop:
         self._entrance = Entrance(context, queue, admission, self._in_flight)
         self._turns = Turns(policy, queue, admission)
         self.limits = Limits(context, queue, admission)
-        self._rounds = RoundExecutor(context, self.round_planner, self._in_flight)
+        self._rounds = RoundExecutor(
+            *(context, self.round_planner, self._in_flight),
+            lambda job, batch, cause: admission.no_place(job, batch, queue.jobs, cause),
+        )
         self._flow = FlowExecutor(
             context,
             self.flow_planner,
@@ -96,7 +104,7 @@ class EngineLoop:
         except DeviceLostError as lost:
             lost.__cause__ = error if error is not lost else None
             error = lost
-        self._queue.broken = error
+        self._queue.broken = self._alarms.engines_error = error
         for job in self._queue.jobs:
             job.fail(error)
 
@@ -195,7 +203,8 @@ class EngineLoop:
                 continue
             fed = job.feeder.take()
             if fed.boundary:
-                pass_boundary(self._context, self._in_flight, job)
+                evaluate = functools.partial(self._evaluate, job)
+                pass_boundary(self._context, self._in_flight, job, fed, evaluate)
                 continue
             if fed.item is None:
                 self._entrance.end_of_data(job, fed)
@@ -204,3 +213,19 @@ class EngineLoop:
             if self._context.run_isolated(job, lambda j=job, e=epoch: j.loop.enter_epoch(e)):  # type: ignore[misc]
                 batches.append((job, fed.item))
         return batches
+
+    def _evaluate(self, job: JobRun) -> Evaluated:
+        """Evaluates a job while nobody is in a step."""
+        context, lanes = self._context, self._context.lanes
+        if not lanes.device.queues:
+            job.evaluator.open_room(lanes, 0)
+            try:
+                return job.evaluator.run_in_room(lanes, lambda room, size: room.grow(size))
+            finally:
+                job.evaluator.close_room()
+        self._in_flight.complete_all()
+        context.arena.synchronize()
+        try:
+            return job.evaluator.run_in(lanes.scope(job.number))
+        finally:
+            context.arena.synchronize()

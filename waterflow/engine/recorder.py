@@ -19,6 +19,7 @@ from waterflow.engine.events import (
     EagerStepBegun,
     EngineEnded,
     EpochEntered,
+    Evaluated,
     Event,
     GroupsRan,
     JobJoined,
@@ -33,6 +34,8 @@ from waterflow.engine.events import (
 )
 from waterflow.engine.states import JobState
 from waterflow.report.decisions import Decision
+from waterflow.report.evaluation import Evaluation
+from waterflow.report.job_report import JobReport
 from waterflow.report.report import Spans, Timeline
 
 #: Spans of the first and the last groups are kept, this many of each.
@@ -68,8 +71,11 @@ class Recorder:
                 self._take_down(event)
             case StepDone():
                 report = self._jobs[event.job].report
-                report.losses.append(event.loss)
+                report.note_losses([event.loss])
                 report.steps = event.step
+            case Evaluated():
+                found = Evaluation(event.step, dict(event.values))
+                self._jobs[event.job].report.evaluations.append(found)
             case EagerStepBegun():
                 self._jobs[event.job].report.eager_steps += 1
             case StepChecked():
@@ -82,6 +88,7 @@ class Recorder:
                 report = self._jobs[event.job].report
                 report.captured, report.recaptures = event.captured, event.recaptures
                 report.notes, report.tiers = list(event.notes), list(event.tiers)
+                _note_losses(report)
                 report.capture_seconds = event.capture_seconds
                 report.capture_shared_with = event.shared_with
             case EpochEntered():
@@ -134,6 +141,7 @@ class Recorder:
             report.error_type = type(event.error).__name__
             report.error = str(event.error) or type(event.error).__name__
         report.state = event.after.status
+        _note_losses(report)
 
     @property
     def seconds(self) -> float:
@@ -159,7 +167,7 @@ class Recorder:
         left = _KEPT_SPANS - len(self._first)
         self._first += spans[:left]
         self._last.extend(spans[left:])
-        report.losses += train.losses
+        report.note_losses(train.losses)
         report.steps = train.first + len(train.losses) - 1
 
     def spans(self, names: list[str]) -> Spans:
@@ -173,6 +181,14 @@ class Recorder:
         """The arena's own record of who held what when."""
         seconds, job, held = arena.timeline()
         return Timeline(seconds, job, held, names)
+
+
+def _note_losses(report: JobReport) -> None:
+    """The notes of a job that has ended say of its losses that they were no numbers."""
+    ended = report.state in ("finished", "stopped", "failed", "out_of_memory")
+    note = report.loss_note if ended else None
+    if note is not None and note not in report.notes:
+        report.notes.append(note)
 
 
 def versions() -> dict[str, str]:

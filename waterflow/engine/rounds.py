@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from waterflow.common.errors import BudgetError
 from waterflow.engine.context import Outcome, RunContext
@@ -19,8 +19,17 @@ class RoundExecutor:
     """Runs the rounds of one engine, on the engine's thread."""
 
     def __init__(
-        self, context: RunContext, planner: RoundPlanner, in_flight: StepsInFlight
+        self,
+        context: RunContext,
+        planner: RoundPlanner,
+        in_flight: StepsInFlight,
+        no_place: Callable[[JobRun, PreparedBatch, BudgetError], BudgetError],
     ) -> None:
+        """Args beyond the obvious.
+
+        no_place: makes the error of a step that finds no place, for its user to read.
+        """
+        self._no_place = no_place
         self._context = context
         self._planner = planner
         self._in_flight = in_flight
@@ -122,6 +131,7 @@ class RoundExecutor:
 
     def _fail(self, scheduled: ScheduledStep, misfit: BudgetError) -> None:
         """The step finds no place, and has not run."""
+        misfit = self._no_place(scheduled.job, scheduled.batch, misfit)
         self._in_flight.fail(scheduled, misfit)
         self._context.arena.synchronize()
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from os import PathLike
 from types import FrameType
 
-from waterflow.common.errors import JobError
+from waterflow.common.errors import JobError, RunInterrupted
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.engine import Engine
 from waterflow.executor.device.base import Device
@@ -35,12 +35,14 @@ def run(
     resume: str | PathLike[str] | None = None,
     resume_partly: bool = False,
     spill: bool | str = False,
+    callbacks: str = "lane",
 ) -> Report:
     """Co-trains jobs under one memory budget until all have ended.
 
-    Every job trains exactly as it would alone. One that fails ends alone, with its error in the
-    report. Ctrl-C ends all after the present step, and a checkpoint of it where some are written;
-    the report says so.
+    Every job trains exactly as it would alone. One that fails ends alone, with a warning and its
+    error in the report; `Report.raise_errors` raises it. Ctrl-C ends all after the present step,
+    and a checkpoint of it where some are written, and then the run with RunInterrupted; a second
+    one waits for nothing, and leaves a callback that sleeps to itself.
 
     A checkpoint holds all that a job needs to go on in another process with the same bits, where
     the same script builds the same jobs: docs/checkpoints.md tells what, and what not.
@@ -69,6 +71,8 @@ def run(
         spill: whether a job that does not fit even alone is planned into the memory there is, by
             having values that are not needed for long copied to a slower tier and back: True or
             "memory" for ordinary memory, "disk" for a mapped file in the folder of temporary files.
+        callbacks: whose thread runs `on_step` and `evaluate`: "lane", one of the engine's, or
+            "caller", the one that calls this. There Ctrl-C leaves a callback at once.
 
     Raises:
         JobError: an argument cannot be used.
@@ -76,6 +80,13 @@ def run(
             raised before anything runs.
         BudgetError: a job cannot fit even alone; raised before anything runs.
         DeviceLostError: a kernel has broken the GPU's context; its ``report`` is the run so far.
+        RunInterrupted: Ctrl-C was pressed: a KeyboardInterrupt whose ``report`` is the run so far.
+
+    Warns:
+        JobFailedWarning: a job has failed.
+        NonFiniteLossWarning: a job's loss has become NaN or infinite.
+        BudgetWarning: `memory` is more than there is.
+        OpaqueStepWarning: a job's steps cannot be captured.
     """
     jobs = list(jobs)
     _check_jobs(jobs)
@@ -94,9 +105,15 @@ def run(
             quantum=quantum,
             spill=spill,
             checkpoints=checkpoints,
+            callbacks=callbacks,
         )
         _train(engine, jobs)
-    return engine.report()
+    report = engine.report()
+    if report.interrupted:
+        stopped = RunInterrupted("the run was interrupted; this exception's report tells of it")
+        stopped.report = report
+        raise stopped
+    return report
 
 
 def _train(engine: Engine, jobs: Sequence[Job]) -> None:
@@ -109,7 +126,12 @@ def _train(engine: Engine, jobs: Sequence[Job]) -> None:
             engine.release()
     except KeyboardInterrupt:  # of a handler of the user's own, or the second one
         engine.interrupt()
-        engine.close()
+        with contextlib.suppress(TimeoutError):
+            engine.close(_LEAVE_AFTER_SECONDS)
+
+
+#: After a second Ctrl-C nobody is waited for longer than this.
+_LEAVE_AFTER_SECONDS = 2.0
 
 
 @contextlib.contextmanager
@@ -117,7 +139,8 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
     """Ctrl-C asks the jobs to stop; a second one raises KeyboardInterrupt.
 
     The first raises nothing: an exception between two bytecodes of a `with` statement can leave a
-    lock taken for good. Signals reach the main thread only, and a user's own handler stays.
+    lock taken for good. But it leaves a callback that this thread is in. Signals reach the main
+    thread only, and a user's own handler stays.
     """
     in_main = threading.current_thread() is threading.main_thread()
     if not in_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -125,9 +148,10 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
         return
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if engine.interrupted:
+        again = engine.interrupted
+        engine.interrupt(insists=again)
+        if again or engine.is_in_callback:
             signal.default_int_handler(signum, frame)
-        engine.interrupt()
 
     signal.signal(signal.SIGINT, stop)
     try:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from waterflow.engine.events import EpochEntered, EventStream, StepDone, TrainRan
+from waterflow.engine.events import EpochEntered, Evaluated, EventStream, StepDone, TrainRan
 from waterflow.engine.states import JobState
-from waterflow.job.job import STOP, Job, StepResult
-from waterflow.job.training_step import check_finite, learning_rates, step_scheduler
+from waterflow.job import evaluation
+from waterflow.job.evaluation import EvaluationTimes, check_answer
+from waterflow.job.job import Job
+from waterflow.job.several import follows_metric
+from waterflow.job.training_step import check_finite, learning_rates, result_of, step_scheduler
 
 
 class UserLoop:
@@ -23,14 +24,20 @@ class UserLoop:
         python: Callable[[Callable[[], Any]], Any],
         end: Callable[[JobState], None],
         events: EventStream,
+        callback: Callable[[Callable[[], Any]], Any] | None = None,
     ) -> None:
         """Args beyond the obvious.
 
         python: runs Python of the job's, in its caller's context and with its random streams.
         end: ends the job.
+        callback: the same for its callback, which may have a thread of its own.
         """
         self._job = job
         self._python = python
+        self._callback = callback or python
+        self._times = EvaluationTimes(job)
+        self._unanswered: tuple[float, tuple[float, ...]] | None = None
+        self._evaluated = 0  # steps, at the latest evaluation
         self._end = end
         self._events = events
         self._latest_loss = math.nan
@@ -48,12 +55,25 @@ class UserLoop:
         """The loss of the last step that was told of; NaN before the first."""
         return self._latest_loss
 
+    def is_due(self, steps: int) -> bool:
+        """Whether an evaluation follows that step, before anything else of the job's."""
+        return self._times.is_due(steps)
+
+    @property
+    def at_found_ends(self) -> bool:
+        """Whether the job is evaluated where an epoch is found to have ended."""
+        return self._times.at_found_ends
+
+    def awaits_evaluation(self, at_end: bool) -> bool:
+        """Whether the job is to be evaluated now; `at_end`: at a found end of an epoch."""
+        due = self._unanswered is not None or (at_end and self.at_found_ends)
+        return due and self._evaluated < self.steps
+
     @property
     def waits_for_loss(self) -> bool:
         """Whether something of the user's must know a step's loss before the next step begins."""
         job = self._job
-        plateau = isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        return job.on_step is not None or job.stop_on_nan or plateau
+        return job.on_step is not None or job.stop_on_nan or follows_metric(job.scheduler)
 
     @property
     def acts_between_steps(self) -> bool:
@@ -104,14 +124,42 @@ class UserLoop:
         check_finite(job, self.steps, loss)
         if self.waits_for_loss:
             self._step_scheduler("step", loss)
-        if job.on_step is not None:
-            result = StepResult(job.name, self.steps, self.epoch, loss, rates)
-            on_step = job.on_step
-            answer = self._python(lambda: on_step(result))
-            if answer is STOP:
-                self._end(JobState.STOPPED)
-                return
+        if self.is_due(self.steps):
+            self._unanswered = loss, rates  # until `finish_evaluation`
+            return
+        if self._stops(loss, rates, None):
+            self._end(JobState.STOPPED)
+            return
         self._end_after_last()
+
+    def finish_evaluation(self, found: evaluation.Evaluated) -> None:
+        """After an evaluation: tells of it, and asks the callback that has waited for it.
+
+        Raises:
+            Whatever the callback raises.
+        """
+        unanswered, self._unanswered = self._unanswered, None
+        self._evaluated = self.steps
+        if found.values is not None:
+            self._events.publish(Evaluated(self._job.name, self.steps, found.values))
+        stops = found.stops
+        if unanswered is not None:
+            stops = self._stops(*unanswered, found.values) or stops
+        if stops:
+            self._end(JobState.STOPPED)
+        elif unanswered is not None:
+            self._end_after_last()
+
+    def _stops(
+        self, loss: float, rates: tuple[float, ...], values: Mapping[str, float] | None
+    ) -> bool:
+        """Asks the callback, if there is one, whether the job is to end."""
+        job, on_step = self._job, self._job.on_step
+        if on_step is None:
+            return False
+        ended = self._times.ends_epoch(self.steps)
+        result = result_of(job, (self.steps, self.epoch, loss, rates), ended, values)
+        return check_answer(job, self._callback(lambda: on_step(result)))
 
     def finish_train(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
         """The same after many steps, where nothing of the user's comes between two of them.
@@ -123,7 +171,10 @@ class UserLoop:
         self._latest_loss = losses[-1]
         self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
         check_finite(self._job, self.steps, losses[-1])
-        self._end_after_last()
+        if self.is_due(self.steps):
+            self._unanswered = losses[-1], ()
+        else:
+            self._end_after_last()
 
     def _end_after_last(self) -> None:
         if self._job.steps is not None and self.steps >= self._job.steps:

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.job.batch_reads import BatchReads
+from waterflow.job.epochs import MicroBatches
 
 #: Leaves that are part of a step graph's identity: another value is another graph.
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
@@ -56,18 +57,27 @@ def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
             mappings and data classes.
     """
     tensors: list[torch.Tensor] = []
-    unread = frozenset() if reads is None else reads.unread(batch)
-    if type(batch) is dict:
-        signature, rebuild = _flatten_mapping(batch, tensors, unread)
-    elif type(batch) in (list, tuple):
-        signature, rebuild = _flatten_sequence(batch, tensors, unread)
-    else:
-        signature, rebuild = _flatten(batch, tensors)
+    signature, rebuild = _flatten_read(batch, tensors, reads)
     is_plain = type(batch) in (list, tuple) and len(tensors) == len(batch)
     is_plain = is_plain and all(map(operator.is_, tensors, batch))
     if is_plain:
         rebuild = type(batch)  # which keeps nothing of this one
     return FlatBatch(tensors, signature, rebuild, reads, is_plain)
+
+
+def _flatten_read(
+    batch: Any, tensors: list[torch.Tensor], reads: BatchReads | None
+) -> tuple[Hashable, Rebuild]:
+    if type(batch) is MicroBatches:
+        parts = [_flatten_read(part, tensors, reads) for part in batch]
+        signature = (MicroBatches, tuple(part[0] for part in parts))
+        return signature, lambda replaced: MicroBatches(part[1](replaced) for part in parts)
+    unread = frozenset() if reads is None else reads.unread(batch)
+    if type(batch) is dict:
+        return _flatten_mapping(batch, tensors, unread)
+    if type(batch) in (list, tuple):
+        return _flatten_sequence(batch, tensors, unread)
+    return _flatten(batch, tensors)
 
 
 def flatten_like(batch: Any, former: FlatBatch) -> FlatBatch | None:

@@ -53,11 +53,15 @@ class BatchReads:
         return frozenset(range(count)) - read
 
 
-def reads_of(loss: Callable[..., Any]) -> BatchReads | None:
-    """What a loss reads of its batch, its second argument; None where it may read all of it."""
-    position = 1
+def reads_of(loss: Callable[..., Any], position: int = 1) -> BatchReads | None:
+    """What a loss reads of its batch; None where it may read all of it.
+
+    Args:
+        loss: the user's function.
+        position: of the batch among its arguments.
+    """
     if type(loss) is MethodType:
-        loss, position = loss.__func__, 2
+        loss, position = loss.__func__, position + 1
     if type(loss) is not FunctionType:
         return None
     named = [loss.__globals__.get(name) for name in loss.__code__.co_names]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import torch
@@ -12,7 +12,12 @@ from torch import nn
 
 from waterflow.common.errors import JobError
 from waterflow.common.units import parse_bytes
+from waterflow.job.batch_reads import BatchReads, reads_of
+from waterflow.job.epochs import steps_in
 from waterflow.job.optimizer_state import trained_parameters
+from waterflow.job.outcome import Scalar
+from waterflow.job.rules import StepRules
+from waterflow.job.several import Modules, OptimizerSet, SchedulerSet, module_of
 
 
 class _Stop:
@@ -20,7 +25,7 @@ class _Stop:
         return "waterflow.STOP"
 
 
-#: Returned by a job's ``on_step`` callback to end that job after the present step.
+#: Returned by a job's ``on_step`` or ``evaluate`` to end that job after the present step.
 STOP: Final = _Stop()
 
 
@@ -34,6 +39,12 @@ class StepResult:
         epoch: the epoch that the step belongs to (0, 1, ...).
         loss: the step's loss.
         learning_rates: one per parameter group, as they were during the step.
+        metrics: what the step has told beside its loss, by name.
+        model: the job's model, after the step.
+        epoch_ended: whether the step is the last of its epoch; None where the data have no length,
+            so that nobody knows before the next batch is asked for.
+        evaluation: what ``evaluate`` returned after this step, by name ("value" where it was a
+            number); None where it was not due.
     """
 
     job: str
@@ -41,6 +52,10 @@ class StepResult:
     epoch: int
     loss: float
     learning_rates: tuple[float, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    model: nn.Module | None = field(default=None, repr=False, compare=False)
+    epoch_ended: bool | None = None
+    evaluation: Mapping[str, float] | None = None
 
 
 class Scheduler(Protocol):
@@ -54,8 +69,12 @@ class Scheduler(Protocol):
 #: tensors have shapes and no memory. Such a model counts as one on the host.
 META_ALLOWED: ContextVar[bool] = ContextVar("META_ALLOWED", default=False)
 
-LossFunction = Callable[[nn.Module, Any], torch.Tensor]
+LossFunction = Callable[[nn.Module, Any], torch.Tensor | tuple[torch.Tensor, Mapping[str, Scalar]]]
+StepFunction = Callable[
+    [Any], torch.Tensor | float | tuple[torch.Tensor | float, Mapping[str, Scalar]]
+]
 StepCallback = Callable[[StepResult], Any]
+EvaluateFunction = Callable[[nn.Module], Any]
 
 
 #: How often captured steps are compared with eager ones; see `Job.audit`.
@@ -98,6 +117,7 @@ class Job:
                 loss(model, batch).backward()
                 optimizer.step()
                 scheduler.step()
+                if due: evaluate(model)
                 on_step(...)
 
     An optimizer whose ``step`` demands a closure (LBFGS) gets one that does the first two lines; a
@@ -105,9 +125,11 @@ class Job:
 
     Args:
         name: unique within a run.
-        model: any module, on the device of the run; trained in place.
+        model: any module, on the device of the run; trained in place. A dict or a list of modules
+            becomes an ``nn.ModuleDict`` or an ``nn.ModuleList``.
         optimizer: any ``torch.optim`` optimizer over its parameters.
-        loss: ``(model, batch) -> scalar tensor``.
+        loss: ``(model, batch) -> scalar tensor``, or that and a dict of metrics: numbers or tensors
+            with one element, which the report keeps for each step.
         data: iterable of batches: tensors, tuples, lists, dicts, data classes, nested. It is
             iterated once per epoch. Batches are made on the host: in a run on a GPU their tensors
             are copied there ahead of need, and ``loss`` is given the copies.
@@ -131,6 +153,23 @@ class Job:
             another optimizer.
         clip_grad_norm: where given, ``torch.nn.utils.clip_grad_norm_`` with this norm between
             ``backward`` and ``optimizer.step``.
+        clip_grad_value: the same with ``torch.nn.utils.clip_grad_value_``, after it.
+        autocast: where given (``torch.bfloat16``), the type that the forward pass and the loss run
+            in, under ``torch.autocast`` of the device.
+        accumulate: how many batches make a step. Each loss is divided by that number before its
+            ``backward``, and the optimizer steps once; the step's loss is the sum of these, a
+            metric the mean of its batches'. The last step of an epoch has what batches are left,
+            divided by the same number. A step's batches are fetched before it begins.
+        step: in place of ``loss``, the whole step as the user's own function of the batch: it
+            calls ``zero_grad``, ``backward`` and ``step`` of whatever it likes, and returns the
+            loss (a tensor with one element, or a number) that is to be reported, or that and a
+            dict of metrics. It runs as eager Python, within the budget.
+        optimizers: in place of ``optimizer``, those that ``step`` steps.
+        modules: further modules that are trained, or only belong to the job (a loss with parameters
+            of its own, averaged weights): one, a list, or a dict. They count and are kept in
+            checkpoints as the model is.
+        schedulers: in place of ``scheduler``, several, stepped one after another.
+        scheduler_metric: what a ``ReduceLROnPlateau`` is told: "loss", or the name of a metric.
         stop_on_nan: end the job as failed when its loss is NaN or infinite.
         weight: share of the lanes' time, beside other jobs' weights, under the policy "flow" when
             there are more jobs than lanes.
@@ -140,6 +179,12 @@ class Job:
         memory_limit: bytes that the job may need at most, or a text such as "2GiB": its captured
             step is planned into that, by the order of its updates and, where that does not suffice,
             by spilling. None: whatever it needs.
+        evaluate: ``(model) -> number | dict of numbers | STOP | None``, or a pair of numbers and
+            ``STOP``: called between two steps with the model in eval mode, under ``no_grad``. It
+            changes nothing of the training: the modes of all submodules, the gradients and the
+            random streams are put back. What it holds counts in the budget. Its numbers are in
+            ``JobReport.evaluations`` and ``StepResult.evaluation``; ``STOP`` ends the job.
+        evaluate_every: "epoch", after the last step of each epoch, or a number of steps.
 
     Raises:
         JobError: an argument is of the wrong kind; the message names the job and the value.
@@ -147,9 +192,9 @@ class Job:
 
     name: str
     model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: LossFunction
-    data: Iterable[Any]
+    optimizer: torch.optim.Optimizer = None  # type: ignore[assignment]  # one of `optimizers`
+    loss: LossFunction = None  # type: ignore[assignment]  # only beside `step`
+    data: Iterable[Any] = None  # type: ignore[assignment]  # refused
     epochs: int | None = None
     steps: int | None = None
     scheduler: Scheduler | None = None
@@ -164,8 +209,20 @@ class Job:
     audit: str | None = None
     keep_grads: bool = False
     memory_limit: int | str | None = None
+    clip_grad_value: float | None = None
+    autocast: torch.dtype | None = None
+    accumulate: int = 1
+    step: StepFunction | None = None
+    optimizers: Sequence[torch.optim.Optimizer] | None = None
+    modules: Modules | None = None
+    schedulers: Sequence[Scheduler] | None = None
+    scheduler_metric: str = "loss"
+    evaluate: EvaluateFunction | None = None
+    evaluate_every: int | str = "epoch"
+    _root: nn.Module = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._put_together()
         self._check_kinds()
         self._check_counts()
         self._check_parameters()
@@ -174,15 +231,72 @@ class Job:
         if not condition:
             raise JobError(f"job {self.name!r}: {problem}")
 
-    def _check_kinds(self) -> None:
+    def _put_together(self) -> None:
+        """Of several optimizers, schedulers and modules each becomes one."""
         if not isinstance(self.name, str) or not self.name:
             raise JobError(f"a job's name must be a non-empty string, got {self.name!r}")
+        self._take_step()
+        if self.optimizers is not None:
+            kind = torch.optim.Optimizer
+            members = self._members("optimizer", self.optimizers, lambda o: isinstance(o, kind))
+            self.optimizer = members[0] if len(members) == 1 else OptimizerSet(members)
+        if self.schedulers is not None:
+            members = self._members("scheduler", self.schedulers, lambda s: hasattr(s, "step"))
+            self.scheduler = members[0] if len(members) == 1 else SchedulerSet(members)
+        try:
+            self.model = module_of(self.model)
+            self._root = self.model
+            if self.modules is not None:
+                beside = module_of(self.modules)
+                self._root = nn.ModuleDict({"model": self.model, "beside": beside})
+        except (KeyError, TypeError) as error:
+            raise JobError(
+                f"job {self.name!r}: model and modules must be modules, or lists or dicts of "
+                f"modules: {error}"
+            ) from None
+
+    def _members(self, what: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
+        """The several that are given in place of one."""
+        self._require(
+            getattr(self, what) is None, f"give {what} or {what}s, not both: put it into {what}s"
+        )
+        good = isinstance(given, (list, tuple)) and given and all(map(fits, given))
+        self._require(good, f"{what}s must be a list of {what}s, got {given!r}")
+        return list(given)
+
+    def _take_step(self) -> None:
+        """A step of the user's own goes its own way: what else describes one is refused."""
+        if self.step is None:
+            self._require(
+                self.optimizers is None or len(self.optimizers) == 1,
+                "several optimizers are stepped by a step of one's own: give step= in place of "
+                "loss=",
+            )
+            return
+        self._require(callable(self.step), f"step must be callable, got {self.step!r}")
+        self._require(self.loss is None, "give loss or step, not both")
+        self._require(
+            self.rules == StepRules(),
+            "clip_grad_norm, clip_grad_value, autocast and accumulate are for jobs with loss=: a "
+            "step of one's own does that itself",
+        )
+        self._require(
+            self.capture in ("auto", False),
+            "capture=True is for jobs with loss=: a step of one's own runs as eager Python so far; "
+            "leave out capture",
+        )
+        self.capture = False
+
+    def _check_kinds(self) -> None:
         kinds = {"model": nn.Module, "optimizer": torch.optim.Optimizer}
-        for field, kind in kinds.items():
-            value = getattr(self, field)
+        for name, kind in kinds.items():
+            value = getattr(self, name)
             wanted = f"{kind.__module__}.{kind.__name__}"
-            self._require(isinstance(value, kind), f"{field} must be a {wanted}, got {value!r}")
-        self._require(callable(self.loss), f"loss must be callable, got {self.loss!r}")
+            self._require(isinstance(value, kind), f"{name} must be a {wanted}, got {value!r}")
+        self._require(
+            callable(self.loss) or self.step is not None,
+            f"loss must be callable, got {self.loss!r}",
+        )
         self._require(
             hasattr(self.data, "__iter__") or hasattr(self.data, "__getitem__"),
             f"data must be iterable, got {type(self.data).__name__}",
@@ -193,8 +307,21 @@ class Job:
         )
         check_audit(self.audit, f"job {self.name!r}: ", optional=True)
         self._require(
+            self.evaluate is None or callable(self.evaluate),
+            f"evaluate must be callable or None, got {self.evaluate!r}",
+        )
+        every = self.evaluate_every
+        self._require(
+            every == "epoch" or (type(every) is int and every >= 1),
+            f"evaluate_every must be 'epoch' or a positive whole number of steps, got {every!r}",
+        )
+        self._require(
             self.on_step is None or callable(self.on_step),
             f"on_step must be callable or None, got {self.on_step!r}",
+        )
+        self._require(
+            isinstance(self.scheduler_metric, str),
+            f"scheduler_metric must be a text, got {self.scheduler_metric!r}",
         )
         self._require(
             self.scheduler is None or hasattr(self.scheduler, "step"),
@@ -202,20 +329,17 @@ class Job:
         )
 
     def _check_counts(self) -> None:
-        for field in ("epochs", "steps"):
-            value = getattr(self, field)
+        for name in ("epochs", "steps"):
+            value = getattr(self, name)
             good = value is None or (type(value) is int and value >= 1)
-            self._require(good, f"{field} must be a positive whole number, got {value!r}")
+            self._require(good, f"{name} must be a positive whole number, got {value!r}")
         self._require(
             self.scheduler_every in ("step", "epoch"),
             f"scheduler_every must be 'step' or 'epoch', got {self.scheduler_every!r}",
         )
         good_seed = self.seed is None or (type(self.seed) is int and -(2**63) <= self.seed < 2**64)
         self._require(good_seed, f"seed must be a whole number or None, got {self.seed!r}")
-        self._require(
-            self.clip_grad_norm is None or self.clip_grad_norm > 0,
-            f"clip_grad_norm must be above 0 or None, got {self.clip_grad_norm!r}",
-        )
+        self.rules.check(self._require)
         check_weight(self.weight, f"job {self.name!r}: ")
         check_priority(self.priority, f"job {self.name!r}: ")
         if self.memory_limit is not None:
@@ -226,13 +350,13 @@ class Job:
             self._require(
                 self.capture is not False,
                 f"memory_limit={self.memory_limit} needs a captured step, as eager Python cannot "
-                "be spilled: leave out capture=False, or the limit",
+                f"be spilled, and {self.why_eager}: leave out that, or the limit",
             )
         if self.epochs is None and self.steps is None:
             self.epochs = 1
 
     def _check_parameters(self) -> None:
-        devices = {str(t.device) for t in (*self.model.parameters(), *self.model.buffers())}
+        devices = {str(t.device) for t in (*self.root.parameters(), *self.root.buffers())}
         self._require(
             len(devices) <= 1,
             f"its model is spread over the devices {', '.join(sorted(devices))}; a job trains on "
@@ -245,7 +369,7 @@ class Job:
             "there with model.to(device) and make the optimizer from its parameters",
         )
         trained = {id(p) for p in trained_parameters(self.optimizer)}
-        own = {id(parameter) for parameter in self.model.parameters()}
+        own = {id(parameter) for parameter in self.root.parameters()}
         self._require(trained, "its optimizer has no parameters")
         self._require(
             trained & own or not own,
@@ -256,18 +380,54 @@ class Job:
     @property
     def device(self) -> torch.device:
         """Where the model is; the host for a model without tensors."""
-        first = next(iter((*self.model.parameters(), *self.model.buffers())), None)
+        first = next(iter((*self.root.parameters(), *self.root.buffers())), None)
         if first is None or first.device.type == "meta":
             return torch.device("cpu")
         return first.device
+
+    @property
+    def root(self) -> nn.Module:
+        """One module that holds all that belong to the job: the model, and `modules` beside it."""
+        if self.modules is not None and self._root["model"] is not self.model:  # type: ignore[index]
+            self._root["model"] = self.model  # type: ignore[operator]  # a callback's
+        return self.model if self.modules is None else self._root
+
+    def model_in(self, root: nn.Module) -> nn.Module:
+        """The model in what stands for `root`."""
+        return root if self.modules is None else root["model"]  # type: ignore[index]
+
+    @property
+    def batch_reads(self) -> BatchReads | None:
+        """What its step can read of a batch; None: all of it."""
+        return reads_of(self.loss) if self.step is None else reads_of(self.step, 0)
+
+    @property
+    def why_eager(self) -> str | None:
+        """Why none of its steps is ever captured; None where they may be."""
+        if self.step is not None:
+            return "the job has a step of its own"
+        return "the job has capture=False" if self.capture is False else None
+
+    @property
+    def rules(self) -> StepRules:
+        """What its steps do beside calling loss and optimizer, as it is now."""
+        fields = self.clip_grad_norm, self.clip_grad_value, self.autocast, self.accumulate
+        return StepRules._make(fields)  # whose code is the standard library's, unlike __new__
+
+    @property
+    def length(self) -> int | None:
+        """Steps of an epoch; None where the data has no length."""
+        try:
+            return steps_in(len(self.data), self.accumulate)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):
+            return None
 
     @property
     def total_steps(self) -> int | None:
         """Steps that the job will make if nothing stops it; None where the data has no length."""
         if self.epochs is None:
             return self.steps
-        try:
-            counted = self.epochs * len(self.data)  # type: ignore[arg-type]
-        except TypeError:
+        if self.length is None:
             return self.steps
+        counted = self.epochs * self.length
         return counted if self.steps is None else min(counted, self.steps)

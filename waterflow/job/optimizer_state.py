@@ -10,6 +10,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from waterflow.allocator_ext import _C
+from waterflow.job.several import optimizers_in
 
 #: Where a hyperparameter lives: (group, key) or (group, key, position in its tuple).
 HyperKey = tuple[Any, ...]
@@ -118,10 +119,14 @@ class StateEntries:
     """The entries that an optimizer's state had, to see quickly whether it has them still."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._state = optimizer.state
+        self._states = [member.state for member in optimizers_in(optimizer)]
         self._guards = _C.Guards()
-        self._guards.mapping(optimizer.state, None)
-        for entries in optimizer.state.values():
+        for state in self._states:
+            self._guard(state)
+
+    def _guard(self, state: Any) -> None:
+        self._guards.mapping(state, None)
+        for entries in state.values():
             if isinstance(entries, dict):
                 others = {k for k, value in entries.items() if not isinstance(value, torch.Tensor)}
                 self._guards.mapping(entries, others or None)
@@ -133,7 +138,9 @@ class StateEntries:
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether no tensor of the state has come, gone or been replaced, since."""
-        return optimizer.state is self._state and self._guards.holds()
+        members = optimizers_in(optimizer)
+        same = all(m.state is state for m, state in zip(members, self._states, strict=False))
+        return same and bool(self._guards.holds())
 
 
 def state_layout(optimizer: torch.optim.Optimizer) -> StateLayout:

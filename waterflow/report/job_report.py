@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
-from waterflow.common.errors import ReportError
+from waterflow.common.errors import JobFailedError, ReportError
+from waterflow.report.evaluation import Evaluation
 from waterflow.report.json_fields import Fields, encode_float
+from waterflow.report.step_loss import StepLoss, metrics_of
 
 State = Literal["queued", "running", "suspended", "finished", "stopped", "failed", "out_of_memory"]
 
@@ -15,7 +19,8 @@ State = Literal["queued", "running", "suspended", "finished", "stopped", "failed
 class JobReport:
     """What became of one job.
 
-    `losses` holds one number per step, `peak_bytes` the most it held in this run, `solo_peak_bytes`
+    `losses` holds one number per step, `metrics` as many of each metric that its steps have told
+    (NaN for steps that have not), `peak_bytes` the most it held in this run, `solo_peak_bytes`
     the most one step holds when the job runs alone, `persistent_bytes` its share between steps.
     `exception` is the live error of a failed job; a report read from a file has only its text.
     `captured` is "captured", "opaque optimizer", "opaque step", or "eager" where no capture was
@@ -25,7 +30,7 @@ class JobReport:
     because something that the step reads had changed. `capture_seconds` is what captures took, and
     `capture_shared_with` names the job whose capture the latest is, where it was not made anew.
     `resumed_steps` are those of `steps` that an earlier run has made, from whose checkpoint the job
-    went on; times and bytes are of this run.
+    went on; times and bytes are of this run. `evaluations` are what `Job.evaluate` has found.
     """
 
     name: str
@@ -33,6 +38,7 @@ class JobReport:
     error: str | None = None
     error_type: str | None = None
     losses: list[float] = field(default_factory=list)
+    metrics: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
     epochs: int = 0
     solo_peak_bytes: int | None = None
@@ -49,6 +55,7 @@ class JobReport:
     capture_shared_with: str | None = None
     seed: int | None = None
     resumed_steps: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -59,9 +66,59 @@ class JobReport:
         )
 
     @property
+    def nonfinite_step(self) -> int | None:
+        """The first step whose loss was NaN or infinite, counted from 1; None if none was."""
+        bad = (n for n, loss in enumerate(self.losses, 1) if not math.isfinite(loss))
+        return next(bad, None)
+
+    @property
+    def loss_note(self) -> str | None:
+        """What `notes` say of losses that are no numbers; None where there are none."""
+        step = self.nonfinite_step
+        if step is None:
+            return None
+        after = self.losses[step - 1 :]
+        bad = sum(not math.isfinite(loss) for loss in after)
+        rest = "as all after it were NaN or infinite"
+        if len(after) == 1:
+            rest = "the last one"
+        elif bad < len(after):
+            rest = f"as {bad - 1} of the {len(after) - 1} after it were NaN or infinite"
+        return f"the loss of step {step} was {after[0]}, {rest}"
+
+    def error_to_raise(self) -> BaseException | None:
+        """The job's error, with a note that says whose it is; None where it has not failed.
+
+        Where the run was in this process it is the one that was raised, with its traceback.
+        """
+        if self.ok:
+            return None
+        error = self.exception
+        if error is None:
+            text = f"job {self.name!r} failed: {self.error_type or 'error'}: {self.error}"
+            return JobFailedError(text)
+        note = f"job {self.name!r} failed with this after {self.steps} steps"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return error
+
+    @property
     def ok(self) -> bool:
         """Whether the job ended without an error."""
         return self.state not in ("failed", "out_of_memory")
+
+    def note_losses(self, losses: Sequence[float]) -> None:
+        """Takes down the losses of the steps that follow, with their metrics."""
+        if not (self.metrics or any(type(loss) is StepLoss for loss in losses)):
+            self.losses += losses
+            return
+        for loss in losses:
+            told = metrics_of(loss)
+            for name in told.keys() - self.metrics.keys():
+                self.metrics[name] = [math.nan] * len(self.losses)
+            for name, values in self.metrics.items():
+                values.append(told.get(name, math.nan))
+            self.losses.append(float(loss))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them, without the live exception."""
@@ -71,6 +128,10 @@ class JobReport:
             "error": self.error,
             "error_type": self.error_type,
             "losses": [encode_float(loss) for loss in self.losses],
+            "metrics": {
+                name: [encode_float(value) for value in values]
+                for name, values in self.metrics.items()
+            },
             "steps": self.steps,
             "epochs": self.epochs,
             "solo_peak_bytes": self.solo_peak_bytes,
@@ -88,6 +149,7 @@ class JobReport:
             "capture_shared_with": self.capture_shared_with,
             "seed": self.seed,
             "resumed_steps": self.resumed_steps,
+            "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
         }
 
     @classmethod
@@ -102,6 +164,7 @@ class JobReport:
             error=fields.text_or_none("error"),
             error_type=fields.text_or_none("error_type"),
             losses=fields.numbers("losses"),
+            metrics=fields.number_lists("metrics") if fields.has("metrics") else {},
             steps=fields.integer("steps"),
             epochs=fields.integer("epochs"),
             solo_peak_bytes=fields.integer_or_none("solo_peak_bytes"),
@@ -118,4 +181,8 @@ class JobReport:
             capture_shared_with=fields.text_or_none("capture_shared_with"),
             seed=fields.integer_or_none("seed"),
             resumed_steps=fields.integer("resumed_steps"),
+            evaluations=[
+                Evaluation.from_fields(Fields(found, f"evaluations[{number}]."))
+                for number, found in enumerate(fields.items("evaluations"))
+            ],
         )

@@ -56,6 +56,11 @@ class Fields:
         """Whether the field is there."""
         return key in self._values
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all fields."""
+        return list(self._values)
+
     def _is_null(self, key: str) -> bool:
         return key in self._values and self._values[key] is None
 
@@ -106,6 +111,11 @@ class Fields:
         """Return an object whose values are all texts."""
         inner = self.inner(key)
         return {name: inner.text(name) for name in inner._values}
+
+    def number_lists(self, key: str) -> dict[str, list[float]]:
+        """Return an object whose values are all lists of numbers."""
+        inner = self.inner(key)
+        return {name: inner.numbers(name) for name in inner._values}
 
     def _located(self, key: str, value: object) -> float:
         try:

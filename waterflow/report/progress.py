@@ -14,11 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
+from waterflow.common.text import printable
+
 if TYPE_CHECKING:  # most runs show nothing
     from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
+#: Columns of a terminal from which on there is room for bars, and for rates.
+_WIDTH_FOR_BARS, _WIDTH_FOR_RATES = 100, 80
+#: What is beside a name at most, the bar left out: steps, loss, rate, state.
+_BESIDE_NAME, _LEAST_NAME = 44, 12
 _LINE_SECONDS = 2.0
 _BAR_SECONDS = 0.1
 
@@ -159,11 +165,12 @@ class Progress:
 
     def _show(self, name: str, job: _Shown, now: float) -> None:
         if self._bars is None:
-            self._print(f"{name}: {job.describe(now)}")
+            self._print(f"{printable(name)}: {job.describe(now)}")
             return
         if job.bar is None:
             job.bar = _add_bar(self._bars, name, job)
-        self._bars.update(job.bar, completed=job.step, detail=_detail(job, now))
+        detail = _detail(job, now, self._bars.console.width)
+        self._bars.update(job.bar, completed=job.step, steps=_steps(job), detail=detail)
 
     def _print(self, line: str) -> None:
         try:
@@ -174,14 +181,22 @@ class Progress:
 
 
 def _make_bars(console: Console) -> Bars:
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import BarColumn, ProgressColumn, TextColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
 
+    # Every column but the bar is as wide as it is: what does not fit is the bar, then the rate, and
+    # long names end in "...". Cut by rich, the state would go first.
+    whole = Column(no_wrap=True)
+    columns: list[ProgressColumn] = [TextColumn("{task.fields[shown]}", table_column=whole)]
+    if console.width >= _WIDTH_FOR_BARS:
+        columns.append(BarColumn(bar_width=console.width // 5))
+    columns += [
+        TextColumn("{task.fields[steps]}", table_column=Column(no_wrap=True, justify="right")),
+        TextColumn("{task.fields[detail]}", table_column=whole),
+    ]
     return Bars(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[detail]}"),
+        *columns,
         console=console,
         # rich sends what others print to its own console, stderr: right above the bars on a
         # terminal, wrong when the user has sent stdout to a file.
@@ -192,10 +207,26 @@ def _make_bars(console: Console) -> Bars:
 def _add_bar(bars: Bars, name: str, job: _Shown) -> TaskID:
     from rich.markup import escape
 
+    width = bars.console.width
+    room = width - _BESIDE_NAME - (width // 5 if width >= _WIDTH_FOR_BARS else 0)
     # rich reads "[a]" as markup in every text column.
-    return bars.add_task(escape(name), total=job.total, detail=job.state)
+    shown = escape(_clipped(printable(name), max(room, _LEAST_NAME)))
+    steps, detail = _steps(job), job.state
+    return bars.add_task("", total=job.total, shown=shown, steps=steps, detail=detail)
 
 
-def _detail(job: _Shown, now: float) -> str:
+def _clipped(name: str, most: int) -> str:
+    """The name in so many columns of a terminal, with dots where something is left out."""
+    from rich.cells import cell_len, set_cell_size
+
+    return name if cell_len(name) <= most else f"{set_cell_size(name, most - 3).rstrip()}..."
+
+
+def _steps(job: _Shown) -> str:
+    return str(job.step) if job.total is None else f"{job.step}/{job.total}"
+
+
+def _detail(job: _Shown, now: float, width: int) -> str:
     loss = "" if job.loss is None else f"loss {job.loss:.4g}  "
-    return f"{loss}{job.rate(now):.1f} it/s  {job.state}"
+    rate = f"{job.rate(now):.1f} it/s  " if width >= _WIDTH_FOR_RATES else ""
+    return f"{loss}{rate}{job.state}"

@@ -18,17 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from waterflow.common.errors import ReportError
+from waterflow.common.errors import ReportError, ReportWarning
 from waterflow.common.files import write_atomically
-from waterflow.common.units import format_bytes, format_seconds
+from waterflow.common.warn import place_of_call, warn_at
+from waterflow.report import summary
 from waterflow.report.decisions import Decision, decisions_from, decisions_to_json
-from waterflow.report.idle import IdleReason, idle_from, idle_text
+from waterflow.report.idle import IdleReason, idle_from
 from waterflow.report.job_report import JobReport, State
 from waterflow.report.json_fields import Fields, encode_float
 from waterflow.report.timeline import Span, Spans, Timeline
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from waterflow.report.table import FittedTable
 
 __all__ = ["Decision", "JobReport", "Report", "Span", "Spans", "State", "Timeline"]
 
@@ -36,7 +37,7 @@ _FORMAT = "waterflow report"
 _VERSION = 1
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Report:
     """What a run did: sizes in bytes, times in seconds.
 
@@ -170,12 +171,23 @@ class Report:
             decisions=decisions_from(fields),
         )
 
-    def save(self, directory: str | os.PathLike[str]) -> Path:
+    def save(self, directory: str | os.PathLike[str], *, overwrite: bool | None = None) -> Path:
         """Write report.json, memory.png and trace.json into `directory`, made if needed; return it.
 
-        Raises ReportError, which names the path, if that cannot be written.
+        Args:
+            directory: the folder.
+            overwrite: whether a report that is there already is replaced: with None it is, and a
+                ReportWarning says so; False refuses.
+
+        Raises:
+            ReportError: it cannot be written, or is not to be replaced; names the path.
         """
         path = Path(directory)
+        if overwrite is not True and (path / "report.json").exists():
+            if overwrite is False:
+                raise ReportError(f"{path} already holds a report: save to another folder")
+            text = f"the report that was in {path} is replaced (overwrite=True says nothing)"
+            warn_at(place_of_call(), text, ReportWarning)
         try:
             path.mkdir(parents=True, exist_ok=True)
             # The report itself comes first: it is the one file that cannot be made again.
@@ -221,44 +233,42 @@ class Report:
         except ReportError as error:
             raise ReportError(f"{path} is not a readable waterflow report: {error}") from None
 
-    def table(self) -> Table:
+    def table(self) -> FittedTable:
         """Return one row per job for a terminal, and what they held together below."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table
-        from rich.text import Text
+        from waterflow.report.table import Column, FittedTable
 
-        title = f"waterflow: {self.policy or 'run'} on {self.device}, {self.lanes} lanes"
-        caption = Text(self._caption(), style="dim")
-        table = Table(title=Text(title), caption=caption, caption_justify="left", box=SIMPLE_HEAD)
-        table.pad_edge, table.padding, table.collapse_padding = False, (0, 1), True
-        table.add_column("job", overflow="fold", min_width=12)
-        table.add_column("state", no_wrap=True)
-        for heading in ("steps", "last loss", "steps/s", "time", "peak", "alone"):
-            table.add_column(heading, justify="right", no_wrap=True)
+        name, state, *numbers = summary.HEADINGS
+        columns = Column(name, wraps=True), Column(state, words=True), *map(Column, numbers)
+        shown = FittedTable(summary.title(self), *columns)
         for job in self:
-            # Text, not str: a job may be called "[bold]", which rich would take for markup.
-            table.add_row(*(Text(cell) for cell in _cells(job)))
-        return table
+            shown.add_row(*summary.cells(job))
+        return shown.add_below([summary.totals(self), *summary.remarks(self)])
 
-    def _caption(self) -> str:
-        together = f"together {format_bytes(self.peak_bytes)}"
-        if self.budget_bytes:
-            together += f" of {format_bytes(self.budget_bytes)}"
-        parts = [f"{together}, {format_seconds(self.seconds)}"]
-        if self.side_by_side_bytes is not None:
-            parts.append(f"side by side they need {format_bytes(self.side_by_side_bytes)}")
-        idle = idle_text(self.idle_seconds, self.lanes * self.seconds)
-        parts += [idle] if idle else []
-        if self.interrupted:
-            parts.append("interrupted")
-        latest = {decision.job: decision for decision in self.decisions}
-        parts += [f"{decision.job or 'all'}: {decision.what}" for decision in latest.values()]
-        parts += [
-            f"{job.name}: {job.error_type or 'error'}: {job.error}" for job in self if job.error
-        ]
-        parts += [f"{job.name}: {job.captured}" for job in self if job.captured != "captured"]
-        parts += [f"{job.name}: {note}" for job in self for note in job.notes]
-        return "\n".join(parts)
+    def __repr__(self) -> str:
+        """A small table: what became of each job."""
+        return summary.plain(self)
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        return summary.as_html(self)
+
+    def raise_errors(self) -> None:
+        """Raises what the jobs ended with that have failed; returns where none has.
+
+        The error itself, with its own traceback, where one job has failed; all of them in a group
+        where several have, so that ``except*`` catches either. Each has a note with the name of
+        its job. Of a report that was read from a file there is no more than the text.
+
+        Raises:
+            JobFailedError: a job of a report that was read from a file had failed.
+            BaseExceptionGroup: several jobs have; an ExceptionGroup of errors.
+            Whatever the one job that has failed raised.
+        """
+        errors = [error for error in (job.error_to_raise() for job in self) if error is not None]
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise BaseExceptionGroup(f"{len(errors)} of {len(self)} jobs failed", errors)
 
 
 _TIMELINE = ("seconds", "job", "bytes")
@@ -290,16 +300,3 @@ def _check_format(fields: Fields) -> None:
             f"its format version is {fields.integer('format_version')}, this waterflow reads "
             f"{_VERSION}: read it with the waterflow that wrote it"
         )
-
-
-def _cells(job: JobReport) -> tuple[str, ...]:
-    return (
-        job.name,
-        job.state,
-        str(job.steps),
-        f"{job.losses[-1]:.4g}" if job.losses else "-",
-        f"{job.steps_per_second:.1f}",
-        format_seconds(job.wall_seconds),
-        format_bytes(job.peak_bytes),
-        "-" if job.solo_peak_bytes is None else format_bytes(job.solo_peak_bytes),
-    )

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 from waterflow.account.purity import observer, undisturbed
+from waterflow.capture.tracing import reason_of
 from waterflow.executor.profile.measured import Scratch
 from waterflow.job.batch import FlatBatch, moved
-from waterflow.job.batch_reads import reads_of
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.partitioner.graph.step_graph import Input
+from waterflow.report.step_loss import metrics_of, with_metrics
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import CheckedStep, PreparedStep, Specialization
 from waterflow.steps.same_bits import same_bits, same_number
@@ -81,13 +82,9 @@ def check_step(
         Whatever the eager step raises.
     """
     job = steps.job
-    predicted: Prediction | None = None
-    if compare:
-        predicted = steps.device.profile(lambda: _predict(steps, step, flat))
+    predicted, broken = _predicted(steps, step, flat) if compare else (None, None)
     groups = [dict(group) for group in job.optimizer.param_groups]
-    eager = _EagerStep(
-        steps, moved(batch, steps.device.tensors, reads_of(job.loss)), step, predicted
-    )
+    eager = _EagerStep(steps, moved(batch, steps.device.tensors, job.batch_reads), step, predicted)
     try:
         loss = python(eager.make)
     except torch.OutOfMemoryError:
@@ -96,13 +93,28 @@ def check_step(
         _adopt(steps, step, predicted, python)
         return CheckedStep(predicted.loss, None, eager.seen, adopted=True)
     steps.persistent.put_back_buffers(specialization)
+    steps.opacity.prove()
+    if broken is not None:
+        return CheckedStep(loss, f"an error instead of a loss ({reason_of(broken)})", eager.seen)
     difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
     if predicted is not None and difference is None:
         difference = eager.gradient_difference
-        if not same_number(loss, predicted.loss):
-            difference = f"the loss ({predicted.loss!r} instead of {loss!r})"
+        difference = difference or _told_difference(loss, predicted.loss)
         difference = difference or _state_difference(steps, step, predicted, eager)
     return CheckedStep(loss, difference, eager.seen)
+
+
+def _predicted(
+    steps: JobSteps, step: PreparedStep, flat: FlatBatch
+) -> tuple[Prediction | None, Exception | None]:
+    """What the captured step makes of the present state, or what it raises: an error of the user's
+    own, which the eager step then raises with its line."""
+    try:
+        return steps.device.profile(lambda: _predict(steps, step, flat)), None
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return None, error
 
 
 class _EagerStep:
@@ -165,12 +177,26 @@ def _predict(steps: JobSteps, step: PreparedStep, flat: FlatBatch) -> Prediction
         batch = scratch.batch(flat.tensors)
         scratch.bind(step.compiled, twins, batch, generators, steps.binder.registers(step))
         loss = scratch.run(step.compiled)
+        if step.graph.metrics:
+            loss = with_metrics(loss, step.graph.metrics, step.compiled.tape.metrics)
         tape = step.compiled.tape
         made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
     finally:
         step.compiled.unbind()
         scratch.close()
     return Prediction(loss, twins, made, (before, generators[0].get_state()))
+
+
+def _told_difference(loss: float, predicted: float) -> str | None:
+    if not same_number(float(loss), float(predicted)):
+        return f"the loss ({float(predicted)!r} instead of {float(loss)!r})"
+    eager, graph = metrics_of(loss), metrics_of(predicted)
+    if eager.keys() != graph.keys():
+        return f"its metrics ({', '.join(graph)} instead of {', '.join(eager)})"
+    for name, number in eager.items():
+        if not same_number(number, graph[name]):
+            return f"the metric {name!r} ({graph[name]!r} instead of {number!r})"
+    return None
 
 
 def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction) -> str | None:
@@ -235,7 +261,7 @@ def _adopt(
     def update() -> float:
         for index, parameter in enumerate(trained_parameters(job.optimizer)):
             parameter.grad = made.get(("gradient", index))
-        update_parameters(job.optimizer, job.clip_grad_norm)
+        update_parameters(job, job.optimizer)
         return predicted.loss
 
     python(update)

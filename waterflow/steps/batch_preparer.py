@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, NoReturn
 
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import why_opaque
-from waterflow.capture.tracing import StateMovedError, reason_of
+from waterflow.capture.own_error import own_error
+from waterflow.capture.tracing import StateMovedError, reason_of, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten, flatten_like
-from waterflow.job.batch_reads import reads_of
 from waterflow.job.job import Job
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors, is_lazy
@@ -61,8 +61,13 @@ class BatchPreparer:
         self._caller = caller
         self._knows_refusal = False
         self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
-        if job.capture is False:
-            opacity.step = "the job has capture=False"
+        if job.why_eager is not None:
+            opacity.step = job.why_eager
+            if job.step is not None:  # which is no surprise: a note, and no warning
+                where = users_line(None, job.step)
+                opacity.notes.append(
+                    f"the step runs as eager Python, because {job.why_eager} ({where})"
+                )
         elif tiers is None and job.capture == "auto":
             self._refuse_what_is_opaque()
 
@@ -137,7 +142,7 @@ class BatchPreparer:
         self, batch: Any, before_capture: Callable[[], None], find: _Find
     ) -> PreparedBatch:
         """The batch with what `find` has for its signature, captured where that is nothing."""
-        if self._opacity.step is not None or (self._cache.is_empty and is_lazy(self._job.model)):
+        if self._opacity.step is not None or (self._cache.is_empty and is_lazy(self._job.root)):
             return PreparedBatch(batch)
         try:
             flat = self._flattened(batch)
@@ -157,14 +162,13 @@ class BatchPreparer:
                 return self._refused(batch, error)
             return PreparedBatch(batch, flat, trial=True)
         except CaptureError as error:
-            return self._refused(batch, error, for_good=not isinstance(error, ManyShapesError))
+            for_good = not isinstance(error, ManyShapesError)
+            return self._refused(batch, error, for_good=for_good, flat=flat)
         except Exception as error:
-            if self._job.capture is True:
-                raise
-            return self._refused(batch, error)
+            return self._refused(batch, error, flat=flat)
 
     def _flattened(self, batch: Any) -> FlatBatch:
-        reads, former = reads_of(self._job.loss), self._flat
+        reads, former = self._job.batch_reads, self._flat
         flat = flatten_like(batch, former) if former is not None and former.reads == reads else None
         if flat is None:
             flat = flatten(batch, reads)
@@ -188,7 +192,7 @@ class BatchPreparer:
             before_capture()  # not under the lock: the step under way may need it
             if self._opacity.step is not None:  # that step has shown it
                 return PreparedBatch(batch)
-            reads = reads_of(self._job.loss)
+            reads = self._job.batch_reads
             if reads != flat.reads:  # a callback has given the job another loss
                 return self._specialized(batch, flatten(batch, reads), before_capture, find)
             specialization = self._captured(flat)
@@ -223,18 +227,38 @@ class BatchPreparer:
             f"a batch holds a {kind}, which may hide tensors from the capture",
         )
 
-    def _refused(self, batch: Any, error: Exception, for_good: bool = True) -> PreparedBatch:
+    def _refused(
+        self, batch: Any, error: Exception, for_good: bool = True, flat: FlatBatch | None = None
+    ) -> PreparedBatch:
         """The batch for an eager step, where the job allows that; with more shapes than are kept
-        it has no choice."""
+        it has no choice.
+
+        Args:
+            batch: the batch.
+            error: why it is refused.
+            for_good: whether that holds for all batches.
+            flat: the batch taken apart, where a bug in the user's own code may be the reason.
+        """
+        # A trace that has met an error knows what, but not whether the user's own code would.
+        met = not isinstance(error, CaptureError) or isinstance(error.__cause__, Exception)
         if self._job.capture is True and not isinstance(error, ManyShapesError):
-            if isinstance(error, CaptureError):
-                raise CaptureError(str(error), error.reason)
-            raise error
+            self._raise(error, flat if met else None)
         reason = error.reason if isinstance(error, CaptureError) else None
         if reason is None:
             reason = str(error) if isinstance(error, CaptureError) else reason_of(error)
         if for_good:
-            self._opacity.give_up_step(reason)
+            self._opacity.give_up_step(reason, proved=not met)
         else:
             self._opacity.note(f"some steps run as eager Python, because {reason}")
         return PreparedBatch(batch)
+
+    def _raise(self, error: Exception, flat: FlatBatch | None) -> NoReturn:
+        """Raises the user's own error for the batch, where there is one, or else this one."""
+        own = None
+        if flat is not None:
+            own = own_error(self._job, flat, self._builder.rng, self._caller)
+        if own is not None:
+            raise own
+        if isinstance(error, CaptureError):
+            raise CaptureError(str(error), error.reason)
+        raise error

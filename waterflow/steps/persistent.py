@@ -165,7 +165,7 @@ class PersistentTensors:
         know them, with the new values."""
         for name in specialization.forward.reassigned:
             owner, _, attribute = name.rpartition(".")
-            buffers = self._job.model.get_submodule(owner)._buffers
+            buffers = self._job.root.get_submodule(owner)._buffers
             own, now = self.tensors[Input("buffer", name)], buffers.get(attribute)
             if now is not None and now is not own and Layout.of(now) == Layout.of(own):
                 with torch.no_grad():
@@ -180,10 +180,10 @@ def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
     left out: steps that have them run eagerly.
     """
     found: dict[Input, torch.Tensor] = {}
-    found.update({Input("parameter", n): p for n, p in job.model.named_parameters()})
-    found.update({Input("buffer", n): b for n, b in job.model.named_buffers()})
+    found.update({Input("parameter", n): p for n, p in job.root.named_parameters()})
+    found.update({Input("buffer", n): b for n, b in job.root.named_buffers()})
+    state = job.optimizer.state
     for index, parameter in enumerate(trained_parameters(job.optimizer)):
-        state = job.optimizer.state
         for key, value in state[parameter].items() if parameter in state else ():
             if isinstance(value, torch.Tensor):
                 found[Input("state", (index, key))] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from waterflow.executor.run.tape import CompiledStep
 from waterflow.job.batch import FlatBatch
 from waterflow.job.optimizer_state import HyperKey
 from waterflow.partitioner.graph.step_graph import StepGraph
+from waterflow.report.step_loss import with_metrics
 
 
 @dataclass(eq=False)
@@ -46,6 +47,20 @@ class PreparedStep:
     def creates_state(self) -> bool:
         """Whether it is a first step, which makes the optimizer's state."""
         return bool(self.optimizer is not None and self.graph.outputs)
+
+
+def losses_of(steps: Sequence[PreparedStep], result: Any) -> Sequence[float]:
+    """The losses of steps that a lane has made, with what the steps have told beside them.
+
+    Args:
+        steps: the steps.
+        result: the extension's `RoundResult`, with a loss for each.
+    """
+    losses: Sequence[float] = result.losses()
+    if not any(step.graph.metrics for step in steps):
+        return losses
+    each = zip(steps, losses, result.metrics(), strict=True)
+    return [with_metrics(loss, step.graph.metrics, numbers) for step, loss, numbers in each]
 
 
 @dataclass(eq=False)

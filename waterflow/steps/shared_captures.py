@@ -282,10 +282,10 @@ def first_sight(job: Job, flat: FlatBatch) -> Hashable:
 
 def kind_of(job: Job) -> Hashable:
     """The same of a job without a batch: equal for all jobs whose captures may be shared."""
-    layouts = tuple(map(_layout, job.model.parameters()))
-    kinds = type(job.model).__qualname__, type(job.optimizer).__qualname__
+    layouts = tuple(map(_layout, job.root.parameters()))
+    kinds = type(job.root).__qualname__, type(job.optimizer).__qualname__
     loss = getattr(job.loss, "__code__", type(job.loss))
-    return kinds, layouts, loss, job.clip_grad_norm, str(job.device)
+    return kinds, layouts, loss, job.rules, str(job.device)
 
 
 def _layout(parameter: torch.Tensor) -> Hashable:

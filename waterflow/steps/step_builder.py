@@ -230,7 +230,8 @@ class StepBuilder:
         try:
             return self.captures.traces.of(self.job, forward, watch)
         except NotCapturableError as error:
-            self.opacity.give_up_optimizer(str(error))
+            met = isinstance(error.__cause__, Exception)  # perhaps a bug of the optimizer's own
+            self.opacity.give_up_optimizer(str(error), proved=not met)
             return None, None
 
     def _add_steps(self, specialization: Specialization, flat: FlatBatch, traces: _Traces) -> None:

@@ -199,6 +199,10 @@ class Tiers:
             self.guess = guess_need(parameters, batch)
             self._starts_eagerly = _ROOMY * self.guess.alone_bytes <= self.budget
 
+    def may_start_eagerly_in(self, budget: int) -> bool:
+        """Whether a job like this begins with eager steps under such a budget."""
+        return self.guess is None or _ROOMY * self.guess.alone_bytes <= budget
+
     def note_need(self, need: int) -> None:
         """Steps have shown that the job needs so many bytes alone."""
         self._starts_eagerly = self._starts_eagerly and _ROOMY * need <= self.budget

@@ -163,7 +163,7 @@ def capture_footprint(
     """
     if not job.capture:
         raise RunOnlyError(
-            f"job {job.name!r}: with capture=False its whole step runs as eager Python, so its "
+            f"job {job.name!r}: {job.why_eager}, so its whole step runs as eager Python and its "
             f"memory is known only by running it. {_RUN_IT}"
         )
     if job.device.type == "cuda" and not torch.cuda.is_available():
@@ -219,14 +219,14 @@ def capture_built(
 
 
 def _parameter_bytes(job: Job) -> int:
-    return sum(p.numel() * p.element_size() for p in job.model.parameters())
+    return sum(p.numel() * p.element_size() for p in job.root.parameters())
 
 
 def _persistent_sizes(
     job: Job, batch: FlatBatch, first: OptimizerTrace | None, graphs: list[StepGraph]
 ) -> IntArray:
     """Bytes of each storage that the job holds between steps once its state is there."""
-    held = [*job.model.parameters(), *job.model.buffers()]
+    held = [*job.root.parameters(), *job.root.buffers()]
     for parameter in trained_parameters(job.optimizer):
         held += _tensors(job.optimizer.state.get(parameter, {}).values())
     held += [constant for graph in graphs for constant in graph.constants]

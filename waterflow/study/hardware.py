@@ -55,10 +55,24 @@ HARDWARE = {
 """Devices by the names that users write."""
 
 
-def get_hardware(name: str) -> Hardware:
-    """The device of that name; JobError with the names that there are."""
+def get_hardware(name: str | None) -> Hardware:
+    """The device of that name, or what this machine has where there is none; JobError with the
+    names that there are."""
+    if name is None:
+        return HARDWARE[_own_name()]
     if name not in HARDWARE:
         near = difflib.get_close_matches(name.lower(), HARDWARE, n=1)
         hint = f"did you mean {near[0]!r}? There are" if near else "there are"
         raise JobError(f"there is no hardware {name!r}; {hint} {', '.join(HARDWARE)}")
     return HARDWARE[name]
+
+
+def _own_name() -> str:
+    """The device that jobs would train on here: the GPU, as the nearest one that there is a data
+    sheet of, or the CPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    card = torch.cuda.get_device_name().lower()
+    return next((name for name in HARDWARE if name in card), "v100")

@@ -191,7 +191,7 @@ def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footpr
     threads = torch.get_num_threads()
     captures = SharedCaptures(traces)
     steps = JobSteps(job, HostDevice(), rng, threads, captures=captures, may_try=False)
-    found = steps.preparer.prepare(next(begin_epoch(job.data, 0))).specialization
+    found = steps.preparer.prepare(next(begin_epoch(job.data, 0, job.accumulate))).specialization
     if found is None or found.steady is None:
         notes = "; ".join(steps.opacity.notes)
         reason = steps.opacity.step or notes or "at first, to be observed"

@@ -20,7 +20,7 @@ def max_batch(
     jobs: JobSpecs,
     memory: int | str,
     *,
-    hardware: str = "v100",
+    hardware: str | None = None,
     lanes: int = 2,
     policies: Sequence[str] = tuple(STUDIED),
     frontier: bool = False,

@@ -18,7 +18,7 @@ _SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 
 def pair(
-    jobs: JobSpecs, memory: int | str, *, hardware: str = "v100", lanes: int = 2
+    jobs: JobSpecs, memory: int | str, *, hardware: str | None = None, lanes: int = 2
 ) -> list[Pair]:
     """Which two of these candidates to co-train, and the batch for each; the best pair first.
 

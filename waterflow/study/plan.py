@@ -18,7 +18,7 @@ def plan(
     jobs: JobSpecs,
     memory: int | str,
     *,
-    hardware: str = "v100",
+    hardware: str | None = None,
     lanes: int = 2,
     measure: bool = False,
 ) -> Plan:
@@ -29,7 +29,7 @@ def plan(
             ("models.py:make_job:batch=8"), files of jobs ("jobs.py"), or jobs (`wf.Job`).
         memory: bytes that all jobs together may hold, or a text such as "32GiB".
         hardware: "v100", "p100", "a100", "h100", "h200" or "cpu": its alignment counts, and its
-            peak rates give estimated times.
+            peak rates give estimated times. None: this machine's GPU, or its CPU.
         lanes: node groups that may run at once.
         measure: run each step of jobs that are given as jobs once or twice on copies, on the CPU:
             with hardware="cpu" memory is then that of a run on this machine, to the byte.

@@ -10,23 +10,21 @@ from collections.abc import Sequence
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from waterflow.common.units import format_bytes
 from waterflow.report.memory_plot import memory_png
+from waterflow.report.table import Column, FittedTable
 from waterflow.study.estimate import PolicyEstimate, timeline_of
 from waterflow.study.results import MaxBatch, Pair, Plan
 
 _SIMULATED = "overlap and speed are simulated, from times estimated for {}; nothing was run"
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: Plan) -> FittedTable:
     """One row per policy: whether the jobs fit, and what it makes of them."""
     verdict = "fit" if plan.fits else "do not fit"
-    table = _table(f"{len(plan.jobs)} jobs {verdict} {format_bytes(plan.memory_bytes)}")
-    _columns(table, "policy", "peak", "overlap", "speed")
+    title = f"{len(plan.jobs)} jobs {verdict} {format_bytes(plan.memory_bytes)}"
+    table = _table(title, "policy", "peak", "overlap", "speed")
     for name, found in plan.policies.items():
         cells = ["does not fit"] + [""] * 2 if found is None else _cells(found)
         table.add_row(name, *cells)
@@ -36,13 +34,13 @@ def plan_table(plan: Plan) -> Table:
         f"({job.source} profile)"
         for job in plan.jobs
     ]
-    return _caption(table, [*lines, _SIMULATED.format(plan.hardware)])
+    return table.add_below([*lines, _SIMULATED.format(plan.hardware)])
 
 
-def max_batch_table(found: MaxBatch) -> Table:
+def max_batch_table(found: MaxBatch) -> FittedTable:
     """One row per policy: the largest batches together, and what the policy makes of them."""
-    table = _table(f"largest batches under {format_bytes(found.memory_bytes)}")
-    _columns(table, "policy", *found.names, "of alone", "peak", "overlap", "speed")
+    title = f"largest batches under {format_bytes(found.memory_bytes)}"
+    table = _table(title, "policy", *found.names, "of alone", "peak", "overlap", "speed")
     table.add_row("alone", *map(str, found.solo), "100.0%", "", "", "")
     for name, best in found.policies.items():
         if best is None:
@@ -50,19 +48,19 @@ def max_batch_table(found: MaxBatch) -> Table:
         else:
             batches = map(str, best.batch)
             table.add_row(name, *batches, f"{best.ratio:.1%}", *_cells(best.outlook))
-    return _caption(table, [_SIMULATED.format(found.hardware)])
+    return table.add_below([_SIMULATED.format(found.hardware)])
 
 
-def pair_table(pairs: Sequence[Pair]) -> Table:
+def pair_table(pairs: Sequence[Pair]) -> FittedTable:
     """One row per pair of candidates, the best first."""
-    table = _table("candidates to train together, the best pair first")
-    _columns(table, "pair", "batches", "samples/s", "peak", "overlap", "speed")
+    title = "candidates to train together, the best pair first"
+    table = _table(title, "pair", "batches", "samples/s", "peak", "overlap", "speed")
     for one in pairs:
         batches = " + ".join("as given" if size is None else str(size) for size in one.batch)
         cells = _cells(one.outlook)
-        table.add_row(Text(" + ".join(one.names)), batches, f"{one.speed:.2f}x", *cells)
+        table.add_row(" + ".join(one.names), batches, f"{one.speed:.2f}x", *cells)
     note = "samples/s: against taking turns, each at its largest batch alone"
-    return _caption(table, [note, "all but the peak is simulated from estimated times"])
+    return table.add_below([note, "all but the peak is simulated from estimated times"])
 
 
 def draw_plan(plan: Plan, picture_format: str) -> bytes:
@@ -119,18 +117,5 @@ def _cells(found: PolicyEstimate) -> list[str]:
     ]
 
 
-def _table(title: str) -> Table:
-    table = Table(title=Text(title), caption_justify="left", box=SIMPLE_HEAD)
-    table.pad_edge, table.padding, table.collapse_padding = False, (0, 1), True
-    return table
-
-
-def _columns(table: Table, first: str, *others: str) -> None:
-    table.add_column(first, overflow="fold", min_width=12)
-    for heading in others:
-        table.add_column(Text(heading), justify="right", no_wrap=True)
-
-
-def _caption(table: Table, lines: Sequence[str]) -> Table:
-    table.caption = Text("\n".join(lines), style="dim")
-    return table
+def _table(title: str, first: str, *others: str) -> FittedTable:
+    return FittedTable(title, Column(first, wraps=True), *map(Column, others))

@@ -5,11 +5,9 @@ import pytest
 
 from waterflow.common import errors
 from waterflow.common.errors import (
-    CacheWarning,
     CaptureError,
-    CheckpointWarning,
     DeviceLostError,
-    OpaqueStepWarning,
+    RunInterrupted,
     WaterflowError,
 )
 
@@ -25,8 +23,10 @@ CLASSES = [
 @pytest.mark.parametrize("error", CLASSES)
 def test_all_have_one_base_and_a_docstring(error):
     assert error.__doc__
-    if error in (CacheWarning, CheckpointWarning, OpaqueStepWarning):
+    if error.__name__.endswith("Warning"):
         assert issubclass(error, UserWarning)
+    elif error is RunInterrupted:
+        assert issubclass(error, KeyboardInterrupt)  # ends what the run was part of
     else:
         assert issubclass(error, WaterflowError)
 
@@ -54,3 +54,4 @@ def test_what_they_carry():
     assert CaptureError("long text", "the reason").reason == "the reason"
     assert CaptureError("long text").reason is None
     assert DeviceLostError("gone").report is None
+    assert RunInterrupted("stopped").report is None

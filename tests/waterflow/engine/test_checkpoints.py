@@ -87,7 +87,9 @@ def test_ctrl_c_ends_with_a_checkpoint_of_the_last_step(tmp_path, policy):
 
     jobs = [make("a", epochs=400), make("b", on_step=press), make("c", model=Mlp, epochs=400)]
     options = {"checkpoint": tmp_path, "resume": tmp_path, "policy": policy}
-    report = run(jobs, **options)
+    with pytest.raises(wf.RunInterrupted) as stopped:
+        run(jobs, **options)
+    report = stopped.value.report
     assert report.interrupted
     assert {job.state for job in report} == {"stopped"}
     for job in report:

@@ -12,7 +12,6 @@ from tests.support.data import rows
 from tests.support.steps import first_batch, job_of
 from waterflow.job.training_step import (
     check_finite,
-    clip_gradients,
     eager_step,
     learning_rates,
     needs_closure,
@@ -84,16 +83,6 @@ def test_who_needs_a_closure(kind, needs):
     assert needs_closure(optimizer) is needs
     lr_scheduler.ExponentialLR(optimizer, 0.9)  # wraps the object's step
     assert needs_closure(optimizer) is needs
-
-
-def test_without_a_norm_nothing_is_clipped():
-    parameter = nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.tensor([5.0])
-    optimizer = optim.SGD([parameter], lr=0.1)
-    clip_gradients(optimizer, None)
-    assert parameter.grad.item() == 5.0
-    clip_gradients(optimizer, 1.0)
-    assert parameter.grad.item() == pytest.approx(1.0)
 
 
 def test_a_scheduler_is_stepped_when_it_is_due_and_told_the_loss_if_it_asks():
@@ -168,3 +157,51 @@ def test_data_that_end_before_the_steps_are_done_are_an_error():
     job = job_of(data=iter([first_batch(job_of())]), epochs=2)
     with pytest.raises(ValueError, match="job 'a': its data yielded no batch in epoch 1"):
         run_eager(job)
+
+
+def decayed(model):
+    """Groups that list the parameters in another order than the model, as for weight decay."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": 0.1}]
+    return optim.AdamW(groups, lr=0.1)
+
+
+def deep():
+    torch.manual_seed(4)
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.LayerNorm(4)) for _ in range(6)]
+    return nn.Sequential(*layers, nn.Linear(4, 1))
+
+
+def squared(model, batch):
+    return (model(batch) ** 2).sum() * 50
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_gradients_are_clipped_in_the_order_of_the_model(capture):
+    data = list(torch.randn(12, 5, 4, generator=torch.Generator().manual_seed(2)))
+    model = deep()
+    optimizer = decayed(model)
+    losses = []
+    for batch in data:
+        optimizer.zero_grad()
+        loss = squared(model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        losses.append(loss.item())
+    job_model = deep()
+    job = wf.Job(
+        "clipped",
+        model=job_model,
+        optimizer=decayed(job_model),
+        loss=squared,
+        data=data,
+        clip_grad_norm=0.1,
+        capture=capture,
+    )
+    report = wf.run([job], memory="16MiB", threads=1)
+    assert report["clipped"].captured == ("captured" if capture else "opaque step")
+    assert report["clipped"].losses == losses
+    for a, b in zip(model.parameters(), job_model.parameters(), strict=True):
+        assert torch.equal(a, b)

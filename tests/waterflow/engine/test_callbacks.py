@@ -1,0 +1,219 @@
+"""On whose thread callbacks run, what they may wait for, and how Ctrl-C leaves them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import waterflow as wf
+from tests.support.engine_parts import make_job
+from waterflow.engine.events import EngineEnded, StepDone
+
+pytestmark = pytest.mark.cpu
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_callbacks_run_in_the_thread_that_waits() -> None:
+    connection = sqlite3.connect(":memory:")  # of this thread only
+    connection.execute("create table steps (job text, step int, value real)")
+
+    def note(result: wf.StepResult) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        row = result.job, result.step, (result.evaluation or {}).get("value")
+        connection.execute("insert into steps values (?, ?, ?)", row)
+
+    jobs = [
+        make_job(name, on_step=note, evaluate=lambda model: 1.5, evaluate_every=2) for name in "abc"
+    ]
+    report = wf.run(jobs, "8MiB", threads=1, callbacks="caller")
+    assert report.ok, [job.error for job in report]
+    rows = connection.execute("select * from steps order by job, step").fetchall()
+    expected = [(name, step, None if step % 2 else 1.5) for name in "abc" for step in range(1, 5)]
+    assert rows == expected
+
+
+def test_whoever_waits_makes_them() -> None:
+    seen: list[str] = []
+
+    def note(result: wf.StepResult) -> None:
+        seen.append(threading.current_thread().name)
+
+    with wf.Engine("8MiB", threads=1, callbacks="caller") as engine:
+        first = engine.submit(make_job("a", on_step=note))
+        assert first.result().state == "finished"
+        assert seen == ["MainThread"] * 4
+        second = engine.submit(make_job("b", on_step=note))
+        waiting = threading.Thread(target=second.result, name="waits")
+        waiting.start()
+        waiting.join()
+    assert seen[4:] == ["waits"] * 4
+
+
+def test_a_wrong_word_is_an_error() -> None:
+    with pytest.raises(wf.JobError, match=r"callbacks must be one of 'lane', 'caller', got 'main'"):
+        wf.Engine("8MiB", callbacks="main")
+
+
+@pytest.mark.parametrize("callbacks", ["lane", "caller"])
+def test_a_callback_that_would_wait_for_ever_is_an_error(callbacks: str) -> None:
+    handles: dict[str, wf.JobHandle] = {}
+
+    def wait(result: wf.StepResult) -> None:
+        handles["b"].result()
+
+    with wf.Engine("8MiB", threads=1, callbacks=callbacks) as engine:
+        engine.hold()
+        handles["a"] = engine.submit(make_job("a", on_step=wait))
+        handles["b"] = engine.submit(make_job("b", steps=2000))
+        engine.release()
+        found = handles["a"].result()
+        handles["b"].stop()
+    assert found.state == "failed"
+    assert re.match(r"job 'a': its callback waits for the end of 'b'", found.error)
+
+
+@pytest.mark.parametrize("callbacks", ["lane", "caller"])
+def test_a_callback_may_change_its_engine(callbacks: str) -> None:
+    def shrink(result: wf.StepResult) -> None:
+        if result.step == 2:
+            engine.resize("4MiB")
+
+    with wf.Engine("8MiB", threads=1, callbacks=callbacks) as engine:
+        engine.submit(make_job("a", on_step=shrink))
+    assert engine.report().ok
+    assert engine.budget == 4 << 20
+
+
+def test_jobs_come_as_they_end() -> None:
+    with wf.Engine("8MiB", threads=1) as engine, wf.Engine("8MiB", threads=1) as other:
+        held = engine.submit(make_job("long", steps=10**6))
+        short = [engine.submit(make_job("short")), other.submit(make_job("elsewhere"))]
+        ended = wf.as_completed([held, *short])
+        assert {next(ended).name, next(ended).name} == {"short", "elsewhere"}
+        with pytest.raises(TimeoutError, match=r"1 jobs have not ended within 0\.05 s: 'long'"):
+            next(wf.as_completed([held], timeout=0.05))
+        held.stop()
+        assert next(ended) is held
+        assert next(ended, None) is None
+    assert [handle.name for handle in wf.as_completed(short)] == ["short", "elsewhere"]
+
+
+def test_events_can_be_iterated() -> None:
+    async def watch() -> list[Any]:
+        events = engine.events()
+        first = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        engine.submit(make_job("a"))
+        closing = asyncio.get_running_loop().run_in_executor(None, engine.close)
+        heard = [await first, *[event async for event in events]]
+        await closing
+        return heard
+
+    engine = wf.Engine("8MiB", threads=1)
+    heard = asyncio.run(watch())
+    assert [event.step for event in heard if isinstance(event, StepDone)] == [1, 2, 3, 4]
+    assert isinstance(heard[-1], EngineEnded)
+
+
+PRELUDE = """
+import os, signal, sys, threading, time
+import waterflow as wf
+from tests.support.engine_parts import make_job
+"""
+
+
+def run_program(program: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("made", ["wf.Engine('8MiB', threads=1)", "wf.Engine('8MiB').__enter__()"])
+@pytest.mark.parametrize("callbacks", [False, True])
+def test_an_engine_that_nobody_closes_ends_with_the_process(made: str, callbacks: bool) -> None:
+    on_step = "begun.set() or time.sleep(0.001)" if callbacks else "begun.set()"
+    ended = run_program(f"""
+        begun = threading.Event()
+        engine = {made}
+        engine.submit(make_job("a", steps=10**7, on_step=lambda result: {on_step}))
+        begun.wait()
+        sys.exit(3)
+    """)
+    assert ended.returncode == 3, ended.stderr
+    assert "engine is at work: 'a' stopped before the end" in ended.stderr
+    assert "Use `with wf.Engine(...)" in ended.stderr
+
+
+def test_an_engine_whose_jobs_have_ended_says_nothing() -> None:
+    ended = run_program("""
+        print(wf.Engine("8MiB", threads=1).submit(make_job("a")).result().state)
+    """)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "finished\n", "")
+
+
+def test_ctrl_c_leaves_a_sleeping_callback() -> None:
+    ended = run_program("""
+        def sleep(result):
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(100)
+
+        report = wf.run([make_job("a", on_step=sleep)], "8MiB", threads=1, callbacks="caller")
+        print(report["a"].state, report.interrupted)
+    """)
+    assert (ended.returncode, ended.stdout) == (0, "stopped True\n"), ended.stderr
+
+
+def test_a_second_ctrl_c_leaves_a_loop_of_runs() -> None:
+    ended = run_program("""
+        runs = 0
+        def press(result):
+            if result.step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        try:
+            while runs < 10:
+                runs += 1
+                report = wf.run([make_job("a", on_step=press)], "8MiB", threads=1)
+        except KeyboardInterrupt:
+            print(runs, report.interrupted)
+    """)
+    assert (ended.returncode, ended.stdout) == (0, "2 True\n"), ended.stderr
+
+
+def test_a_second_ctrl_c_waits_for_no_callback_on_a_lane() -> None:
+    started = time.monotonic()
+    ended = run_program("""
+        def sleep(result):
+            for wait in (0.5, 1.0):
+                threading.Timer(wait, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(1000)
+
+        try:
+            wf.run([make_job("a", on_step=sleep)], "8MiB", threads=1)
+        except KeyboardInterrupt:
+            print("left")
+    """)
+    assert ended.stdout == "left\n", ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert time.monotonic() - started < 100

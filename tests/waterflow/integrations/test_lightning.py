@@ -1,0 +1,355 @@
+"""A LightningModule's training as a job has the bits of Lightning's own loop."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+import waterflow as wf
+
+lightning = pytest.importorskip("lightning")
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*logging interval.*"),
+]
+
+SEED = 7
+
+
+def digits(count=100, skipped=0):
+    loaded = load_digits()
+    images = torch.tensor(loaded.data, dtype=torch.float32)[skipped : skipped + count] / 16
+    return TensorDataset(images, torch.tensor(loaded.target)[skipped : skipped + count])
+
+
+class Digits(lightning.LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader(digits(), 16, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(digits(40, 100), 16)
+
+
+class Classifier(lightning.LightningModule):
+    """A classifier of digits by any network."""
+
+    def __init__(self, network=None):
+        super().__init__()
+        self.network = network or nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        scores = self.network(images)
+        loss = functional.cross_entropy(scores, labels)
+        self.log("accuracy", (scores.argmax(1) == labels).float().mean())
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        images, labels = batch
+        self.log("val_loss", functional.cross_entropy(self.network(images), labels))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class Plain(Classifier):
+    validation_step = lightning.LightningModule.validation_step
+
+
+class Scheduled(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        scheduler = lr_scheduler.OneCycleLR(
+            optimizer, 0.2, total_steps=int(self.trainer.estimated_stepping_batches)
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+
+class ByEpoch(Classifier):
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adagrad(self.parameters(), lr=0.1)
+        return [optimizer], [lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class Annealed(Classifier):
+    """Its loss depends on the epoch and the step."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return {"loss": loss * 0.5**self.current_epoch * (1 + 0.01 * self.global_step)}
+
+
+class Counting(Classifier):
+    """Its loss depends on the batch's number."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + batch_idx)
+
+
+class Noisy(Classifier):
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        return super().training_step((images + 0.1 * torch.randn_like(images), labels), batch_idx)
+
+
+class Autoencoder(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(64, 8), nn.Tanh())
+        self.decoder = nn.Linear(8, 64)
+
+    def training_step(self, batch):
+        images, _ = batch
+        loss = functional.mse_loss(self.decoder(self.encoder(images)), images)
+        self.log_dict({"error": loss, "squared": loss**2})
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRU(8, 12, batch_first=True)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, images):
+        return self.head(self.cell(images.view(-1, 8, 8))[0][:, -1])
+
+
+def convolutional():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(144, 10),
+    )
+
+
+def dropout():
+    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.5), nn.Linear(24, 10))
+
+
+def attention():
+    return nn.Sequential(
+        nn.Unflatten(1, (8, 8)),
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+MODULES = {
+    "mlp": Classifier,
+    "dropout": lambda: Classifier(dropout()),
+    "cnn": lambda: Classifier(convolutional()),
+    "gru": lambda: Classifier(Recurrent()),
+    "attention": lambda: Classifier(attention()),
+    "scheduled": Scheduled,
+    "by_epoch": ByEpoch,
+    "annealed": Annealed,
+    "counting": Counting,
+    "noisy": Noisy,
+    "autoencoder": Autoencoder,
+}
+
+
+def made(name):
+    torch.manual_seed(3)
+    return MODULES[name]()
+
+
+def trainer(**options):
+    options = {"max_epochs": 2, "num_sanity_val_steps": 2, **options}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return lightning.Trainer(
+            accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **options
+        )
+
+
+def trained_by_host(module, data, **options):
+    """The losses of Lightning's own training, and what it found when it validated."""
+    losses, found = [], []
+
+    class Recorded(type(module)):
+        def backward(self, loss, *arguments, **keywords):
+            losses.append(float(loss))
+            super().backward(loss, *arguments, **keywords)
+
+        def on_validation_end(self):
+            if not self.trainer.sanity_checking:
+                found.append(float(self.trainer.callback_metrics["val_loss"]))
+
+    module.__class__ = Recorded
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer(**options).fit(module, data)
+    torch.set_num_threads(before)
+    return losses, found
+
+
+def same_weights(one, other):
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    for a, b in zip(one.buffers(), other.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.fixture(scope="module")
+def side_by_side():
+    """All modules trained in one call."""
+    modules = {name: made(name) for name in MODULES}
+    jobs = [
+        wf.from_lightning(module, Digits(), trainer(), name=name, seed=SEED)
+        for name, module in modules.items()
+    ]
+    return wf.run(jobs, memory="256MiB", threads=1), modules
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_side_by_side_train_as_by_their_host(name, side_by_side):
+    report, modules = side_by_side
+    assert report[name].error is None
+    host = made(name)
+    losses, found = trained_by_host(host, Digits())
+    assert report[name].losses == losses
+    assert len(losses) == 14
+    same_weights(host, modules[name])
+    evaluations = [evaluation.values["val_loss"] for evaluation in report[name].evaluations]
+    assert evaluations == found
+    assert len(found) == (0 if name == "autoencoder" else 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_epochs": -1, "max_steps": 9},
+        {"gradient_clip_val": 0.5},
+        {"accumulate_grad_batches": 3},
+        {"precision": "bf16-mixed"},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_a_trainers_arguments_do_what_they_do_in_the_host(options):
+    host, guest = made("dropout"), made("dropout")
+    job = wf.from_lightning(guest, Digits(), trainer(**options), name="guest", seed=SEED)
+    report = wf.run([job], memory="64MiB", threads=1)
+    assert report["guest"].error is None
+    losses, _ = trained_by_host(host, Digits(), **options)
+    if "accumulate_grad_batches" not in options:
+        assert report["guest"].losses == losses
+    same_weights(host, guest)
+
+
+def test_what_is_logged_are_metrics():
+    module = made("autoencoder")
+    job = wf.from_lightning(module, DataLoader(digits(), 20), epochs=1, name="a")
+    report = wf.run([job], memory="64MiB", threads=1)["a"]
+    assert report.metrics["error"] == report.losses
+    assert len(report.metrics["squared"]) == 5
+
+
+def test_a_module_with_its_own_loader_and_no_trainer():
+    class Own(Plain):
+        def train_dataloader(self):
+            return DataLoader(digits(), 16, shuffle=True)
+
+    torch.manual_seed(3)
+    host = Own()
+    torch.manual_seed(3)
+    guest = Own()
+    report = wf.run([wf.from_lightning(guest, epochs=2, seed=SEED)], memory="64MiB", threads=1)
+    assert report["Own"].losses == trained_by_host(host, None)[0]
+    same_weights(host, guest)
+
+
+class Manual(Plain):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Hooked(Plain):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        pass
+
+
+class Adversaries(Plain):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+
+class Plateau(Plain):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "named"),
+    [
+        (Manual, {}, "Manual's manual optimization"),
+        (Hooked, {}, "Hooked.on_train_batch_end"),
+        (Adversaries, {}, "2 optimizers"),
+        (Plateau, {}, "ReduceLROnPlateau"),
+        (Plain, {"limit_train_batches": 3}, "limit_train_batches=3"),
+        (Plain, {"val_check_interval": 0.5}, "val_check_interval=0.5"),
+        (Plain, {"precision": "64-true"}, "precision='64-true'"),
+        (
+            Plain,
+            {"callbacks": [lightning.pytorch.callbacks.EarlyStopping("val_loss")]},
+            "the callback EarlyStopping",
+        ),
+        (Plain, {"max_epochs": -1}, "without an end"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_taken_over_is_refused_by_name(module, options, named):
+    with pytest.raises(wf.JobError, match="from_lightning cannot take over") as refused:
+        wf.from_lightning(module(), Digits(), trainer(**options), name="mine")
+    assert named in str(refused.value)
+    assert "'mine'" in str(refused.value)
+
+
+def test_what_a_module_asks_its_trainer_for_is_never_made_up():
+    class Asking(Plain):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * self.trainer.num_val_batches[0]
+
+    job = wf.from_lightning(Asking(), Digits(), epochs=1, name="asking")
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([job], memory="64MiB")
+    assert "num_val_batches" in report["asking"].error
+
+
+def test_a_validation_that_draws_is_refused():
+    class Sampling(Classifier):
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", torch.rand(()))
+
+    job = wf.from_lightning(Sampling(), Digits(), epochs=1, name="sampling")
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([job], memory="64MiB")
+    assert "draws random numbers" in report["sampling"].error

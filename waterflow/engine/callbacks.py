@@ -1,0 +1,160 @@
+"""On whose thread callbacks run, and who is in one.
+
+By default that is a thread of the engine's. Where the user asks for it, it is his own: a callback is
+handed over to a thread that waits for a job or for the engine, which does it while it waits; so
+SQLite, progress bars and plots see one thread.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from waterflow.common.errors import JobError
+from waterflow.executor.run.threads import set_threads_here
+
+Result = TypeVar("Result")
+
+#: Where callbacks may run.
+CALLBACKS = ("lane", "caller")
+
+
+def check_callbacks(callbacks: object) -> None:
+    """Raises JobError where `callbacks` is none of `CALLBACKS`."""
+    if callbacks not in CALLBACKS:
+        known = ", ".join(map(repr, CALLBACKS))
+        raise JobError(f"callbacks must be one of {known}, got {callbacks!r}")
+
+
+class CallbackLeftError(KeyboardInterrupt):
+    """Ctrl-C has left a callback that the thread was in; its job stops."""
+
+
+class _Call:
+    """A callback that somebody else is to make."""
+
+    def __init__(self, job: str, function: Callable[[], Any]) -> None:
+        self.job = job
+        self.function = function
+        self.done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+class _Here(threading.local):
+    """The job whose callback the thread is in."""
+
+    job: str | None = None
+
+
+class Callbacks:
+    """The callbacks of one engine's jobs."""
+
+    def __init__(
+        self,
+        changed: threading.Condition | None = None,
+        in_caller: bool = False,
+        threads: tuple[int, int] | None = None,
+    ) -> None:
+        """Args beyond the obvious.
+
+        changed: of those who wait for the engine; notified when a callback waits for one of them.
+        in_caller: whether they make the callbacks.
+        threads: intra-op threads of a lane and of other threads; a callback has those of a lane.
+        """
+        self._changed = changed or threading.Condition()
+        self.in_caller = in_caller
+        self._threads = threads
+        self._calls: collections.deque[_Call] = collections.deque()
+        self._here = _Here()
+
+    # From the engine's threads
+
+    def run(self, job: str, function: Callable[[], Result]) -> Result:
+        """Makes a callback of the job's, where callbacks are made; returns when it is done.
+
+        Raises:
+            Whatever it raises.
+        """
+        if not self.in_caller:
+            return self._make(job, function)
+        call = _Call(job, lambda: self._make(job, function))
+        with self._changed:
+            self._calls.append(call)
+            self._changed.notify_all()
+        call.done.wait()
+        if call.error is not None:
+            raise call.error
+        return call.result  # type: ignore[no-any-return]
+
+    def _make(self, job: str, function: Callable[[], Result]) -> Result:
+        outer, self._here.job = self._here.job, job
+        try:
+            return function()
+        finally:
+            self._here.job = outer
+
+    def waiting(self) -> set[str]:
+        """The jobs whose callbacks have not begun."""
+        return {call.job for call in list(self._calls)}
+
+    # From threads that wait
+
+    @property
+    def job_here(self) -> str | None:
+        """The job whose callback the calling thread is in; None where it is in none."""
+        return self._here.job
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a callback waits for the calling thread."""
+        return bool(self._calls) and self._here.job is None
+
+    def serve(self) -> None:
+        """Makes the callbacks that wait.
+
+        Raises:
+            CallbackLeftError: Ctrl-C has left one of them.
+        """
+        while self.is_asked:
+            try:
+                call = self._calls.popleft()
+            except IndexError:  # another thread that waits was faster
+                return
+            try:
+                with _IntraOpThreads(self._threads):
+                    call.result = call.function()
+            except BaseException as error:
+                call.error = error
+            call.done.set()
+            if isinstance(call.error, KeyboardInterrupt):
+                raise CallbackLeftError
+
+    def check_may_wait(self, what: str) -> None:
+        """Raises JobError in a callback, where waiting for `what` might never end."""
+        if self._here.job is not None:
+            raise JobError(
+                f"job {self._here.job!r}: its callback waits for {what}, which may itself wait for "
+                "this callback to end, as callbacks of an engine run one at a time. Give a "
+                "timeout, or wait outside of callbacks"
+            )
+
+
+class _IntraOpThreads:
+    """Inside, the calling thread has as many as a lane: numbers may depend on that."""
+
+    def __init__(self, threads: tuple[int, int] | None) -> None:
+        self._threads = threads
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        if self._threads is not None and self._threads[0] != self._before:
+            set_threads_here(*self._threads)
+
+    def __exit__(self, *error: object) -> None:
+        if self._threads is not None and self._threads[0] != self._before:
+            set_threads_here(self._before, self._threads[1])

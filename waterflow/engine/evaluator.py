@@ -1,0 +1,98 @@
+"""A job's evaluations: where their memory comes from, and that they change nothing of the job.
+
+An evaluation is the user's own Python on tensors that nobody has planned. Its tensors come from a
+room of its own, as those of eager steps do, whose block is part of the budget: set aside while jobs
+flow once it is known what one needs, and enlarged where nobody is in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from waterflow.executor.run.eager_room import EagerRoom
+from waterflow.executor.run.lanes import Lanes
+from waterflow.executor.run.rng import JobRng
+from waterflow.job.evaluation import Evaluated, evaluate
+from waterflow.job.job import Job
+
+
+class Evaluator:
+    """Evaluates one job.
+
+    Attributes:
+        room: where its tensors come from; None before there is any, and on devices that queue,
+            where they come from the arena while nobody is in a step.
+        extent: bytes that an evaluation has needed at most.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        job: Job,
+        rng: JobRng,
+        python: Callable[[Callable[[], Any]], Any],
+    ) -> None:
+        """Args beyond the obvious.
+
+        python: runs a callback of the job's, in its caller's context and with its random streams.
+        """
+        self._number = number
+        self._job = job
+        self._rng = rng
+        self._python = python
+        self.room: EagerRoom | None = None
+        self.extent = 0
+
+    def open_room(self, lanes: Lanes, left: int) -> None:
+        """Sets memory aside, where it is known how much, and `left` bytes remain for others."""
+        if self.extent and self.room is not None and not self.room.is_open:
+            self.room.open(self.extent, left)
+
+    def close_room(self) -> None:
+        """Gives that memory back. Between steps only."""
+        if self.room is not None and self.room.is_open:
+            self.room.close()
+
+    def retire_room(self) -> None:
+        """The job leaves."""
+        if self.room is not None:
+            self.room.retire()
+            self.room = None
+
+    def run_in_room(self, lanes: Lanes, make_room: Callable[[EagerRoom, int], bool]) -> Evaluated:
+        """Evaluates the job beside other jobs' steps.
+
+        Args:
+            lanes: of the engine.
+            make_room: enlarges a room by so many bytes; whether it has.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for its tensors.
+            Whatever the user's function raises.
+        """
+        if self.room is None:
+            self.room = EagerRoom(lanes, self._number, self._job.name)
+        room = self.room
+        found = self.run_in(room.scope(lambda size: make_room(room, size)))
+        self.extent = max(self.extent, room.peak)
+        return found
+
+    def run_in(self, memory: AbstractContextManager[Any]) -> Evaluated:
+        """Evaluates the job with its tensors from there.
+
+        Raises:
+            Whatever the user's function raises.
+        """
+
+        def run() -> Evaluated:
+            before, touched = self._rng.state(), self._rng.touched
+            try:
+                with memory:
+                    return evaluate(self._job)
+            finally:
+                self._rng.restore(before)
+                self._rng.touched = touched
+
+        return self._python(run)  # type: ignore[no-any-return]

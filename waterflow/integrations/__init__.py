@@ -1,0 +1,1 @@
+"""Hosts: other libraries' loops, with waterflow training what they train. Public API only."""

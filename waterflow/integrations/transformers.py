@@ -1,0 +1,326 @@
+"""A Trainer of Hugging Face Transformers as a job."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from waterflow.common.errors import JobError
+from waterflow.job.job import Job
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+#: Arguments that the job does as the Trainer's loop would.
+_TAKEN_OVER = frozenset(
+    {
+        *("per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate"),
+        *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+        *("weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules"),
+        *("max_grad_norm", "label_smoothing_factor", "bf16", "seed", "data_seed", "use_cache"),
+        *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory"),
+        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_in_order"),
+        *("dataloader_multiprocessing_context", "remove_unused_columns", "label_names"),
+        *("train_sampling_strategy", "length_column_name", "gradient_accumulation_steps"),
+        *("average_tokens_across_devices", "accelerator_config", "use_cpu"),
+    }
+)
+#: Arguments that change no number: what is logged, saved, shown and sent where.
+_WITHOUT_NUMBERS = frozenset(
+    {
+        *("output_dir", "logging_dir", "logging_strategy", "logging_steps", "logging_first_step"),
+        *("log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen"),
+        *("log_level", "log_level_replica", "disable_tqdm", "report_to", "run_name", "project"),
+        *("save_strategy", "save_steps", "save_on_each_node", "save_total_limit"),
+        *("save_only_model", "per_device_eval_batch_size", "prediction_loss_only", "eval_steps"),
+        *("eval_delay", "eval_do_concat_batches", "eval_use_gather_object", "greater_is_better"),
+        *("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"),
+        *("bf16_full_eval", "fp16_full_eval", "metric_for_best_model", "ddp_timeout"),
+        *("local_rank", "skip_memory_metrics", "do_train", "do_eval", "do_predict"),
+        *("auto_find_batch_size", "torch_empty_cache_steps", "trackio_space_id"),
+        *("trackio_bucket_id", "trackio_static_space_id", "ignore_data_skip"),
+        *("restore_callback_states_from_checkpoint", "hub_token", "hub_private_repo"),
+        *("hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"),
+    }
+)
+#: Methods that a subclass may have of its own, as the job calls them where the loop would.
+_CALLED = frozenset(
+    {
+        *("compute_loss", "create_optimizer", "create_scheduler", "create_optimizer_and_scheduler"),
+        *("get_train_dataloader", "_get_train_sampler", "get_decay_parameter_names"),
+        *("get_optimizer_cls_and_kwargs", "num_examples", "get_total_train_batch_size"),
+    }
+)
+#: Methods of a subclass that no training loop calls, where nothing is evaluated in it.
+_NEVER_CALLED = frozenset(
+    {
+        *("evaluate", "predict", "prediction_step", "evaluation_loop", "get_eval_dataloader"),
+        *("get_test_dataloader", "_get_eval_sampler", "save_model", "_save", "create_model_card"),
+        *("push_to_hub", "hyperparameter_search", "init_hf_repo"),
+    }
+)
+#: Optimizers whose step is a plain one; others want the learning rate or modes of the Trainer.
+_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
+_CALLBACKS = (
+    "DefaultFlowCallback",
+    "NotebookProgressCallback",
+    "PrinterCallback",
+    "ProgressCallback",
+)
+
+
+def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> Job:
+    """The training that ``trainer.train()`` would do, as a job.
+
+    Its losses and weights are, bit for bit, those of ``transformers.set_seed(trainer.args.seed)``
+    followed by ``trainer.train()``: the Trainer's own loader, collator, optimizer, schedule, loss,
+    clipping and gradient accumulation. The model is trained in place, and ``trainer.optimizer`` and
+    ``trainer.lr_scheduler`` are the job's: afterwards ``trainer.evaluate()`` and
+    ``trainer.save_model()`` work as ever. Logging, saving and reporting are waterflow's.
+
+    Args:
+        trainer: one that has not trained yet; of a subclass, too, as far as the methods that it
+            overrides are called by the job (``compute_loss``, ``create_optimizer``, ...).
+        name: the job's name; None: ``trainer.args.run_name``, or the model's class.
+        options: further arguments of `Job`, such as ``on_step`` or ``priority``.
+
+    Raises:
+        JobError: the Trainer does something that the job would not do; names it, and the remedy.
+        ImportError: transformers is not there; ``pip install 'waterflow[transformers]'``.
+    """
+    from transformers import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise JobError(f"from_trainer takes a transformers.Trainer, got {trainer!r}")
+    name = name or trainer.args.run_name or type(trainer.model).__name__
+    _check(trainer, name, options)
+    trainer.model.train()
+    updates = _Updates(trainer)
+    trainer.create_optimizer_and_scheduler(num_training_steps=updates.count)
+    optimizer = cast(torch.optim.Optimizer, trainer.optimizer)
+    clipped = trainer.args.max_grad_norm or None
+    if trainer.args.gradient_accumulation_steps == 1:
+        options.update(optimizer=optimizer, loss=_loss_of(trainer), clip_grad_norm=clipped)
+    else:
+        options.update(optimizers=[optimizer], step=_step_of(trainer, optimizer, clipped))
+    return Job(
+        name,
+        model=trainer.model,
+        data=updates,
+        steps=updates.count,
+        scheduler=trainer.lr_scheduler,
+        seed=trainer.args.seed,
+        **options,
+    )
+
+
+class _Updates:
+    """The batches of a Trainer as its loop draws them: for each update one, or a list of some."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._loader: Any = None
+        self._epoch = 0
+        with torch.random.fork_rng(devices=[]):
+            loader = trainer.get_train_dataloader()
+            values = trainer.set_initial_training_values(trainer.args, loader)
+        _, self._in_epoch, _, _, _, self._batches, self.count = values
+
+    def __iter__(self) -> Iterator[Any]:
+        # Made when training begins, in the job's random streams: its sampler takes its seed from
+        # there. The other streams begin as `transformers.set_seed` would have them.
+        if self._loader is None:
+            random.seed(self._trainer.args.seed)
+            np.random.seed(self._trainer.args.seed)
+            self._loader = self._trainer.get_train_dataloader()
+        for part in (self._loader, *_inner_samplers(self._loader)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(self._epoch)
+        self._epoch += 1
+        accumulated = self._trainer.args.gradient_accumulation_steps
+        batches = iter(self._loader)
+        for update in range(self._in_epoch):
+            last = update == self._in_epoch - 1
+            wanted = (self._batches % accumulated if last else 0) or accumulated
+            device = self._trainer.args.device
+            samples, items = self._trainer.get_batch_samples(batches, wanted, device)
+            if not samples:
+                return
+            inputs = [_with_items(sample, items) for sample in samples]
+            yield inputs if accumulated > 1 else inputs[0]
+
+
+def _inner_samplers(loader: Any) -> Iterator[Any]:
+    wrapper = getattr(loader, "batch_sampler", None)
+    inner = getattr(wrapper, "batch_sampler", None)
+    if inner is not None:
+        yield inner
+
+
+def _with_items(inputs: Mapping[str, Any], items: Any) -> dict[str, Any]:
+    """The inputs, and with them the number by which the loss is divided, where there is one."""
+    return dict(inputs) if items is None else {**inputs, _ITEMS: items}
+
+
+_ITEMS = "num_items_in_batch"
+
+
+def _step_of(
+    trainer: Trainer, optimizer: torch.optim.Optimizer, clipped: float | None
+) -> Callable[[Any], torch.Tensor]:
+    """A whole update over several batches, each differentiated for itself."""
+    model: Any = trainer.model
+    loss_of = _loss_of(trainer)
+
+    def step(batches: list[dict[str, Any]]) -> torch.Tensor:
+        total = torch.zeros((), device=trainer.args.device)
+        for inputs in batches:
+            loss = loss_of(model, inputs)
+            if not _is_scaled(trainer, inputs):
+                loss = loss / len(batches)
+            loss.backward()
+            total += loss.detach()
+        if clipped is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clipped)
+        optimizer.step()
+        model.zero_grad()
+        return total
+
+    return step
+
+
+def _is_scaled(trainer: Trainer, inputs: Mapping[str, Any]) -> bool:
+    """Whether the loss of one of several batches is a part of theirs, not a mean of its own."""
+    if trainer.loss_is_scaled_for_ga is not None:
+        return bool(trainer.loss_is_scaled_for_ga)
+    counted = trainer.model_accepts_loss_kwargs and _ITEMS in inputs
+    return bool(counted or trainer.compute_loss_func is not None)
+
+
+def _loss_of(trainer: Trainer) -> Callable[[nn.Module, Any], torch.Tensor]:
+    """The Trainer's loss of inputs; its own method where that does more than ask the model."""
+    context = _mixed_precision(trainer)
+    if _has_own_loss(trainer):
+
+        def compute_loss(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+            inputs = dict(inputs)
+            items = inputs.pop(_ITEMS, None)
+            loss: torch.Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
+            return loss
+
+        return compute_loss
+
+    def model_loss(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        with context():
+            outputs = model(**inputs)
+        loss: torch.Tensor = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        return loss.float()
+
+    return model_loss
+
+
+def _has_own_loss(trainer: Trainer) -> bool:
+    own = _overrides(trainer, "compute_loss") or trainer.label_smoother is not None
+    return own or trainer.compute_loss_func is not None
+
+
+def _mixed_precision(trainer: Trainer) -> Callable[[], AbstractContextManager[Any]]:
+    if not trainer.args.bf16:
+        return nullcontext
+    device = trainer.args.device.type
+    return lambda: torch.autocast(device, dtype=torch.bfloat16)
+
+
+def _overrides(trainer: Trainer, method: str) -> bool:
+    from transformers import Trainer
+
+    known = getattr(Trainer, method)
+    return method in vars(trainer) or getattr(type(trainer), method) is not known
+
+
+def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
+    """Raises JobError for all that the job would do otherwise than the Trainer's loop."""
+
+    def require(condition: object, what: str, remedy: str) -> None:
+        if not condition:
+            raise JobError(f"job {name!r}: from_trainer cannot take over {what}: {remedy}")
+
+    taken = {"model", "optimizer", "loss", "data", "epochs", "steps", "scheduler", "seed"}
+    for option in sorted(taken & set(options)):
+        require(False, f"{option}={options[option]!r}", "it is the Trainer's to say")
+    _check_arguments(trainer, require)
+    _check_methods(trainer, require)
+    for callback in trainer.callback_handler.callbacks:
+        kind = type(callback).__name__
+        module = type(callback).__module__.partition(".")[0]
+        require(
+            kind in _CALLBACKS and module == "transformers",
+            f"the callback {kind}",
+            "remove it (trainer.remove_callback) and use the job's on_step",
+        )
+    require(trainer.train_dataset is not None, "a Trainer without train_dataset", "give it one")
+    require(
+        trainer.state.global_step == 0,
+        f"a Trainer that has done {trainer.state.global_step} steps",
+        "make a new one; waterflow's own checkpoints go on where a run has stopped",
+    )
+
+
+def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], None]) -> None:
+    args = trainer.args
+    for field in dataclasses.fields(args):
+        if field.name in _TAKEN_OVER | _WITHOUT_NUMBERS:
+            continue
+        value, default = getattr(args, field.name), _default(field)
+        require(
+            value == default or not (value or default),
+            f"{field.name}={value!r}",
+            f"leave it at {default!r}",
+        )
+    require(str(args.optim.value) in _OPTIMIZERS, f"optim={args.optim.value!r}", _OPTIMIZER_REMEDY)
+    require(args.world_size == 1, f"{args.world_size} processes", "train in one process")
+    require(args.n_gpu <= 1, f"{args.n_gpu} GPUs", "make one visible with CUDA_VISIBLE_DEVICES")
+    plateau = (torch.optim.lr_scheduler.ReduceLROnPlateau,)
+    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    require(
+        not isinstance(trainer.lr_scheduler, plateau)
+        and kind not in ("reduce_lr_on_plateau", "greedy"),
+        f"lr_scheduler_type={kind!r}",
+        "it follows evaluations, of which there are none in the job: take another schedule",
+    )
+    require(
+        not (args.bf16 and _has_own_loss(trainer)),
+        "bf16=True with a loss that is not the model's own",
+        "leave out bf16, or the loss",
+    )
+
+
+_OPTIMIZER_REMEDY = f"take one of {', '.join(_OPTIMIZERS)}, or give optimizers=(...) to the Trainer"
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _check_methods(trainer: Trainer, require: Callable[[object, str, str], None]) -> None:
+    from transformers import Trainer
+
+    for method, value in vars(Trainer).items():
+        if (method.startswith("__") and method != "__call__") or method in _CALLED | _NEVER_CALLED:
+            continue
+        if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
+            own = getattr(type(trainer), method, None) is not getattr(Trainer, method)
+            require(
+                not (own or method in vars(trainer)),
+                f"{type(trainer).__name__}.{method}",
+                f"the job calls only {', '.join(sorted(_CALLED))} of a Trainer's own methods",
+            )
