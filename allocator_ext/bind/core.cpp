@@ -62,6 +62,9 @@ void bind_values(py::module_& m) {
       .value("USE", EventKind::kUse)
       .value("FREE", EventKind::kFree)
       .value("SYNC", EventKind::kSync)
+      .value("MARK", EventKind::kMark)
+      .value("COPY", EventKind::kCopy)
+      .value("JOIN", EventKind::kJoin)
       .finalize();
   py::class_<Chunk>(m, "Chunk")
       .def_readonly("offset", &Chunk::offset)

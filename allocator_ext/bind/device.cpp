@@ -45,6 +45,8 @@ void bind_cuda_device(py::module_& m) {
              const auto memory = self.memory();
              return std::make_pair(memory.free, memory.total);
            })
+      .def_property_readonly("pinned", &CudaDevice::pinned)
+      .def_property_readonly("most_pinned", &CudaDevice::most_pinned)
       .def("synchronize", &CudaDevice::synchronize, Unlocked())
       .def("failure", &CudaDevice::failure, Unlocked());
   py::class_<LaneStreams, std::shared_ptr<LaneStreams>>(m, "LaneStreams")
@@ -53,6 +55,8 @@ void bind_cuda_device(py::module_& m) {
            }),
            "device"_a, "lanes"_a)
       .def_property_readonly("lanes", &LaneStreams::lanes)
+      .def_property_readonly("has_priorities", &LaneStreams::has_priorities)
+      .def("set_first", &LaneStreams::set_first, "lane"_a, "first"_a, Unlocked())
       .def("join", &LaneStreams::join, Unlocked())
       .def("drain", &LaneStreams::drain, Unlocked());
 }
@@ -69,6 +73,7 @@ void bind_lane_device(py::module_& m) {
           },
           "streams"_a, "host_functions"_a)
       .def("bind", &LaneDevice::bind, "lane"_a)
+      .def("set_first", &LaneDevice::set_first, "lane"_a, "first"_a)
       .def("mark", &LaneDevice::mark, "lane"_a)
       .def("wait", &LaneDevice::wait, "mark"_a, Unlocked())
       .def("seconds", &LaneDevice::seconds, "mark"_a);

@@ -26,6 +26,7 @@ void bind_throttles(py::module_& m) {
   py::class_<Throttle, std::shared_ptr<Throttle>>(m, "Throttle")
       .def(py::init<std::shared_ptr<Precedence>, std::shared_ptr<Signal>>(), "precedence"_a,
            "signal"_a)
+      .def_property("first", &Throttle::is_first, &Throttle::set_first)
       .def_property("duty", &Throttle::duty, &Throttle::set_duty)
       .def("begin", &Throttle::begin)
       .def(

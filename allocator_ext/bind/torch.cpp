@@ -14,6 +14,7 @@
 #include "runtime/intra_op.h"
 #include "runtime/lane.h"
 #include "runtime/lane_pool.h"
+#include "runtime/parking.h"
 #include "runtime/random.h"
 #include "runtime/storage.h"
 #include "runtime/tape.h"
@@ -269,6 +270,14 @@ void bind_tape(py::module_& m) {
       .def_static("file", &Tier::file, py::arg("folder"), py::arg("size"))
       .def_property_readonly("capacity", &Tier::capacity)
       .def_property_readonly("moved", &Tier::moved);
+  py::class_<DeviceTier, std::shared_ptr<DeviceTier>>(m, "DeviceTier")
+      .def(py::init([](std::shared_ptr<CudaDevice> device, std::size_t bytes, bool host_functions) {
+             return std::make_shared<DeviceTier>(std::move(device), bytes, host_functions);
+           }),
+           py::arg("device"), py::arg("size"), py::arg("host_functions"),
+           py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("capacity", &DeviceTier::capacity)
+      .def_property_readonly("moved", &DeviceTier::moved);
   py::class_<Tape, std::shared_ptr<Tape>>(m, "Tape")
       .def(py::init<int, int>(), py::arg("slots"), py::arg("registers"))
       .def("add_operator", &add_operator)
@@ -280,6 +289,10 @@ void bind_tape(py::module_& m) {
            py::arg("home"), py::arg("copies"))
       .def("set_tier",
            [](Tape& tape, std::shared_ptr<Tier> tier) { tape.away().set_tier(std::move(tier)); })
+      .def("set_tier",
+           [](Tape& tape, std::shared_ptr<DeviceTier> tier) {
+             tape.away().set_tier(std::move(tier));
+           })
       .def("keep_away",
            [](Tape& tape, int value, const at::Tensor& tensor) {
              return tape.away().keep_away(value, tensor);
@@ -421,6 +434,31 @@ std::size_t uses_by_python_object() {
   return py::cast<at::Tensor>(probe).storage().use_count() - 1;
 }
 
+std::vector<at::Tensor> tensors_of(const py::list& tensors) {
+  return py::cast<std::vector<at::Tensor>>(tensors);
+}
+
+void bind_parking(py::module_& m) {
+  m.def(
+      "parked_bytes", [](const py::list& tensors) { return parked_bytes(tensors_of(tensors)); },
+      py::arg("tensors"));
+  m.def(
+      "park",
+      [](const py::list& tensors, const std::shared_ptr<PinnedBuffer>& memory,
+         const std::shared_ptr<Arena>& arena) {
+        const auto held = tensors_of(tensors);
+        run_unlocked([&] { park(held, memory, *arena); });
+      },
+      py::arg("tensors"), py::arg("memory"), py::arg("arena"));
+  m.def("is_parked", [](const at::Tensor& tensor) { return is_parked(tensor); }, py::arg("tensor"));
+  m.def(
+      "unpark",
+      [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena) {
+        run_unlocked([&] { unpark(tensor, *arena); });
+      },
+      py::arg("tensor"), py::arg("arena"));
+}
+
 bool may_move_tensors(const py::list& tensors) {
   static const std::size_t own_uses = uses_by_python_object();
   tensors[0].attr("untyped_storage")();
@@ -499,6 +537,7 @@ void bind_torch(py::module_& m) {
       .def("__exit__", &RandomManager::exit);
   m.def("alias_generator", &alias_generator, py::arg("alias"), py::arg("generator"));
   bind_storage(m);
+  bind_parking(m);
   bind_tape(m);
   bind_rounds(m);
   bind_trains(m);

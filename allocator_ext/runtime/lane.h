@@ -18,6 +18,8 @@
 
 namespace waterflow {
 
+struct CopyOrder;
+
 struct LaneContext {
   std::shared_ptr<Arena> arena;
   Lane lane = 0;
@@ -27,6 +29,8 @@ struct LaneContext {
   std::shared_ptr<const std::function<bool(std::size_t)>> more = nullptr;
   // Called before each instruction of a tape: who goes first may be in need of the time.
   const std::function<void()>* pause = nullptr;
+  // At a move whose copy is ordered by whoever queues the step: what the driver was told of it.
+  const CopyOrder* order = nullptr;
 };
 
 // Makes the calling thread a lane for its lifetime; scopes nest, the innermost counts.

@@ -1,6 +1,8 @@
 #include "runtime/lane_pool.h"
 
+#include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 namespace waterflow {
@@ -135,6 +137,7 @@ RoundResult LanePool::run(const Round& round) {
 }
 
 void LanePool::run_lane(int lane) {
+  set_usual(lane);
   const auto& pairs = round_->pairs;
   for (std::size_t pair = 0; pair < pairs.size(); ++pair) {
     for (const Task& task : pairs[pair]) {
@@ -143,6 +146,16 @@ void LanePool::run_lane(int lane) {
       run_task(task);
       if (remaining_[pair].fetch_sub(1) == 1) finish_pair();  // the last of its pair
     }
+  }
+}
+
+// In a round all are equal. A lane that cannot be told so keeps what it has.
+void LanePool::set_usual(int lane) {
+  try {
+    device_->set_first(lane, false);
+  } catch (...) {
+    note_failure();
+    broken_.store(true);
   }
 }
 
@@ -197,13 +210,29 @@ void LanePool::rethrow_failure() {
 }
 
 void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
-                       std::vector<Span>& spans, const std::function<void()>* pause) {
+                       std::vector<Span>& spans, const std::function<void()>* pause,
+                       Backlog* backlog) {
   if (job.device_input && task.start == 0)
     device_->wait_event(task.lane, job.device_input->filled());
   const Mark start = device_->mark(task.lane);
-  device_->execute(task.lane, [this, &job, &failure, task, pause] {
+  if (device_->queues()) {
+    run_moving(job, task, failure, backlog);
+  } else {
+    run_tape(job, task, failure, pause);
+  }
+  spans.push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});
+  const bool read_batch = task.start < job.tape->loads() && task.stop >= job.tape->loads();
+  if (job.device_input && read_batch) device_->record(task.lane, job.device_input->emptied());
+}
+
+// In the lane's order: at once, or later, on the stand-in.
+void LanePool::run_tape(const RoundJob& job, const Task& task, Failure& failure,
+                        const std::function<void()>* pause, const CopyOrder* order) {
+  const auto known = order == nullptr ? std::nullopt : std::make_optional(*order);
+  device_->execute(task.lane, [this, &job, &failure, task, pause, known] {
     if (failure.happened.load()) return;
-    LaneScope scope({arena_, task.lane, job.id, job.plan.get(), nullptr, pause});
+    const CopyOrder* order = known ? &*known : nullptr;
+    LaneScope scope({arena_, task.lane, job.id, job.plan.get(), nullptr, pause, order});
     try {
       job.tape->run(task.start, task.stop);
     } catch (...) {
@@ -211,15 +240,58 @@ void LanePool::execute(const RoundJob& job, const Task& task, Failure& failure,
       abandon(job, task.lane);
     }
   });
-  spans.push_back({task.lane, task.job, task.group, start, device_->mark(task.lane)});
-  const bool read_batch = task.start < job.tape->loads() && task.stop >= job.tape->loads();
-  if (job.device_input && read_batch) device_->record(task.lane, job.device_input->emptied());
+}
+
+// Queues a group; at the storages' moves the driver has to be told of the copies, too.
+void LanePool::run_moving(const RoundJob& job, const Task& task, Failure& failure,
+                          Backlog* backlog) {
+  Task part = task;
+  if (job.tape->away().on_device()) {
+    const auto& moves = job.tape->moves();
+    auto next = std::lower_bound(moves.begin(), moves.end(), task.start);
+    for (; next != moves.end() && *next < task.stop; ++next) {
+      part.stop = *next;
+      run_pieces(job, part, failure, backlog);
+      part.start = *next + 1;
+      move(job, {task.lane, task.job, task.group, *next, *next + 1}, failure);
+    }
+  }
+  part.stop = task.stop;
+  run_pieces(job, part, failure, backlog);
+}
+
+void LanePool::run_pieces(const RoundJob& job, Task task, Failure& failure, Backlog* backlog) {
+  const int stop = task.stop;
+  while (task.start < stop) {
+    if (backlog != nullptr) task.stop = std::min(stop, task.start + Backlog::kPiece);
+    run_tape(job, task, failure, nullptr);
+    if (backlog != nullptr) backlog->add(device_->mark(task.lane));
+    task.start = std::exchange(task.stop, stop);
+  }
+}
+
+void LanePool::move(const RoundJob& job, Task task, Failure& failure) {
+  AwayStorages& away = job.tape->away();
+  const MoveInstruction& move = job.tape->move_at(task.start);
+  const cu::Stream stream = device_->stream(task.lane);
+  const CopyOrder order = away.order_before(move, stream);
+  run_tape(job, task, failure, nullptr, &order);
+  if (!failure.happened.load()) away.order_after(move, stream);
+}
+
+void Backlog::add(Mark mark) {
+  pieces_.push_back(std::move(mark));
+  while (pieces_.size() > kPieces) {
+    if (throttle_.is_behind()) device_.wait(pieces_.front());
+    pieces_.pop_front();
+  }
 }
 
 RoundResult LanePool::run_step(int lane, const FlowStep& step, Gate& gate,
                                const RoundResult* former) {
   Failure failure;
   RoundResult result{{}, {}, {}, {}, device_, {}};
+  device_->set_first(lane, step.throttle && step.throttle->is_first());
   {
     const ThrottleScope work(step.throttle.get(), device_->queues());
     const GateScope scope(gate, lane, step.demand);
@@ -258,13 +330,16 @@ void LanePool::wait_for_former(int lane, const RoundResult* former) {
 void LanePool::run_groups(int lane, const FlowStep& step, Gate& gate, Failure& failure,
                           std::vector<Span>& spans, const std::function<void()>& pause) {
   const bool queues = device_->queues();
+  std::optional<Backlog> backlog;
+  if (queues && step.throttle) backlog.emplace(*device_, *step.throttle);
   for (std::size_t group = 0; group < step.groups.size(); ++group) {
     const auto [start, stop] = step.groups[group];
     if (pause && queues) pause();  // before it has memory that others may wait for
     if (const auto former = gate.enter(lane)) device_->wait_event(lane, *former->event);
     if (step.job.plan->uses_allocator()) arena_->synchronize();
     execute(step.job, {lane, 0, static_cast<int>(group), start, stop}, failure, spans,
-            pause && !queues ? &pause : nullptr);
+            pause && !queues ? &pause : nullptr,
+            backlog && step.throttle->is_behind() ? &*backlog : nullptr);
     if (pause && queues) step.throttle->owe(step.seconds.at(group));
     if (step.job.plan->uses_allocator() && device_->calls_back()) drain();
     gate.leave(lane, spans.back().stop);

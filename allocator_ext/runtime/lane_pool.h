@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -94,6 +95,26 @@ class CounterBarrier {
   std::condition_variable changed_;
 };
 
+// What a lane has queued on a device of a step that others go before. While one of them works, only
+// the last two pieces may still be queued or under way: so a rest of the lane is the device's, too,
+// and what goes before waits for no more than these.
+class Backlog {
+ public:
+  // How many instructions are queued at once.
+  static constexpr int kPiece = 16;
+
+  Backlog(LaneDevice& device, const Throttle& throttle) : device_(device), throttle_(throttle) {}
+  // A piece was queued up to here.
+  void add(Mark mark);
+
+ private:
+  static constexpr std::size_t kPieces = 2;
+
+  LaneDevice& device_;
+  const Throttle& throttle_;
+  std::deque<Mark> pieces_;
+};
+
 class LanePool {
  public:
   LanePool(std::shared_ptr<Arena> arena, int lanes, std::shared_ptr<LaneDevice> device);
@@ -115,9 +136,15 @@ class LanePool {
 
  private:
   void run_lane(int lane);
+  void set_usual(int lane);
   void run_task(const Task& task);
   void execute(const RoundJob& job, const Task& task, Failure& failure, std::vector<Span>& spans,
-               const std::function<void()>* pause = nullptr);
+               const std::function<void()>* pause = nullptr, Backlog* backlog = nullptr);
+  void run_tape(const RoundJob& job, const Task& task, Failure& failure,
+                const std::function<void()>* pause, const CopyOrder* order = nullptr);
+  void run_moving(const RoundJob& job, const Task& task, Failure& failure, Backlog* backlog);
+  void run_pieces(const RoundJob& job, Task task, Failure& failure, Backlog* backlog);
+  void move(const RoundJob& job, Task task, Failure& failure);
   void abandon(const RoundJob& job, Lane lane);
   void run_admitted(int lane, const FlowStep& step, Gate& gate, const RoundResult* former,
                     Failure& failure, std::vector<Span>& spans);

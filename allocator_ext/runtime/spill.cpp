@@ -4,9 +4,36 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <utility>
 
+#include "runtime/lane.h"
+
 namespace waterflow {
+namespace {
+
+std::uint64_t new_mark() {
+  static std::atomic<std::uint64_t> marks{0};
+  return ++marks;
+}
+
+LaneContext& lane_at_work() {
+  LaneContext* lane = current_lane();
+  TORCH_INTERNAL_ASSERT(lane != nullptr, "a storage moves on a thread that is no lane");
+  return *lane;
+}
+
+}  // namespace
+
+void AwayStorages::set_tier(std::shared_ptr<DeviceTier> tier) {
+  device_tier_ = std::move(tier);
+  queued_.clear();
+  queued_.resize(values_.size());
+}
+
+void AwayStorages::expect(int value) {
+  if (values_.size() <= static_cast<std::size_t>(value)) values_.resize(value + 1);
+}
 
 at::Tensor AwayStorages::keep_away(int number, const at::Tensor& tensor) {
   Value& value = at(number);
@@ -20,8 +47,10 @@ at::Tensor AwayStorages::keep_away(int number, const at::Tensor& tensor) {
   return bytes.set_(value.storage);
 }
 
-void AwayStorages::move(const MoveInstruction& move, const at::Tensor* slot) {
+void AwayStorages::move(const MoveInstruction& move, const at::Tensor* slot,
+                        const CopyOrder* order) {
   Value& value = at(move.value);
+  const std::size_t bytes = value.storage ? value.storage.nbytes() : 0;
   switch (move.end) {
     case MoveEnd::kLeave:
       if (!value.user) {
@@ -29,30 +58,79 @@ void AwayStorages::move(const MoveInstruction& move, const at::Tensor* slot) {
         value.home = move.home;
       }
       if (move.copies) {
-        value.copy = tier_->copy(home_of(value), value.storage.data(), value.storage.nbytes());
+        const CopyOf out{home_of(value), value.storage.data(), value.storage.nbytes()};
+        begin_copy(move.value, out, order);
       }
       return;
     case MoveEnd::kGone:
-      wait(value);
+      end_copy(move.value, Way::kOut, value.storage.data(), order);
       value.storage.set_data_ptr(at_home(value));  // what it had is free here
       return;
-    case MoveEnd::kFetch: {
-      const auto device = value.storage.device().type();
-      value.block = c10::GetAllocator(device)->allocate(value.storage.nbytes());
-      value.copy = tier_->copy(value.block.get(), home_of(value), value.storage.nbytes());
+    case MoveEnd::kFetch:
+      value.block = c10::GetAllocator(value.storage.device().type())->allocate(bytes);
+      begin_copy(move.value, {value.block.get(), home_of(value), bytes}, order);
       return;
-    }
     case MoveEnd::kBack:
-      wait(value);
+      end_copy(move.value, Way::kIn, value.block.get(), order);
       value.storage.set_data_ptr(std::move(value.block));
       if (!value.user) value.storage = {};  // the step's slots hold it
       return;
   }
 }
 
+void AwayStorages::begin_copy(int number, const CopyOf& what, const CopyOrder* order) {
+  Value& value = at(number);
+  if (!device_tier_) {
+    value.copy = tier_->copy(what.target, what.source, what.bytes);
+    return;
+  }
+  device_tier_->count(what.bytes);
+  const LaneContext& lane = lane_at_work();
+  if (order == nullptr) {
+    lane.arena->copy(what.target, what.source, what.bytes);
+    return;
+  }
+  queued_.at(number).copy->set(what);
+  value.mark = new_mark();
+  lane.arena->note(EventKind::kMark, lane.lane, value.mark, 0);
+}
+
+// The log has the copy here, where it is known what the driver was told, with the moment at which
+// it was to begin. Whatever else happens to its block in between is the lane's own.
+void AwayStorages::end_copy(int number, Way way, const void* block, const CopyOrder* order) {
+  Value& value = at(number);
+  if (!device_tier_) return wait(value);
+  if (order == nullptr || !order->copied) return;
+  const LaneContext& lane = lane_at_work();
+  Arena& arena = *lane.arena;
+  if (!arena.owns(block)) return;
+  const int copier = device_tier_->copier(way);
+  arena.note(EventKind::kCopy, copier, arena.offset_of(block), order->behind ? value.mark : 0);
+  if (order->waited) arena.note(EventKind::kJoin, lane.lane, copier, 0);
+  if (way == Way::kIn && arena.find(block)) arena.use(block, lane.lane);
+}
+
+CopyOrder AwayStorages::order_before(const MoveInstruction& move, cu::Stream stream) {
+  Queued& queued = queued_.at(move.value);
+  // Most values never move; those that do are met here first, before their copies are.
+  if (!queued.copy) queued.copy = std::make_shared<DeviceCopy>(device_tier_->device());
+  const bool ends = move.end == MoveEnd::kGone || move.end == MoveEnd::kBack;
+  if (!ends || !std::exchange(queued.under_way, false)) return {};
+  return {true, queued.behind, device_tier_->make_wait(stream, *queued.copy)};
+}
+
+void AwayStorages::order_after(const MoveInstruction& move, cu::Stream stream) {
+  const bool leaves = move.end == MoveEnd::kLeave && move.copies;
+  if (!leaves && move.end != MoveEnd::kFetch) return;
+  Queued& queued = queued_.at(move.value);
+  queued.behind = device_tier_->queue(stream, queued.copy, leaves ? Way::kOut : Way::kIn);
+  queued.under_way = true;
+}
+
 void AwayStorages::abandon() {
-  for (Value& value : values_) {
-    wait(value);
+  for (std::size_t number = 0; number < values_.size(); ++number) {
+    Value& value = values_[number];
+    settle(number);
     value.block.clear();
     if (value.user) {
       value.storage.set_data_ptr(at_home(value));
@@ -64,17 +142,20 @@ void AwayStorages::abandon() {
 
 void AwayStorages::clear() {
   abandon();
+  const std::size_t count = values_.size();
   values_.clear();
+  values_.resize(count);
 }
 
 AwayStorages::Value& AwayStorages::at(int value) {
-  TORCH_INTERNAL_ASSERT(value >= 0 && tier_, "a value moves that has no number, or to no tier");
-  if (values_.size() <= static_cast<std::size_t>(value)) values_.resize(value + 1);
-  return values_[value];
+  TORCH_INTERNAL_ASSERT(value >= 0 && (tier_ || device_tier_),
+                        "a value moves that has no number, or to no tier");
+  return values_.at(value);
 }
 
 void* AwayStorages::home_of(Value& value) const {
-  return value.user ? value.user.mutable_data() : tier_->at(value.home);
+  if (value.user) return value.user.mutable_data();
+  return device_tier_ ? device_tier_->at(value.home) : tier_->at(value.home);
 }
 
 c10::DataPtr AwayStorages::at_home(Value& value) const {
@@ -85,6 +166,14 @@ c10::DataPtr AwayStorages::at_home(Value& value) const {
 void AwayStorages::wait(Value& value) {
   if (value.copy) tier_->wait(*value.copy);
   value.copy.reset();
+}
+
+void AwayStorages::settle(std::size_t number) {
+  if (device_tier_) {
+    if (queued_.at(number).copy) device_tier_->settle(*queued_[number].copy);
+  } else {
+    wait(values_[number]);
+  }
 }
 
 }  // namespace waterflow

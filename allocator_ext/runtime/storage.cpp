@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/lane.h"
+#include "runtime/parking.h"
 
 namespace waterflow {
 namespace {
@@ -23,7 +24,7 @@ c10::DataPtr take_room(std::size_t bytes, c10::Device device, const std::shared_
 
 bool is_ordinary(const c10::DataPtr& pointer) {
   const auto deleter = pointer.get_deleter();
-  return deleter == &release_memory ||
+  return deleter == &release_memory || is_parked(pointer) ||
          deleter == c10::GetAllocator(pointer.device().type())->raw_deleter() ||
          deleter == ordinary_memory(pointer.device().type()).deleter;
 }

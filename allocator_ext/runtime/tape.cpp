@@ -123,6 +123,10 @@ void Tape::add(Instruction instruction) {
     if (instruction.slot >= 0) instruction.views = std::make_unique<ViewMemo>();
     instruction.elementwise = Elementwise::of(instruction.op->schema());
   }
+  if (instruction.kind == Instruction::Kind::kMove) {
+    away_.expect(instruction.move.value);
+    moves_.push_back(static_cast<int>(instructions_.size()));
+  }
   instructions_.push_back(std::move(instruction));
 }
 
@@ -158,8 +162,7 @@ void Tape::execute(Instruction& instruction) {
     case Instruction::Kind::kReadLoss:
       return read_loss(slots_[instruction.slot]);
     case Instruction::Kind::kMove:
-      return away_.move(instruction.move,
-                        instruction.slot < 0 ? nullptr : &slots_[instruction.slot]);
+      return move(instruction);
   }
 }
 
@@ -295,6 +298,12 @@ void Tape::compute(const Instruction& instruction) {
       target = power(left, right);
       return;
   }
+}
+
+void Tape::move(const Instruction& instruction) {
+  const LaneContext* lane = current_lane();
+  const at::Tensor* slot = instruction.slot < 0 ? nullptr : &slots_[instruction.slot];
+  away_.move(instruction.move, slot, lane == nullptr ? nullptr : lane->order);
 }
 
 void Tape::abandon() {

@@ -103,8 +103,10 @@ class Tape {
   // The slots that only hold values while a step runs; and their end when a step has failed.
   void set_transient(std::vector<int> slots) { transient_ = std::move(slots); }
   void abandon();
-  // The storages that are away for a while.
+  // The storages that are away for a while, and the instructions at which they move.
   AwayStorages& away() { return away_; }
+  const std::vector<int>& moves() const { return moves_; }
+  const MoveInstruction& move_at(int index) const { return instructions_.at(index).move; }
 
  private:
   void execute(Instruction& instruction);
@@ -115,11 +117,13 @@ class Tape {
   void read_loss(const at::Tensor& loss);
   at::Generator& generator(bool device);
   void compute(const Instruction& instruction);
+  void move(const Instruction& instruction);
   void push(const Argument& argument);
   void store(const Instruction& instruction);
 
   std::vector<Instruction> instructions_;
   AwayStorages away_;
+  std::vector<int> moves_;
   ElementwisePlans plans_;  // that its elementwise instructions share
   std::vector<at::Tensor> slots_;
   std::vector<double> registers_;

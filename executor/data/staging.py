@@ -49,6 +49,7 @@ class BatchPrefetcher:
         self.device_input = device.device_input()
         self.block: torch.Tensor | None = None
         self.size = 0  # of the largest batch so far
+        self._sent: PinnedBatch | None = None  # that is in the device input, to be read yet
         self._lock = threading.Lock()
         self._idle: list[Any] = []
 
@@ -91,6 +92,8 @@ class BatchPrefetcher:
         if self.block is not None:
             residency.drop(self.block)
             self.block = None
+        if self._sent is not None:  # what was sent ahead is gone with it
+            self._sent.sent, self._sent = False, None
 
     def fits(self, pinned: PinnedBatch) -> bool:
         """Whether the device input is large enough as it is."""
@@ -101,11 +104,12 @@ class BatchPrefetcher:
         if pinned.sent or pinned.size == 0:
             return
         self.device_input.send(pinned.buffer, self.block, pinned.size)
-        pinned.sent = True
+        pinned.sent, self._sent = True, pinned
 
     def receive(self, pinned: PinnedBatch) -> list[torch.Tensor]:
         """The batch as tensors in the device input, of the layout that the data gave them."""
         assert self.block is not None, "the device input is opened when the job enters the arena"
+        self._sent = None
         with self._lock:
             self._idle.append(pinned.buffer)  # to be had again when its copy is done
         views = self._views(self.block, pinned.tensors)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from waterflow.allocator_ext import _C
 from waterflow.common.errors import JobError
 from waterflow.common.machine import MemoryLimit
 from waterflow.common.units import format_bytes
@@ -38,6 +39,8 @@ class Device:
         alignment: bytes to which the arena rounds, a power of two.
         queues: whether lanes only queue work, which is done later.
         keeps_in_place: whether tensors stay in the user's memory and the arena only counts them.
+        tier_rates: bytes per second to the memory that values are spilled to, and from it, as
+            plans take them to be.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Device:
     alignment: int
     queues: bool = False
     keeps_in_place: bool = False
+    tier_rates: tuple[float, float] = (6e9, 6e9)  # one core's copies
 
     def open(self, budget: int, lanes: int) -> tuple[Any, Any]:
         """The arena for a budget, and what the lanes execute on. Once per object.
@@ -103,6 +107,20 @@ class Device:
             NotImplementedError: batches are there already; the device has no device input.
         """
         raise NotImplementedError(f"{self.name} needs no page-locked memory")
+
+    def tier(self, size: int) -> Any:
+        """Memory of `size` bytes that values are spilled to, with what copies them.
+
+        Raises:
+            RuntimeError: it cannot be had.
+        """
+        return _C.Tier.memory(size)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The most page-locked host memory that was taken so far: for batches, for what is spilled
+        and for tensors of jobs that rest."""
+        return 0
 
     def wait_for_thread(self) -> None:
         """Returns when all that torch has queued for the calling thread is done."""

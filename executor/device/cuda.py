@@ -23,6 +23,7 @@ class CudaDevice(Device):
 
     alignment = 512
     queues = True
+    tier_rates = (12e9, 12e9)  # PCI Express 3 with 16 lanes; a faster link only hides more
     library = "libcuda.so.1"
     host_functions = False  # lanes queue operators by calling them
 
@@ -126,6 +127,7 @@ class CudaDevice(Device):
             arena = _C.Arena.cuda(streams, budget, host_tensors=self.tensors.type == "cpu")
             self._copies = _C.CudaStream(self._device)
             self._scratch_streams = _C.LaneStreams(self._device, 1)
+            self._has_priorities = streams.has_priorities
             self._lane_device = _C.LaneDevice.cuda(streams, self.host_functions)
             # On the host's own thread also where the lanes queue host functions: one at a time.
             self._scratch_device = _C.LaneDevice.cuda(self._scratch_streams, self.host_functions)
@@ -143,6 +145,10 @@ class CudaDevice(Device):
         """See `Device`."""
         self._lane_device.bind(lane)
         self._take_workspaces(f"lane {lane}")
+        if self._has_priorities:  # its other stream has a workspace, too
+            self._lane_device.set_first(lane, True)
+            self._take_workspaces(f"lane {lane}, first")
+            self._lane_device.set_first(lane, False)
 
     def _adopt_profiler(self) -> None:
         self._scratch_device.bind(0)
@@ -174,6 +180,15 @@ class CudaDevice(Device):
     def pinned(self, size: int) -> Any:
         """See `Device`."""
         return _C.PinnedBuffer(self._device, size)
+
+    def tier(self, size: int) -> Any:
+        """See `Device`. Page-locked, with streams of its own."""
+        return _C.DeviceTier(self._device, size, self.host_functions)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """See `Device`."""
+        return int(self._device.most_pinned)
 
     def failure(self) -> str:
         """See `Device`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,12 @@ class Residency:
         return _Resident(tensor.detach(), room)
 
     def move_out(
-        self, job: int, own: Iterable[torch.Tensor] = (), known: Iterable[torch.Tensor] = ()
+        self,
+        job: int,
+        own: Iterable[torch.Tensor] = (),
+        known: Iterable[torch.Tensor] = (),
+        *,
+        park: bool = False,
     ) -> None:
         """Gives up the job's places; what of its tensors is in the arena moves to ordinary memory.
 
@@ -115,6 +120,7 @@ class Residency:
             job: the job.
             own: tensors of the job, which may have been made in the arena since.
             known: tensors that the user's code keeps, which may stay unless the device moves them.
+            park: the device's own memory is to be free; see `park`.
         """
         inside = list(own)
         for key in list(self._of_job[job]):
@@ -124,9 +130,15 @@ class Residency:
         del self._of_job[job]
         if not self._device.keeps_in_place:
             inside += known
-        for key, sharing in by_storage(inside).items():
-            if key not in self._residents and sharing[0].device == self._device.tensors:
-                self._move_out(sharing)
+        leaving = [
+            sharing
+            for key, sharing in by_storage(inside).items()
+            if key not in self._residents and sharing[0].device == self._device.tensors
+        ]
+        if park and not self._device.keeps_in_place:
+            self._park([sharing for sharing in leaving if self._is_inside(sharing[0])])
+        for sharing in leaving:
+            self._move_out(sharing)
         self._arena.synchronize()
 
     def _move_out(self, sharing: list[torch.Tensor]) -> None:
@@ -135,6 +147,48 @@ class Residency:
         if self._device.keeps_in_place or _C.may_move(sharing):
             with contextlib.suppress(torch.OutOfMemoryError):
                 _C.move_out_of_arena(sharing[0], self._arena)
+
+    def park(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Has the bytes of these tensors lie in page-locked host memory, where the device can read
+        them all the same: nobody needs them soon. Not where the device keeps tensors in place.
+
+        A storage stays where it is where somebody else may know its address, or where there is no
+        such memory.
+        """
+        if self._device.keeps_in_place:
+            return
+        here = [
+            sharing
+            for sharing in by_storage(tensors).values()
+            if sharing[0].device == self._device.tensors and not _C.is_parked(sharing[0])
+        ]
+        self._park([[*sharing, *self._own_names(sharing[0])] for sharing in here])
+
+    def _own_names(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        resident = self._residents.get(storage_key(tensor))
+        return [] if resident is None else [resident.tensor]
+
+    def _park(self, storages: Sequence[list[torch.Tensor]]) -> None:
+        """All in one piece of memory, since to lock pages takes its time."""
+        movable = [sharing[0] for sharing in storages if _C.may_move(sharing)]
+        if not movable:
+            return
+        try:
+            memory = self._device.pinned(_C.parked_bytes(movable))
+        except RuntimeError:  # so many pages cannot be locked
+            return
+        _C.park(movable, memory, self._arena)
+
+    def unpark(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Brings tensors that are parked to the device's ordinary memory: their job has ended.
+
+        One stays, and its page-locked memory with it, where there is no room, or where somebody
+        else may know its address.
+        """
+        for sharing in by_storage(tensors).values():
+            if _C.is_parked(sharing[0]) and _C.may_move(sharing):
+                with contextlib.suppress(RuntimeError):
+                    _C.unpark(sharing[0], self._arena)
 
     def drop(self, tensor: torch.Tensor) -> None:
         """Forgets a storage that nobody needs any more: its memory goes with its last tensor."""

@@ -22,6 +22,8 @@ from waterflow.allocator_ext import _C
 pytestmark = pytest.mark.virtual
 
 ALLOC, USE, FREE, SYNC = (int(_C.EventKind[name]) for name in ("ALLOC", "USE", "FREE", "SYNC"))
+MARK, COPY, JOIN = (int(_C.EventKind[name]) for name in ("MARK", "COPY", "JOIN"))
+OUT, IN = 64, 65  # copiers
 Entry = tuple[int, int, int, int]  # kind, lane, offset, bytes
 DRIVE = [*CORE, *(Path(__file__).with_name(name) for name in ("drive.cpp", "drive_main.cpp"))]
 OURS = linked("drive", PLAIN, objects(DRIVE, PLAIN))
@@ -54,6 +56,59 @@ def test_another_lane_must_wait_for_a_sync() -> None:
 def test_a_foreign_use_counts_although_the_free_is_on_the_own_lane() -> None:
     log = [(ALLOC, 0, 0, 64), (USE, 1, 0, 64), (FREE, 0, 0, 64), (ALLOC, 0, 0, 64)]
     expect_one(complaints(*log), 3, "lane 1 still uses since event 1")
+
+
+#: Lane 0's block is copied out, its room given up, taken by lane 1 and filled from the tier.
+SPILLED: list[Entry] = [
+    (ALLOC, 0, 0, 64),
+    (MARK, 0, 1, 0),
+    (COPY, OUT, 0, 1),
+    (JOIN, 0, OUT, 0),
+    (FREE, 0, 0, 64),
+    (SYNC, -1, 0, 0),
+    (ALLOC, 1, 0, 64),
+    (MARK, 1, 2, 0),
+    (COPY, IN, 0, 2),
+    (JOIN, 1, IN, 0),
+    (USE, 1, 0, 64),
+    (FREE, 1, 0, 64),
+]
+
+
+def test_copies_that_are_waited_for_both_ways() -> None:
+    assert complaints(*SPILLED) == []
+
+
+@pytest.mark.parametrize(
+    ("missing", "index", "text"),
+    [
+        (1, 1, "copier 0 may copy what lane 0 has not done with"),
+        (3, 3, "lane 0 frees what copier 0 may still copy"),
+        (5, 5, "lane 1 may overwrite what lane 0 still uses"),
+        (7, 7, "copier 1 may copy what lane 1 has not done with"),
+        (9, 9, "lane 1 uses what copier 1 may still copy"),
+    ],
+)
+def test_each_wait_of_a_copy_is_needed(missing: int, index: int, text: str) -> None:
+    found = complaints(*(entry for at, entry in enumerate(SPILLED) if at != missing))
+    assert found[0][0] == index
+    assert text in found[0][1]
+
+
+def test_a_sync_of_the_lanes_waits_for_no_copy() -> None:
+    """Nor does a lane's wait for a copier tell another lane of the copy before the next sync."""
+    copied = [(ALLOC, 0, 0, 64), (MARK, 0, 1, 0), (COPY, OUT, 0, 1)]
+    expect_one(complaints(*copied, (SYNC, -1, 0, 0), (USE, 0, 0, 64)), 4, "may still copy")
+    joined = [*copied, (JOIN, 0, OUT, 0)]
+    expect_one(complaints(*joined, (USE, 1, 0, 64)), 4, "lane 1 uses what copier 0")
+    assert complaints(*joined, (SYNC, -1, 0, 0), (USE, 1, 0, 64)) == []
+
+
+def test_a_copy_of_no_block() -> None:
+    expect_one(complaints((COPY, OUT, 0, 0)), 0, "no live allocation")
+    expect_one(complaints((ALLOC, 0, 0, 64), (COPY, OUT, 32, 0)), 1, "no live allocation")
+    with pytest.raises(ValueError, match="lane 0"):
+        complaints((COPY, 0, 0, 0))
 
 
 def test_a_part_of_an_earlier_range_counts() -> None:

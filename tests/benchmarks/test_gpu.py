@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.gpu import (
     baselines,
+    elastic,
     equality,
     launch,
     max_batch,
@@ -126,6 +127,21 @@ def test_overhead(run):
 
 
 @pytest.mark.cpu
+def test_elastic(run):
+    code, result = run(elastic)
+    assert code == 0
+    assert [row["limit_ratio"] for row in result["rows"]] == [1.0, *elastic.RATIOS]
+    whole, *limited = result["rows"]
+    assert whole["moved_bytes"] == 0
+    assert any(row.get("moved_bytes", 0) > 0 for row in limited)
+    assert all(row["peak_bytes"] <= row["limit_bytes"] for row in limited if "error" not in row)
+    assert {"suspend_ms", "resume_ms", "shrink_ms_per_gib", "grow_ms_per_gib"} <= result.keys()
+    (pair,) = result["pairs"]
+    assert {"slowdown_unthrottled", "slowdown", "opportunistic_share"} <= pair.keys()
+    assert result["link"] is None
+    assert result["not_reached"] == []
+
+
 def test_throughput(run):
     _, result = run(throughput, "--cases", "mlp:bf16:4", "--without", "two_processes")
     (case,) = result["cases"]

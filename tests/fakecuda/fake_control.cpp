@@ -114,6 +114,21 @@ int fake_set_attribute(int attribute, int value) {
   return 0;
 }
 
+// The lower the number, the greater the priority; both are equal where there are none.
+int fake_set_priorities(int least, int greatest) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  if (greatest > least) return 1;
+  state().least_priority = least;
+  state().greatest_priority = greatest;
+  return 0;
+}
+
+// Work items that were queued on streams of this priority.
+long long fake_items(int priority) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  return state().items_by_priority[priority];
+}
+
 // Waits between streams do nothing any more, to show that a test would notice.
 int fake_ignore_waits(int on) {
   std::lock_guard<std::mutex> lock(state().mutex);
@@ -149,6 +164,9 @@ void fake_reset() {
   fake.attributes.clear();
   fake.broken = cu::kSuccess;
   fake.items_until_break = 0;
+  fake.least_priority = 0;
+  fake.greatest_priority = -5;
+  fake.items_by_priority.clear();
   fake.ignores_waits = false;
   fake.max_delay = 0;
   fake.devices = 1;

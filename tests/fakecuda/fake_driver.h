@@ -141,6 +141,7 @@ struct StreamObject {
   std::deque<Work> queue;
   std::uint64_t queued = 0;
   std::uint64_t finished = 0;
+  int priority = 0;
   bool closing = false;
   bool lost = false;
 
@@ -170,6 +171,10 @@ struct State {
   std::uint64_t epoch = 0;  // grows when the context breaks: older work is dropped
   long items_until_break = 0;
   cu::Result planned_break = cu::kSuccess;
+
+  int least_priority = 0;
+  int greatest_priority = -5;
+  std::map<int, long> items_by_priority;  // queued since the last reset
 
   bool ignores_waits = false;
   int max_delay = 0;  // microseconds

@@ -60,9 +60,10 @@ void work_off(const std::shared_ptr<StreamObject>& stream) {
   fake.running.erase(std::find(fake.running.begin(), fake.running.end(), stream));
 }
 
-std::shared_ptr<StreamObject> open_stream(cu::Device device) {
+std::shared_ptr<StreamObject> open_stream(cu::Device device, int priority = 0) {
   auto stream = std::make_shared<StreamObject>();
   stream->device = device;
+  stream->priority = priority;
   state().running.push_back(stream);
   std::thread(work_off, stream).detach();
   return stream;
@@ -93,6 +94,7 @@ void enqueue(StreamObject& stream, std::function<cu::Result()> run,
              std::shared_ptr<Record> record = nullptr) {
   stream.queue.push_back({std::move(run), std::move(record), state().epoch});
   ++stream.queued;
+  ++state().items_by_priority[stream.priority];
   state().changed.notify_all();
 }
 
@@ -201,6 +203,23 @@ cu::Result cuStreamCreate(cu::Stream* handle, unsigned flags) {
   FAKE_CALL(kContext);
   if (flags > cu::kStreamNonBlocking) return kInvalidValue;
   *handle = state().streams.add(open_stream(current_device()));
+  return cu::kSuccess;
+}
+
+// A priority beyond the range is taken as the nearest one in it.
+cu::Result cuStreamCreateWithPriority(cu::Stream* handle, unsigned flags, int priority) {
+  FAKE_CALL(kContext);
+  if (flags > cu::kStreamNonBlocking) return kInvalidValue;
+  const State& fake = state();
+  priority = std::min(fake.least_priority, std::max(fake.greatest_priority, priority));
+  *handle = state().streams.add(open_stream(current_device(), priority));
+  return cu::kSuccess;
+}
+
+cu::Result cuCtxGetStreamPriorityRange(int* least, int* greatest) {
+  FAKE_CALL(kContext);
+  if (least != nullptr) *least = state().least_priority;
+  if (greatest != nullptr) *greatest = state().greatest_priority;
   return cu::kSuccess;
 }
 

@@ -207,7 +207,13 @@ def test_one_lane_needs_no_join(driver: FakeDriver, device: _C.CudaDevice) -> No
 
 
 @pytest.mark.parametrize(
-    "failure", [("cuStreamCreate", 1), ("cuStreamCreate", 3), ("cuEventCreate", 2)]
+    "failure",
+    [
+        ("cuCtxGetStreamPriorityRange", 1),
+        ("cuStreamCreateWithPriority", 1),
+        ("cuStreamCreateWithPriority", 4),
+        ("cuEventCreate", 2),
+    ],
 )
 def test_making_streams_fails(driver: FakeDriver, device: _C.CudaDevice, failure: Failure) -> None:
     expect_refusal(driver, *failure, lambda: _C.LaneStreams(device, 3))

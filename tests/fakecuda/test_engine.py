@@ -353,6 +353,8 @@ FAULTY = [
     "cuMemHostAlloc",
     "cuMemcpyAsync",
     "cuStreamCreate",
+    "cuStreamCreateWithPriority",
+    "cuCtxGetStreamPriorityRange",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuEventCreate",

@@ -64,7 +64,7 @@ class FakeDriver:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or library()
         self.cdll = ctypes.CDLL(str(self.path))
-        for query in ("fake_calls", "fake_live", "fake_busy"):
+        for query in ("fake_calls", "fake_live", "fake_busy", "fake_items"):
             getattr(self.cdll, query).restype = ctypes.c_longlong
 
     def fail(self, symbol: str, nth: int, code: int) -> None:
@@ -92,6 +92,14 @@ class FakeDriver:
     def attribute(self, number: int, value: int) -> None:
         """What cuDeviceGetAttribute answers, on every device."""
         self._set("fake_set_attribute", number, value)
+
+    def priorities(self, least: int, greatest: int) -> None:
+        """The range of streams' priorities; the greatest has the lowest number."""
+        self._set("fake_set_priorities", least, greatest)
+
+    def items(self, priority: int) -> int:
+        """Work items that were queued since `reset` on streams of a priority."""
+        return self.cdll.fake_items(priority)
 
     def ignore_waits(self, on: bool = True) -> None:
         """Waits on events do nothing: a test of the order must fail now."""

@@ -52,7 +52,7 @@ from waterflow.partitioner.policies import TimeSlice
 from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
 from waterflow.report.report import Report
 from waterflow.steps.shared_captures import SharedCaptures
-from waterflow.steps.spilling import parse_tier
+from waterflow.steps.spilling import TIERS, parse_tier
 from waterflow.steps.tiers import CaptureCosts, Tiers
 from waterflow.steps.tiers import are_on as tiers_are_on
 
@@ -126,10 +126,10 @@ class Engine:
         undoes_packing = lanes == "auto"
         lanes = _number_of_lanes(lanes)
         self.policy = _policy(policy, quantum)
-        if self._spills and where.queues:
+        if self._spill_to != TIERS[0] and where.queues:
             raise JobError(
-                f"spill={spill!r} on {where.name}: steps are spilled on the CPU only so far; leave "
-                "out spill, and give the run more memory or its jobs smaller batches"
+                f"spill={spill!r} on {where.name}: there values go to page-locked host memory, "
+                "which the device copies by itself, and not to a file: use spill=True"
             )
         self.device = where.name
         _warn_of_too_much(where, self.budget)
@@ -397,6 +397,7 @@ class Engine:
             syncs=int(statistics.forced_syncs + statistics.explicit_syncs) + flow.waits,
             deviations=rounds.deviations + flow.deviations,
             workspace_bytes=self._lanes.device.workspace_bytes,
+            pinned_bytes=self._lanes.device.pinned_bytes,
             idle_seconds=self._loop.idle_seconds,
             decisions=self._recorder.decisions,
         )

@@ -110,8 +110,8 @@ class Entrance:
 
     def dismiss_ended(self) -> None:
         """Has the jobs that have ended give up their places."""
-        for job in self.residents:
-            if job.ended:
+        for job in self._queue.jobs:
+            if job.ended and not job.is_gone:
                 self.dismiss(job)
 
     def dismiss(self, job: JobRun) -> None:

@@ -91,6 +91,7 @@ class JobRun:
         throttle: holds it back for the sake of guaranteed jobs.
         suspend_requested: whether somebody wants it to rest, from its present step's end on.
         resident: whether its persistent tensors have their places in the arena.
+        is_parked: whether some may lie in host memory, where the device reads them slowly.
         feeder: prepares its batches, on a thread of its own.
         captured, eager: its steps, by the way in which they run.
         evaluator: its evaluations.
@@ -145,6 +146,7 @@ class JobRun:
         self.memory_limit = job.limit_bytes
         self.throttle = throttle or _C.Throttle(_C.Precedence(), _C.Signal())
         self.resident = False
+        self.is_parked = False
         self._events = events
         self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
@@ -303,7 +305,7 @@ class JobRun:
     @property
     def is_gone(self) -> bool:
         """Whether it has ended and left the arena."""
-        return self.ended and not self.resident
+        return self.ended and not (self.resident or self.is_parked)
 
     def become(self, state: JobState, error: BaseException | None = None) -> None:
         """Goes on to another state of its life.
@@ -561,6 +563,7 @@ class JobRun:
     def move_in(self, residency: Residency) -> None:
         """Gives the persistent tensors their places in the arena."""
         self.resident = True
+        self._park_away(residency)
         residency.move_in(self.number, self.steps.persistent.all())
         self._events.publish(MemoryMoved(self.name, self.steps.persistent.bytes))
 
@@ -578,6 +581,7 @@ class JobRun:
     def _account_for_collected(self, residency: Residency) -> None:
         if self.captured.tensors_have_changed:
             self.captured.unbind()
+        self._park_away(residency)
         away = {storage_key(tensor) for tensor in self.steps.persistent.all_away()}
         made = [
             tensor
@@ -585,6 +589,13 @@ class JobRun:
             if residency.counts(tensor) and storage_key(tensor) not in away
         ]
         residency.keep_only(self.number, [*self.steps.persistent.all(), *made])
+
+    def _park_away(self, residency: Residency) -> None:
+        """What is in the arena only while a step needs it takes no memory of the device either."""
+        away = self.steps.persistent.all_away()
+        if away:
+            residency.park(away)
+            self.is_parked = True
 
     def account_for_room(self, residency: Residency) -> None:
         """The same after eager steps in a room, where they have made or replaced something.
@@ -614,22 +625,28 @@ class JobRun:
     def move_out(self, residency: Residency) -> None:
         """Gives up the places of a job that has ended; its tensors are in ordinary memory again."""
         self.eager.forget_gradients()
-        self._give_up_places(residency)
+        if self.resident:
+            self._give_up_places(residency)
+        if self.is_parked:
+            tensors = [*self._own_tensors(), *self.steps.persistent.all_away()]
+            residency.unpark([*tensors, *self._known_tensors()])
+            self.is_parked = False
 
     def suspend(self, residency: Residency) -> None:
         """Gives up the job's places until it is resumed. Between steps only, where a job holds
         least; its gradients stay, as the next step may read them."""
         if self.resident:
-            self._give_up_places(residency)
+            self._give_up_places(residency, park=True)
+            self.is_parked = True
         self.become(JobState.SUSPENDED)
 
-    def _give_up_places(self, residency: Residency) -> None:
+    def _give_up_places(self, residency: Residency, park: bool = False) -> None:
         self.captured.release()
         self.eager.retire_room()
         self.evaluator.retire_room()
         if self.steps.prefetcher is not None:
             self.steps.prefetcher.close(residency)
-        residency.move_out(self.number, self._own_tensors(), self._known_tensors())
+        residency.move_out(self.number, self._own_tensors(), self._known_tensors(), park=park)
         self.resident = False
         self._events.publish(MemoryMoved(self.name, 0))
 

@@ -53,7 +53,6 @@ class Limits:
         """
         if job.ended:
             raise JobError(f"job {job.name!r} is {job.state.status} and has no limit any more")
-        self._check_device(job.name, limit)
         self.before_change()
         effective = self._effective(job.job, limit, self.imposed.get(job), self.capacity)
         self._set(job, effective)
@@ -67,12 +66,7 @@ class Limits:
         return int(self._context.arena.statistics().capacity)
 
     def of_new(self, job: Job) -> int | None:
-        """The bytes that the steps of a job that joins are planned into; None: whatever they need.
-
-        Raises:
-            JobError: it has a limit, and the device knows none.
-        """
-        self._check_device(job.name, job.limit_bytes)
+        """The bytes that the steps of a job that joins are planned into; None: whatever they need."""
         return self._effective(job, job.limit_bytes, None, self.capacity)
 
     def impose(self, job: JobRun, limit: int | None) -> None:
@@ -127,14 +121,6 @@ class Limits:
         if job.resident and not _fit(residents, self.capacity):
             job.gives_way = True
             job.suspend(self._context.residency)
-
-    def _check_device(self, name: str, limit: int | None) -> None:
-        device = self._context.lanes.device
-        if limit is not None and device.queues:
-            raise JobError(
-                f"job {name!r}: a memory limit of {limit} on {device.name}: steps are planned into "
-                "a limit on the CPU only so far; leave out the limit, or suspend the job"
-            )
 
     def _effective(
         self, job: Job, own: int | None, imposed: int | None, capacity: int

@@ -145,6 +145,8 @@ class Precedence:
             return
         self._first = {job: self._first.get(job, _Guaranteed()) for job in first}
         self._others = [job for job in jobs if job not in self._first]
+        for job in jobs:  # on a device its kernels go first, too
+            job.throttle.first = job in self._first
         self._reserved = min(len(first), self._context.lanes.lanes - 1)
         self._choose_timing()
         self._set_duties()

@@ -44,14 +44,15 @@ class Report:
 
     `peak_bytes` is the most that all jobs held at once, `extent_bytes` the arena's highest address
     that was ever used (fragmentation is what lies between the two), `budget_bytes` what was
-    allowed. `workspace_bytes` is what libraries hold on a GPU beside the budget, `syncs` how often
-    the lanes waited for each other, `deviations` how many requests for memory differed from the
-    profile that they were planned by. `idle_seconds` is the time of lanes that ran no step while
-    jobs flowed, by the reason: they waited for "data", for "memory" that another lane held, for
-    "python" between steps, or there were fewer "jobs" than lanes. `decisions` tells who rested and
-    came back, who was held back for a guaranteed job and by how much, and what became of the
-    budget; of very many the first and the last. `report["name"]` is a job;
-    iterating yields the jobs in the order given to the run.
+    allowed. `workspace_bytes` is what libraries hold on a GPU beside the budget, `pinned_bytes` the
+    most page-locked host memory that was taken for it (batches, what is spilled, tensors of jobs
+    that rest), `syncs` how often the lanes waited for each other, `deviations` how many requests
+    for memory differed from the profile that they were planned by. `idle_seconds` is the time of
+    lanes that ran no step while jobs flowed, by the reason: they waited for "data", for "memory"
+    that another lane held, for "python" between steps, or there were fewer "jobs" than lanes.
+    `decisions` tells who rested and came back, who was held back for a guaranteed job and by how
+    much, and what became of the budget; of very many the first and the last. `report["name"]` is a
+    job; iterating yields the jobs in the order given to the run.
     """
 
     jobs: dict[str, JobReport] = field(default_factory=dict)
@@ -70,6 +71,7 @@ class Report:
     syncs: int = 0
     deviations: int = 0
     workspace_bytes: int = 0
+    pinned_bytes: int = 0
     idle_seconds: dict[IdleReason, float] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
 
@@ -117,6 +119,7 @@ class Report:
             "budget_bytes": self.budget_bytes,
             "side_by_side_bytes": self.side_by_side_bytes,
             "workspace_bytes": self.workspace_bytes,
+            "pinned_bytes": self.pinned_bytes,
             "idle_seconds": {why: encode_float(took) for why, took in self.idle_seconds.items()},
             "decisions": decisions_to_json(self.decisions),
             "syncs": self.syncs,
@@ -164,6 +167,7 @@ class Report:
             syncs=fields.integer("syncs"),
             deviations=fields.integer("deviations"),
             workspace_bytes=fields.integer("workspace_bytes"),
+            pinned_bytes=fields.integer("pinned_bytes"),
             idle_seconds=idle_from(fields),
             decisions=decisions_from(fields),
         )

@@ -24,10 +24,10 @@ from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.step_profiler import StepProfiler
 
 TIERS = ("memory", "disk")
-"""Where values are spilled to: ordinary memory, or a mapped file."""
+"""Where values are spilled to: host memory, or a mapped file."""
 
-#: What copies take there: one core's, and those of a file that is written behind.
-COSTS = {"memory": CopyCost(6e9, 6e9), "disk": CopyCost(1e9, 2e9)}
+#: What copies take to and from a file that is written behind.
+_DISK_COST = CopyCost(1e9, 2e9)
 
 
 def parse_tier(spill: object) -> str:
@@ -220,7 +220,7 @@ class StepSpiller:
                 *(early.compiled.lowered, use, held, limit),
                 alignment=self.device.alignment,
                 required=self.persistent.away,
-                cost=COSTS[self.tier],
+                cost=_DISK_COST if self.tier == "disk" else CopyCost(*self.device.tier_rates),
             )
             origin.planned[key] = self._prepared(origin, early, plan)
         step = origin.planned[key]
@@ -279,7 +279,7 @@ class StepSpiller:
     def _new_tier(self, size: int) -> Any:
         if self.tier == "disk":
             return _C.Tier.file(self.folder or tempfile.gettempdir(), size)
-        return _C.Tier.memory(size)
+        return self.device.tier(size)
 
     def _too_small(self, limit: int, smallest: int) -> BudgetError:
         return BudgetError(

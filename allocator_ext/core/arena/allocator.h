@@ -81,6 +81,11 @@ class Allocator {
   // The event log, for the checker. Switching it on logs the live chunks as allocated by no lane;
   // synchronize() next, or their reuse looks like a race. A copy does not inherit it.
   void record(bool on);
+  bool records() const { return attached_.recording; }
+  // What orders copies beside the lanes; it changes nothing here.
+  void note(EventKind kind, Lane lane, std::size_t offset, std::size_t bytes) {
+    log(kind, lane, -1, offset, bytes);
+  }
   std::vector<Event> take_log();
 
   std::size_t rounded(std::size_t bytes) const {

@@ -104,6 +104,8 @@ void Arena::copy(void* target, const void* source, std::size_t bytes) {
   backend_->copy(target, source, bytes);
 }
 
+void Arena::copy_all(const std::vector<CopyOf>& copies) { backend_->copy_all(copies); }
+
 void Arena::commit() {
   Lock lock(mutex_);
   backend_->commit();
@@ -217,6 +219,11 @@ Allocator Arena::snapshot() const {
 void Arena::record(bool on) {
   Lock lock(mutex_);
   allocator_.record(on);
+}
+
+void Arena::note(EventKind kind, Lane lane, std::size_t offset, std::size_t bytes) {
+  Lock lock(mutex_);
+  allocator_.note(kind, lane, offset, bytes);
 }
 
 std::vector<Event> Arena::take_log() {

@@ -53,6 +53,7 @@ class Arena {
   void finish();       // the host waits for the lanes
   // Moves bytes into, within or out of the arena while no lane is at work.
   void copy(void* target, const void* source, std::size_t bytes);
+  void copy_all(const std::vector<CopyOf>& copies);
 
   // Blocks of a rehearsed plan need no search, and nobody else takes their places: a lane keeps
   // them itself, and only their bytes are counted here, without the lock.
@@ -93,6 +94,8 @@ class Arena {
 
   Allocator snapshot() const;  // to rehearse on
   void record(bool on);
+  // Adds what orders a copy to the log, if there is one: see EventKind.
+  void note(EventKind kind, Lane lane, std::size_t offset, std::size_t bytes);
   std::vector<Event> take_log();
   Timeline timeline() const;
   void enable_timeline(bool on);

@@ -4,8 +4,15 @@
 
 #include <cstddef>
 #include <cstring>
+#include <vector>
 
 namespace waterflow {
+
+struct CopyOf {
+  void* target;
+  const void* source;
+  std::size_t bytes;
+};
 
 class Backend {
  public:
@@ -22,6 +29,10 @@ class Backend {
   // Copies bytes into, within or out of the arena when no lane is at work.
   virtual void copy(void* target, const void* source, std::size_t bytes) {
     std::memcpy(target, source, bytes);
+  }
+  // The same for many, in any order.
+  virtual void copy_all(const std::vector<CopyOf>& copies) {
+    for (const CopyOf& one : copies) copy(one.target, one.source, one.bytes);
   }
 };
 

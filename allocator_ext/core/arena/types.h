@@ -36,7 +36,15 @@ struct Chunk {
   Lane lane;
 };
 
-enum class EventKind : std::uint8_t { kAlloc, kUse, kFree, kSync };
+// Copies between the arena and a slower tier run beside the lanes, on copiers, which are numbered
+// from kFirstCopier on. Their events say what orders them:
+//   kMark   a moment of a lane; `offset` is its number
+//   kCopy   a copier copies the block at `offset`, behind the moment with the number `bytes` (0: it
+//           is behind nothing but its own past)
+//   kJoin   what the lane does next is behind all that the copier `offset` has done
+inline constexpr int kFirstCopier = kMaxLanes;
+
+enum class EventKind : std::uint8_t { kAlloc, kUse, kFree, kSync, kMark, kCopy, kJoin };
 
 struct Event {
   std::uint64_t offset;

@@ -9,6 +9,7 @@ namespace {
 constexpr std::size_t kMaxViolations = 1000;
 
 std::string name_of(Lane lane) {
+  if (lane >= kFirstCopier) return "copier " + std::to_string(lane - kFirstCopier);
   return lane == kNoLane ? "a thread that is no lane" : "lane " + std::to_string(lane);
 }
 
@@ -22,9 +23,12 @@ HappensBefore::HappensBefore(int lanes)
 }
 
 void HappensBefore::add(const Event& event) {
+  const bool copies = event.kind == EventKind::kCopy;
   const bool known_lane =
       event.lane == kNoLane || (event.lane >= 0 && static_cast<std::size_t>(event.lane) < lanes_);
-  if (!known_lane) {
+  if (copies && event.lane >= kFirstCopier) {
+    learn(event.lane);
+  } else if (copies || !known_lane) {
     throw std::invalid_argument("the log has lane " + std::to_string(event.lane) + " of " +
                                 std::to_string(lanes_));
   }
@@ -39,8 +43,30 @@ void HappensBefore::add(const Event& event) {
     case EventKind::kFree:
       touch(event);
       break;
+    case EventKind::kMark:
+      mark(event);
+      break;
+    case EventKind::kCopy:
+      copy(event);
+      break;
+    case EventKind::kJoin:
+      join_copier(event);
+      break;
   }
   ++index_;
+}
+
+std::size_t HappensBefore::slot(Lane lane) const {
+  if (lane == kNoLane) return lanes_;
+  return lane < kFirstCopier ? static_cast<std::size_t>(lane) : copiers_.at(lane);
+}
+
+// A copier that may be new.
+void HappensBefore::learn(Lane lane) {
+  if (!copiers_.emplace(lane, ticks_.size()).second) return;
+  ticks_.push_back(0);
+  clocks_.emplace_back();
+  for (auto& clock : clocks_) clock.resize(ticks_.size());
 }
 
 HappensBefore::Access HappensBefore::tick(Lane lane) {
@@ -55,8 +81,49 @@ bool HappensBefore::is_ordered(const Access& earlier, Lane lane) const {
   return clocks_[slot(lane)][slot(earlier.lane)] >= earlier.clock;
 }
 
+// Of the lanes, and of threads that are none; of what copiers do each knows what any of them knew.
 void HappensBefore::join() {
-  for (auto& clock : clocks_) clock = ticks_;
+  std::vector<std::uint64_t> all(ticks_.size());
+  for (std::size_t lane = 0; lane <= lanes_; ++lane) {
+    raise(all, clocks_[lane]);
+    all[lane] = ticks_[lane];
+  }
+  for (std::size_t lane = 0; lane <= lanes_; ++lane) clocks_[lane] = all;
+}
+
+void HappensBefore::raise(std::vector<std::uint64_t>& clock, const std::vector<std::uint64_t>& to) {
+  for (std::size_t slot = 0; slot < to.size(); ++slot)
+    clock[slot] = std::max(clock[slot], to[slot]);
+}
+
+void HappensBefore::mark(const Event& event) { marks_[event.offset] = clocks_[slot(event.lane)]; }
+
+// The lane's clock has no slot yet for copiers that were met after the mark.
+void HappensBefore::copy(const Event& event) {
+  const std::size_t at = slot(event.lane);
+  if (const auto moment = marks_.find(event.bytes); moment != marks_.end()) {
+    raise(clocks_[at], moment->second);
+    marks_.erase(moment);
+  }
+  const Access access = tick(event.lane);
+  const auto found = ranges_.find(event.offset);
+  if (found == ranges_.end() || !found->second.live || !found->second.is_whole) {
+    report(event, "copy of memory that is no live allocation");
+    return;
+  }
+  for (const Access& earlier : found->second.accesses) {
+    if (is_ordered(earlier, event.lane)) continue;
+    report(event, name_of(event.lane) + " may copy what " + name_of(earlier.lane) +
+                      " has not done with since event " + std::to_string(earlier.index) +
+                      ": the copy does not wait for it");
+    break;
+  }
+  found->second.accesses.push_back(access);
+}
+
+void HappensBefore::join_copier(const Event& event) {
+  learn(static_cast<Lane>(event.offset));
+  raise(clocks_[slot(event.lane)], clocks_[slot(static_cast<Lane>(event.offset))]);
 }
 
 // The range that starts at this offset, cut off a range that spans it; or the next one above.
@@ -114,6 +181,13 @@ void HappensBefore::touch(const Event& event) {
   if (found->first != event.offset || !range.is_whole) {
     report(event, std::string(frees ? "free" : "use") + " of memory that is no whole allocation");
     return;
+  }
+  for (const Access& earlier : range.accesses) {
+    if (earlier.lane < kFirstCopier || is_ordered(earlier, event.lane)) continue;
+    report(event, name_of(event.lane) + (frees ? " frees" : " uses") + " what " +
+                      name_of(earlier.lane) + " may still copy since event " +
+                      std::to_string(earlier.index) + ": it does not wait for the copy");
+    break;
   }
   const auto same = std::find_if(range.accesses.begin() + 1, range.accesses.end(),
                                  [&](const Access& other) { return other.lane == event.lane; });

@@ -122,13 +122,22 @@ void CudaBackend::refuse(std::size_t bytes, const DriverError& error) const {
                      " more; choose a smaller budget or free memory on the device");
 }
 
-// Moves what persists while no lane is at work; the user's own streams may have written it last.
 void CudaBackend::copy(void* target, const void* source, std::size_t bytes) {
+  copy_all({{target, source, bytes}});
+}
+
+// Moves what persists while no lane is at work; the user's own streams may have written it last.
+void CudaBackend::copy_all(const std::vector<CopyOf>& copies) {
   device().synchronize();
-  ContextScope scope(device());
-  WATERFLOW_CUDA(driver(), cuMemcpyAsync, "to move a tensor",
-                 reinterpret_cast<cu::DevicePointer>(target),
-                 reinterpret_cast<cu::DevicePointer>(source), bytes, streams_->stream(0));
+  {
+    ContextScope scope(device());
+    for (const CopyOf& one : copies) {
+      WATERFLOW_CUDA(driver(), cuMemcpyAsync, "to move a tensor",
+                     reinterpret_cast<cu::DevicePointer>(one.target),
+                     reinterpret_cast<cu::DevicePointer>(one.source), one.bytes,
+                     streams_->stream(0));
+    }
+  }
   streams_->drain();
 }
 

@@ -29,6 +29,7 @@ class CudaBackend final : public Backend {
   bool resize(std::size_t capacity) override;
   void give_back(std::size_t offset) override { unmap_down_to(offset); }
   void copy(void* target, const void* source, std::size_t bytes) override;
+  void copy_all(const std::vector<CopyOf>& copies) override;
   void finish() override { streams_->drain(); }
 
  private:

@@ -56,6 +56,23 @@ std::string CudaDevice::failure() const {
   return "";
 }
 
+void CudaDevice::count_pinned(std::ptrdiff_t bytes) const {
+  const auto delta = static_cast<std::size_t>(bytes);  // wraps around for a free, as it should
+  const std::size_t now = pinned_.fetch_add(delta) + delta;
+  if (bytes < 0) return;
+  std::size_t most = most_pinned_.load();
+  while (now > most && !most_pinned_.compare_exchange_weak(most, now)) {
+  }
+}
+
+CudaDevice::Priorities CudaDevice::priorities() const {
+  ContextScope scope(*this);
+  Priorities range{};
+  WATERFLOW_CUDA(*driver_, cuCtxGetStreamPriorityRange, "to ask for the priorities of streams",
+                 &range.least, &range.greatest);
+  return range;
+}
+
 CudaEvent::CudaEvent(std::shared_ptr<const CudaDevice> device, bool timed)
     : device_(std::move(device)) {
   ContextScope scope(*device_);
@@ -96,6 +113,13 @@ CudaStream::CudaStream(std::shared_ptr<const CudaDevice> device) : device_(std::
                  cu::kStreamNonBlocking);
 }
 
+CudaStream::CudaStream(std::shared_ptr<const CudaDevice> device, int priority)
+    : device_(std::move(device)) {
+  ContextScope scope(*device_);
+  WATERFLOW_CUDA(device_->driver(), cuStreamCreateWithPriority, "to make a stream", &stream_,
+                 cu::kStreamNonBlocking, priority);
+}
+
 CudaStream::~CudaStream() {
   in_context(*device_, [this] { device_->driver().cuStreamDestroy_v2(stream_); });
 }
@@ -107,20 +131,36 @@ void CudaStream::wait() const {
 
 LaneStreams::LaneStreams(std::shared_ptr<const CudaDevice> device, int lanes)
     : device_(std::move(device)) {
+  const auto [least, greatest] = device_->priorities();
+  has_priorities_ = greatest < least;
   for (int lane = 0; lane < lanes; ++lane) {
-    streams_.push_back(std::make_unique<CudaStream>(device_));
-    reached_.push_back(std::make_unique<CudaEvent>(device_, /*timed=*/false));
+    auto one = std::make_unique<OneLane>();
+    one->usual = std::make_unique<CudaStream>(device_, least);
+    if (has_priorities_) one->urgent = std::make_unique<CudaStream>(device_, greatest);
+    one->reached = std::make_unique<CudaEvent>(device_, /*timed=*/false);
+    one->switched = std::make_unique<CudaEvent>(device_, /*timed=*/false);
+    lanes_.push_back(std::move(one));
   }
+}
+
+bool LaneStreams::set_first(Lane lane, bool first) {
+  OneLane& one = *lanes_.at(lane);
+  if (!has_priorities_ || one.first.load() == first) return false;
+  std::lock_guard lock(mutex_);
+  one.switched->record(one.present()->get());
+  one.switched->make_wait((first ? one.urgent : one.usual)->get());
+  one.first.store(first);
+  return true;
 }
 
 void LaneStreams::join() {
   if (lanes() == 1) return;  // a stream is in order by itself
   // A wait is for the record made last before it, so two joins at once would mix their events.
   std::lock_guard lock(mutex_);
-  for (int lane = 0; lane < lanes(); ++lane) reached_[lane]->record(stream(lane));
+  for (int lane = 0; lane < lanes(); ++lane) lanes_[lane]->reached->record(stream(lane));
   for (int lane = 0; lane < lanes(); ++lane) {
     for (int other = 0; other < lanes(); ++other) {
-      if (other != lane) reached_[other]->make_wait(stream(lane));
+      if (other != lane) lanes_[other]->reached->make_wait(stream(lane));
     }
   }
 }
@@ -129,10 +169,10 @@ void LaneStreams::join() {
 // more. If it fails again the device is lost, and nothing that was queued will run.
 void LaneStreams::drain() const {
   std::exception_ptr failure;
-  for (const auto& stream : streams_) {
+  for (const auto& lane : lanes_) {
     for (int attempt = 0; attempt < 2; ++attempt) {
       try {
-        stream->wait();
+        lane->present()->wait();  // the lane's other stream was joined when it was left
         break;
       } catch (...) {
         if (!failure) failure = std::current_exception();
@@ -143,13 +183,17 @@ void LaneStreams::drain() const {
 }
 
 void LaneStreams::launch(Lane lane, std::function<void()> work) {
+  launch_on(*device_, stream(lane), std::move(work));
+}
+
+void launch_on(const CudaDevice& device, cu::Stream stream, std::function<void()> work) {
   auto call = [](void* queued) {
     std::unique_ptr<std::function<void()>> owned(static_cast<std::function<void()>*>(queued));
     (*owned)();
   };
   auto queued = std::make_unique<std::function<void()>>(std::move(work));
-  ContextScope scope(*device_);
-  WATERFLOW_CUDA(device_->driver(), cuLaunchHostFunc, "to queue host work", stream(lane), call,
+  ContextScope scope(device);
+  WATERFLOW_CUDA(device.driver(), cuLaunchHostFunc, "to queue host work", stream, call,
                  queued.get());
   queued.release();
 }

@@ -2,6 +2,7 @@
 // on it, which order their work among each other by events, so that no host thread ever waits.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -38,6 +39,19 @@ class CudaDevice {
   // Empty while the context works; else what broke it. Never throws.
   std::string failure() const;
 
+  // Page-locked host memory that this object's users have taken: now, and at most so far.
+  void count_pinned(std::ptrdiff_t bytes) const;
+  std::size_t pinned() const { return pinned_.load(); }
+  std::size_t most_pinned() const { return most_pinned_.load(); }
+
+  // The priorities that streams can have; the greater, the lower the number. Both are equal where
+  // the device knows none.
+  struct Priorities {
+    int least;
+    int greatest;
+  };
+  Priorities priorities() const;
+
  private:
   void find(int index);
   void check_features() const;
@@ -47,6 +61,8 @@ class CudaDevice {
   cu::Device handle_ = 0;
   cu::Context context_ = nullptr;
   std::string name_;
+  mutable std::atomic<std::size_t> pinned_{0};
+  mutable std::atomic<std::size_t> most_pinned_{0};
 };
 
 // While alive, the device's context is current on the calling thread.
@@ -97,6 +113,7 @@ class CudaEvent final : public DeviceEvent {
 class CudaStream {
  public:
   explicit CudaStream(std::shared_ptr<const CudaDevice> device);
+  CudaStream(std::shared_ptr<const CudaDevice> device, int priority);
   ~CudaStream();
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -109,14 +126,21 @@ class CudaStream {
   cu::Stream stream_ = nullptr;
 };
 
-// One stream per lane.
+// A lane's streams: one, or where the device knows priorities one of the least and one of the
+// greatest. A lane works on one of them at a time, and in order whichever that is.
 class LaneStreams {
  public:
   LaneStreams(std::shared_ptr<const CudaDevice> device, int lanes);
 
   const std::shared_ptr<const CudaDevice>& device() const { return device_; }
-  int lanes() const { return static_cast<int>(streams_.size()); }
-  cu::Stream stream(Lane lane) const { return streams_.at(lane)->get(); }
+  int lanes() const { return static_cast<int>(lanes_.size()); }
+  cu::Stream stream(Lane lane) const { return lanes_.at(lane)->present()->get(); }
+
+  bool has_priorities() const { return has_priorities_; }
+  bool goes_first(Lane lane) const { return lanes_.at(lane)->first.load(); }
+  // From now on the lane's work goes before that of others, or not, behind what it has been given
+  // so far. Called by the lane's own thread. Returns whether its stream is another now.
+  bool set_first(Lane lane, bool first);
 
   // What comes next on any lane waits for all that is queued on every lane. Asynchronous.
   void join();
@@ -125,10 +149,22 @@ class LaneStreams {
   void launch(Lane lane, std::function<void()> work);
 
  private:
+  struct OneLane {
+    std::unique_ptr<CudaStream> usual, urgent;  // `urgent` is null without priorities
+    std::unique_ptr<CudaEvent> reached;         // recorded anew by every join
+    std::unique_ptr<CudaEvent> switched;
+    std::atomic<bool> first{false};
+    CudaStream* present() const { return first.load() ? urgent.get() : usual.get(); }
+  };
+
   std::shared_ptr<const CudaDevice> device_;
-  std::vector<std::unique_ptr<CudaStream>> streams_;
-  std::mutex mutex_;  // guards the records of the events that follow: joins come one at a time
-  std::vector<std::unique_ptr<CudaEvent>> reached_;  // per lane, recorded anew by every join
+  bool has_priorities_ = false;
+  std::vector<std::unique_ptr<OneLane>> lanes_;
+  std::mutex mutex_;  // guards the records of the events, and which stream a lane is on: joins and
+                      // switches come one at a time
 };
+
+// Queues host work on a stream. CUDA forbids it to call CUDA.
+void launch_on(const CudaDevice& device, cu::Stream stream, std::function<void()> work);
 
 }  // namespace waterflow

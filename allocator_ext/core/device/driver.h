@@ -78,6 +78,7 @@ inline constexpr int kAttributeVirtualMemory = 102;
   CALL(cuCtxPushCurrent_v2, cu::Context)                                                          \
   CALL(cuCtxPopCurrent_v2, cu::Context*)                                                          \
   CALL(cuCtxSynchronize)                                                                          \
+  CALL(cuCtxGetStreamPriorityRange, int*, int*)                                                   \
   CALL(cuMemGetInfo_v2, std::size_t*, std::size_t*)                                               \
   CALL(cuMemGetAllocationGranularity, std::size_t*, const cu::AllocationProperties*, int)         \
   CALL(cuMemAddressReserve, cu::DevicePointer*, std::size_t, std::size_t, cu::DevicePointer,      \
@@ -94,6 +95,7 @@ inline constexpr int kAttributeVirtualMemory = 102;
   CALL(cuMemFreeHost, void*)                                                                      \
   CALL(cuMemcpyAsync, cu::DevicePointer, cu::DevicePointer, std::size_t, cu::Stream)              \
   CALL(cuStreamCreate, cu::Stream*, unsigned)                                                     \
+  CALL(cuStreamCreateWithPriority, cu::Stream*, unsigned, int)                                    \
   CALL(cuStreamDestroy_v2, cu::Stream)                                                            \
   CALL(cuStreamSynchronize, cu::Stream)                                                           \
   CALL(cuStreamWaitEvent, cu::Stream, cu::Event, unsigned)                                        \

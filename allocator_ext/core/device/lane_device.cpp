@@ -22,6 +22,10 @@ void CudaLaneDevice::bind(Lane lane) {
   if (bind_ != nullptr) bind_(streams_->device()->index(), streams_->stream(lane));
 }
 
+void CudaLaneDevice::set_first(Lane lane, bool first) {
+  if (streams_->set_first(lane, first)) bind(lane);
+}
+
 void CudaLaneDevice::execute(Lane lane, const std::function<void()>& work) {
   if (host_functions_) {
     streams_->launch(lane, work);

@@ -29,6 +29,11 @@ class LaneDevice {
   virtual void wait(const Mark&) {}  // the host waits
   virtual double seconds(const Mark& mark) { return mark.seconds; }
 
+  // Whether the lane's work goes before that of others from now on, where the device can do that.
+  // Called by the lane's own thread.
+  virtual void set_first(Lane, bool) {}
+  virtual cu::Stream stream(Lane) { return nullptr; }
+
   virtual void wait_event(Lane, const DeviceEvent&) {}  // the lane's next work waits for the event
   virtual void record(Lane, CudaEvent&) {}              // the event happens after the lane's work
 };
@@ -55,6 +60,8 @@ class CudaLaneDevice final : public LaneDevice {
   Mark mark(Lane lane) override;
   void wait(const Mark& mark) override;
   double seconds(const Mark& mark) override;
+  void set_first(Lane lane, bool first) override;
+  cu::Stream stream(Lane lane) override { return streams_->stream(lane); }
   void wait_event(Lane lane, const DeviceEvent& event) override;
   void record(Lane lane, CudaEvent& event) override;
 

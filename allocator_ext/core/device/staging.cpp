@@ -11,6 +11,7 @@ PinnedBuffer::PinnedBuffer(std::shared_ptr<const CudaDevice> device, std::size_t
   ContextScope scope(*device_);
   WATERFLOW_CUDA(device_->driver(), cuMemHostAlloc, "to take page-locked host memory", &data_,
                  bytes, 0);
+  device_->count_pinned(static_cast<std::ptrdiff_t>(bytes));
 }
 
 PinnedBuffer::~PinnedBuffer() {
@@ -19,6 +20,7 @@ PinnedBuffer::~PinnedBuffer() {
   } catch (const DriverError&) {  // then nothing is copied any more
   }
   in_context(*device_, [this] { device_->driver().cuMemFreeHost(data_); });
+  device_->count_pinned(-static_cast<std::ptrdiff_t>(bytes_));
 }
 
 DeviceInput::DeviceInput(std::shared_ptr<CudaStream> copies,

@@ -64,6 +64,12 @@ class Throttle {
   // How long the job has rested in the middle of steps.
   double rested_seconds() const;
 
+  // Whether the job goes before the others. Any thread.
+  void set_first(bool first) { first_.store(first, std::memory_order_relaxed); }
+  bool is_first() const { return first_.load(std::memory_order_relaxed); }
+  // Whether others go before the job, and work: then little of its work is to be queued.
+  bool is_behind() const { return !is_first() && precedence_->is_busy(); }
+
  private:
   double settle();  // brings the debt up to date and returns what is due
 
@@ -76,6 +82,7 @@ class Throttle {
   bool working_ = false;
   std::uint64_t seen_ = 0;  // calls when the work began
   double rested_ = 0;
+  std::atomic<bool> first_{false};
 };
 
 }  // namespace waterflow

@@ -1,0 +1,87 @@
+"""The budget of a device's engine changes while jobs run: memory is unmapped, and mapped again."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import waterflow as wf
+from tests.support.differences import assert_same_numbers
+from tests.support.fake_cuda import FakeDriver, nothing_left
+from tests.support.fake_device import FakeCudaDevice
+from tests.support.jobs import MODELS
+
+pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
+
+MIB = 1 << 20
+PIECE = 64 * MIB
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    driver = FakeDriver()
+    driver.reset()
+    driver.memory(1 << 30)
+    with nothing_left(driver):
+        yield driver
+    driver.reset()
+
+
+@contextlib.contextmanager
+def training(*names: str, memory: str = "256MiB") -> Iterator[wf.Engine]:
+    """Trains jobs of four epochs; inside, they are at work. Their numbers are the plain loop's."""
+    jobs = [MODELS[name](epochs=4) for name in names]
+    with wf.Engine(memory, device=FakeCudaDevice(), threads=1) as engine:
+        handles = [engine.submit(job) for job in jobs]
+        while not all(len(handle.losses) >= 2 for handle in handles):
+            time.sleep(0.001)
+        yield engine
+    for job in jobs:
+        expected = MODELS[job.name](epochs=4)
+        eager = wf.run_eager(expected, threads=1)
+        assert_same_numbers(expected, eager, job, engine.report()[job.name])
+
+
+def test_it_shrinks_and_grows(driver: FakeDriver) -> None:
+    driver.delay(100, seed=1)
+    taken = []
+    with training("cnn_shuffled", "encoder") as engine:
+        for budget in ("128MiB", "40MiB", "320MiB"):
+            engine.resize(budget)
+            taken.append(driver.live("memory_bytes"))
+    assert taken == [128 * MIB, PIECE, 320 * MIB]
+    assert engine.budget == 320 * MIB
+    assert driver.live("memory_bytes") == 0
+
+
+def test_a_budget_that_the_device_does_not_have_changes_nothing(driver: FakeDriver) -> None:
+    with training("cnn", memory="128MiB") as engine:
+        driver.memory(192 * MIB)
+        with pytest.raises(wf.JobError, match="does not have so much"):
+            engine.resize("512MiB")
+        assert driver.live("memory_bytes") == 128 * MIB
+        assert engine.budget == 128 * MIB
+
+
+def test_what_does_not_fit_is_refused(driver: FakeDriver) -> None:
+    with training("cnn", memory="128MiB") as engine:
+        with pytest.raises(wf.BudgetError, match="'cnn' holds"):
+            engine.resize("4KiB")
+        assert engine.budget == 128 * MIB
+
+
+def test_a_smaller_budget_is_kept_by_spilling(driver: FakeDriver) -> None:
+    """What does not fit any more is planned into what is left, where the run may spill."""
+    with pytest.raises(wf.BudgetError) as caught:
+        wf.run([MODELS["cnn"]()], "1KiB", device=FakeCudaDevice(), threads=1)
+    need = int(str(caught.value).split("needs ")[1].split()[0])
+    job, device = MODELS["cnn"](epochs=3), FakeCudaDevice()
+    with wf.Engine(2 * need, device=device, threads=1, spill=True) as engine:
+        job.on_step = lambda result: engine.resize(int(need * 0.85)) if result.step == 4 else None
+        engine.submit(job)
+    expected = MODELS["cnn"](epochs=3)
+    assert_same_numbers(expected, wf.run_eager(expected, threads=1), job, engine.report()["cnn"])
+    assert any(step.spill for step in engine._queue.jobs[0].steps.cache.steps())
