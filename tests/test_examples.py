@@ -140,14 +140,13 @@ def test_two_gans_side_by_side():
         assert report[job.name].metrics == alone.metrics
 
 
-def test_the_programs_in_the_readme(tmp_path, monkeypatch, capsys):
+def test_the_programs_in_readme_and_guide(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert len(programs) == 2
     names: dict[str, object] = {}
-    for program in programs:
-        exec(compile(program, "README.md", "exec"), names)
+    for page in ("README.md", "docs/guide.md"):
+        text = (EXAMPLES.parent / page).read_text(encoding="utf-8")
+        (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        exec(compile(program, page, "exec"), names)
     report = names["report"]
     assert [job.state for job in report] == ["finished"] * 3, [job.error for job in report]
     assert report.peak_bytes <= report.budget_bytes < report.side_by_side_bytes
