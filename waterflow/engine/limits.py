@@ -66,7 +66,7 @@ class Limits:
         return int(self._context.arena.statistics().capacity)
 
     def of_new(self, job: Job) -> int | None:
-        """The bytes that the steps of a job that joins are planned into; None: whatever they need."""
+        """The bytes that a joining job's steps are planned into; None: whatever they need."""
         return self._effective(job, job.limit_bytes, None, self.capacity)
 
     def impose(self, job: JobRun, limit: int | None) -> None:
