@@ -28,6 +28,7 @@ _PATTERNS = (" ", "/", ".", "x", "-", "|", "o")
 _DASHES: tuple[Any, ...] = ([], [8, 3], [2, 2], [8, 3, 2, 3], [14, 4], [4, 4], [1, 4])
 _INK = "#6e7781"
 _POINTS = 120_000  # of all jobs' bands together, and of all their losses
+_NAMED = 3  # jobs that a moment's tooltip names
 _SHARE = 0.25  # a budget of which less is used is above the picture at first
 
 
@@ -156,32 +157,43 @@ class Charts:
             nonselection_fill_alpha=0.15,
             nonselection_hatch_alpha=0.1,
         )
+        # At the pointer: the middle of a band may be far from it, or outside what is zoomed to.
         chart.add_tools(
-            HoverTool(renderers=[drawn], tooltips=[("job", "@name")], attachment="left")
+            HoverTool(
+                renderers=[drawn],
+                tooltips=[("job", "@name")],
+                attachment="below",
+                point_policy="follow_mouse",
+            )
         )
 
     def _total(self, chart: Any, seconds: Any, bands: Any, size: float) -> None:
         names = [shorten(name, 24) for name in self._report.timeline.names]
-        most = np.argsort(-bands, axis=0, kind="stable")[:3].T
-        told = [
-            ", ".join(f"{names[j]} {format_bytes(bands[j, at])}" for j in row if bands[j, at])
-            for at, row in enumerate(most)
-        ]
+        most = np.argsort(-bands, axis=0, kind="stable")[:_NAMED]
+        told = {
+            f"most{place}": [
+                f"{names[j]} {format_bytes(bands[j, at])}" if bands[j, at] else "-"
+                for at, j in enumerate(row)
+            ]
+            for place, row in enumerate(most)
+        }
         total = bands.sum(axis=0)
         source = ColumnDataSource(
             {
                 "x": seconds,
                 "y": total / size,
                 "sum": [format_bytes(value) for value in total],
-                "told": told,
+                **told,
             }
         )
         chart.step("x", "y", source=source, mode="after", line_color=_INK, line_width=1)
         # Steps cannot be hovered over, a line can.
         line = chart.line("x", "y", source=source, line_alpha=0)
-        tips = [("second", "@x{0.000}"), ("together", "@sum"), ("most", "@told")]
+        tips = [("second", "@x{0.000}"), ("together", "@sum")]
+        # A row each, so that it fits beside the pointer on a phone.
+        tips += [("most" if not place else "then", f"@{key}") for place, key in enumerate(told)]
         chart.add_tools(
-            HoverTool(renderers=[line], tooltips=tips, mode="vline", attachment="right")
+            HoverTool(renderers=[line], tooltips=tips, mode="vline", attachment="horizontal")
         )
 
     def lanes(self, found: Sequence[Stretch]) -> None:
