@@ -92,7 +92,7 @@ class Charts:
         unit, size = unit_of(peak or report.budget_bytes)
         top = max(peak, 1) * 1.18
         if report.budget_bytes and peak >= _SHARE * report.budget_bytes:
-            top = max(top, report.budget_bytes * 1.08)
+            top = max(top, report.budget_bytes * (1.15 if _is_close(report) else 1.08))
         chart = _new(
             f"memory in {unit}", 380, x_range=self._x, y_range=Range1d(0, top / size), name="memory"
         )
@@ -101,7 +101,8 @@ class Charts:
         _peak(chart, seconds, total, peak, size)
         if report.budget_bytes:
             left = len(seconds) and seconds[int(total.argmax())] > sum(self._span) / 2
-            _budget(chart, report.budget_bytes, size, self._span, bool(left))
+            above = 20 if _is_close(report) else 3  # over the peak's own label
+            _budget(chart, report.budget_bytes, size, self._span, bool(left), above)
         chart.tags = [report.budget_bytes * 1.08 / size, top / size]
         chart.xaxis.axis_label = "seconds since the start"
         self._roots["memory"] = chart
@@ -348,7 +349,15 @@ def _peak(chart: Any, seconds: Any, total: Any, peak: int, size: float) -> None:
     )
 
 
-def _budget(chart: Any, budget: int, size: float, span: tuple[float, float], left: bool) -> None:
+def _is_close(report: Report) -> bool:
+    """Whether the names of the peak and of the budget would lie on each other."""
+    share = report.peak_bytes / report.budget_bytes if report.budget_bytes else 0.0
+    return 0.85 < share < 1.15
+
+
+def _budget(
+    chart: Any, budget: int, size: float, span: tuple[float, float], left: bool, above: int
+) -> None:
     chart.hspan(y=[budget / size], line_color=_INK, line_dash="dashed", line_width=2)
     # On the side where the peak is not, so that the two never lie on each other.
     chart.add_layout(
@@ -356,7 +365,7 @@ def _budget(chart: Any, budget: int, size: float, span: tuple[float, float], lef
             x=span[0] if left else span[1],
             y=budget / size,
             x_offset=6 if left else -6,
-            y_offset=3,
+            y_offset=above,
             text=f"budget {format_bytes(budget)}",
             text_align="left" if left else "right",
             text_font_size="13px",

@@ -181,7 +181,7 @@ class _Page:
             )
             rows.append([f"{moment:.3f}", format_bytes(int(bands[:, at].sum())), most or "none"])
         head = ["second", "together", "those that held the most"]
-        return table("The highest moment of each interval", head, rows, words=(0, 2))
+        return table("The highest moment of each interval", head, rows, words=(2,))
 
     def _lanes(self) -> str:
         spans, report = self.report.spans, self.report
@@ -304,7 +304,8 @@ class _Page:
         from waterflow.report.charts import colour
 
         shade = colour(self.numbers.get(name, 0))
-        return f'<span class="swatch" style="background:{shade}"></span>{_name(name)}'
+        swatch = f'<span class="swatch" style="background:{shade}"></span>'
+        return f'<span class="job">{swatch}{_name(name)}</span>'
 
     def _chart(self, key: str, label: str) -> str:
         return f'<div class="chart" id="chart-{key}" role="img" aria-label="{text(label)}"></div>'

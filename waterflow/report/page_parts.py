@@ -39,7 +39,7 @@ def _decided(title: str, decisions: list[Decision], named: Named) -> str:
         [f"{one.seconds:.3f}", named(one.job) if one.job else "all", text(one.what)]
         for one in decisions
     ]
-    return _listed(title, ["second", "job", "what"], rows, (0, 1, 2))
+    return _listed(title, ["second", "job", "what"], rows, (1, 2))
 
 
 def _spilled(report: Report, named: Named) -> str:
@@ -56,7 +56,7 @@ def _spilled(report: Report, named: Named) -> str:
         for spill in job.spills
     ]
     head = ["second", "job", "limit", "a step copies", "away between steps", "to"]
-    return _listed("What spilled", head, rows, (0, 1, 5))
+    return _listed("What spilled", head, rows, (1, 5))
 
 
 def _speeds(report: Report, named: Named) -> str:

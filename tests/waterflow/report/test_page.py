@@ -284,7 +284,9 @@ def test_decisions_are_told_by_kind():
     report["b"].memory_speeds = [(3 * MIB, 12.5), (4 * MIB, 20.0)]
     page = report_page(report)
     section = page[page.index('id="decisions"') : page.index('id="jobs"')]
-    tables = dict(re.findall(r"<caption>(.*?)</caption>.*?<tbody>(.*?)</tbody>", section))
+    tables = dict(
+        re.findall(r"<caption><span>(.*?)</span></caption>.*?<tbody>(.*?)</tbody>", section)
+    )
     assert [name.split(",")[0] for name in tables] == [
         "Who waited",
         "Who was throttled",
