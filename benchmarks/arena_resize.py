@@ -62,7 +62,7 @@ def measure(repeats: int) -> dict[str, Any]:
     """Medians of so many turns; milliseconds."""
     torch.manual_seed(0)
     job = job_of(TASKS["vae"], 16, "steady")
-    job.epochs, job.capture = 10**6, True
+    job.epochs, job.steps, job.capture = 10**6, None, True
     times: dict[str, list[float]] = {}
     returned: list[int] = []
     with wf.Engine(SMALL + GIB + GIB // 4, lanes=2, threads=1) as engine:

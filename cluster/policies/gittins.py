@@ -56,20 +56,21 @@ class Gittins(RankedPolicy):
     ) -> None:
         super().__init__(room)
         self._services = tuple(services) or tiresias_services()
-        self._indices = indices(self._services, QUANTUM)
+        # What has had more service than any that is known comes last.
+        self._orders = (*(-index for index in indices(self._services, QUANTUM)), 0.0)
         self._limits = tuple(limits)
 
     def urgency(self, job: JobState, now: float) -> Rank:
         """Queue, then index, then submission."""
         service = job.service(now)
-        at = bisect_right(self._services, service)
-        index = self._indices[at] if at < len(self._indices) else 0.0
-        return (bisect_right(self._limits, service), -index, job.spec.submit)
+        order = self._orders[bisect_right(self._services, service)]
+        return (bisect_right(self._limits, service), order, job.spec.submit)
 
     def decide(self, state: ClusterState) -> Plan:
         """Like all that rank; asked again when a job reaches the next queue."""
         plan = super().decide(state)
-        watched = [index for index in (*plan.start, *state.reached) if index not in plan.stop]
+        stops = set(plan.stop)
+        watched = [index for index in (*plan.start, *state.reached) if index not in stops]
         watch = {index: self._next_limit(state.jobs[index], state) for index in watched}
         return Plan(stop=plan.stop, start=plan.start, watch=watch)
 

@@ -70,23 +70,30 @@ class RankedPolicy(Policy):
     ) -> None:
         walk = state.pending(level).walk(allowance)
 
-        def take_waiting(before: Rank | None) -> None:
+        def take_waiting(before: Rank | None) -> Head | None:
+            """Start those that come before a rank; the next one, if any could still start."""
             while (head := walk.best(room.left)) and (before is None or head.rank < before):
                 if room.take(head.gpus):
                     starts.append(head.job)
                     walk.take()
                 else:
                     walk.drop()
+            return head
 
-        first = walk.best(room.left)
-        for rank, job in self._behind(state, level, room, allowance, first):
-            take_waiting(rank)
-            account, gpus = state.account(job), len(job.gpus)
-            if allowance.fits(account, gpus) and room.take(gpus):
-                allowance.take(account, gpus)
-            else:
+        # Room and quotas only shrink, so whoever is next needs no look before it is its turn.
+        head = walk.best(room.left)
+        quotas = bool(state.cluster.quotas)
+        for rank, job in self._behind(state, level, room, allowance, head):
+            if head is not None and head.rank < rank:
+                head = take_waiting(rank)
+            gpus = len(job.gpus)
+            account = state.account(job) if quotas else None
+            if (quotas and not allowance.fits(account, gpus)) or not room.take(gpus):
                 stops.append(job.spec.index)
-        take_waiting(None)
+            elif quotas:
+                allowance.take(account, gpus)
+        if head is not None:
+            take_waiting(None)
 
     def _behind(
         self,
@@ -100,18 +107,21 @@ class RankedPolicy(Policy):
 
         Where only numbers count, that is all that come before the first that waits.
         """
-        running, now = state.running(level), state.now
-        certain = isinstance(room, Count) and state.used(level) <= room.left
-        if certain and first is None:
+        running, now, urgency = state.running(level), state.now, self.urgency
+        if not isinstance(room, Count) or state.used(level) > room.left:
+            return sorted(((*urgency(job, now), index), job) for index, job in running.items())
+        if first is None:
             room.take(state.used(level))
             return []
-        found, kept = [], 0
-        for index, job in running.items():
-            rank = (*self.urgency(job, now), index)
-            if certain and first is not None and rank < first.rank:
-                kept += len(job.gpus)
-                allowance.take(state.account(job), len(job.gpus))
-            else:
-                found.append((rank, job))
-        room.take(kept)
-        return sorted(found, key=lambda one: one[0])
+        # Most come before it, and are passed by at the least cost: this is done at every event.
+        bound = first.rank[:-1]
+        close = [(u, job) for job in running.values() if (u := urgency(job, now)) >= bound]
+        ranked = sorted(((*u, job.spec.index), job) for u, job in close)
+        found = [one for one in ranked if one[0] > first.rank]
+        room.take(state.used(level) - sum([len(job.gpus) for _, job in found]))
+        if state.cluster.quotas:
+            for account, gpus in state.used_by(level).items():
+                allowance.take(account, gpus)
+            for _, job in found:
+                allowance.take(state.account(job), -len(job.gpus))
+        return found
