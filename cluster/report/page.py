@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 
 from waterflow.cluster.report import pictures
@@ -14,12 +13,8 @@ from waterflow.cluster.report.classes import average_by_size
 from waterflow.cluster.simulator.results import Results
 from waterflow.common.errors import ReportError
 from waterflow.common.files import write_atomically
+from waterflow.common.html import page, table, text
 
-_STYLE = (
-    "body{font:15px/1.5 sans-serif;max-width:960px;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;text-align:right;"
-    "border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}img{width:100%}"
-)
 _COLUMNS = [
     "job",
     "submit",
@@ -58,46 +53,43 @@ def write_report(out: Path, trace: str, gpus: int, results: Mapping[str, Results
         for name, found in results.items():
             write_atomically(out / f"{name}.csv", _jobs(found).encode())
         summary = {name: found.summary() for name, found in results.items()}
-        text = json.dumps({"trace": trace, "gpus": gpus, "policies": summary}, indent=1)
-        write_atomically(out / "results.json", text.encode())
+        document = json.dumps({"trace": trace, "gpus": gpus, "policies": summary}, indent=1)
+        write_atomically(out / "results.json", document.encode())
         write_atomically(out / "index.html", _page(trace, gpus, results, list(drawn)).encode())
     except OSError as error:
         raise ReportError(f"cannot write the report to {out}: {error}") from error
 
 
 def _jobs(found: Results) -> str:
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
+    lines = io.StringIO()
+    rows = csv.writer(lines, lineterminator="\n")
     rows.writerow(_COLUMNS)
     arrays = (found.name, *(getattr(found, name) for name in _COLUMNS[1:]))
     rows.writerows(zip(*(array.tolist() for array in arrays), strict=True))
-    return text.getvalue()
+    return lines.getvalue()
 
 
 def _page(trace: str, gpus: int, results: Mapping[str, Results], images: list[str]) -> str:
-    title = escape(f"{trace} on {gpus} GPUs")
+    title = f"{trace} on {gpus} GPUs"
     summaries = {name: found.summary() for name, found in results.items()}
     columns = list(next(iter(summaries.values()))) if summaries else []
-    rows = [["policy", *columns]]
-    rows += [[name, *(f"{row[c]:,.6g}" for c in columns)] for name, row in summaries.items()]
+    rows = [[text(name), *(f"{row[c]:,.6g}" for c in columns)] for name, row in summaries.items()]
     sizes = {name: average_by_size(found) for name, found in results.items()}
     kinds = list(next(iter(sizes.values()))) if sizes else []
-    classes = [["average JCT in s (jobs)", *kinds]]
-    for name, row in sizes.items():
-        classes.append([name, *(f"{row[kind][1]:,.1f} ({row[kind][0]:,})" for kind in kinds)])
+    classes = [
+        [text(name), *(f"{row[kind][1]:,.1f} ({row[kind][0]:,})" for kind in kinds)]
+        for name, row in sizes.items()
+    ]
     unfinished = [name for name, found in results.items() if not found.finished]
-    note = f"<p>Not all jobs are done: {escape(', '.join(unfinished))}.</p>" if unfinished else ""
-    pictures_html = "".join(f'<p><img src="{image}" alt="{image}"></p>' for image in images)
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style><h1>{title}</h1>{note}{_table(rows)}"
-        "<p>Small jobs have less than 10,000 GPU seconds, large ones more than 200,000.</p>"
-        f"{_table(classes)}{pictures_html}</html>\n"
+    note = ""
+    if unfinished:
+        note = f'<p class="bad">Not all jobs are done: {text(", ".join(unfinished))}.</p>'
+    shown = "".join(f'<p><img src="{image}" alt="{image}"></p>' for image in images)
+    return page(
+        title,
+        f"<h1>{text(title)}</h1>{note}"
+        + table("What each policy came to", ["policy", *columns], rows)
+        + "<p>Small jobs have less than 10,000 GPU seconds, large ones more than 200,000.</p>"
+        + table("Average JCT in s (jobs)", ["policy", *kinds], classes)
+        + shown,
     )
-
-
-def _table(rows: list[list[str]]) -> str:
-    head, *body = rows
-    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
-    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"

@@ -28,10 +28,12 @@ a{color:var(--link)}nav a{display:inline-block;margin-right:1rem;padding:.2rem 0
 .scroll{overflow-x:auto;max-width:100%;max-height:34rem;overflow-y:auto;margin:.6rem 0}
 table{border-collapse:collapse;width:100%;font-size:.9rem}
 caption{text-align:left;color:var(--soft);padding-bottom:.3rem}
+caption span{display:block;position:sticky;left:0;width:min(100%,100vw - 2rem)}
 th,td{padding:.3rem .7rem;text-align:right;vertical-align:top;border-bottom:1px solid var(--line);
 overflow-wrap:normal}
+tbody th,tbody td{white-space:nowrap}tbody .words{white-space:normal}
 td:first-child,th:first-child,.words{text-align:left}th{font-weight:600}
-td.words,th[scope=row]{min-width:9rem;max-width:32rem;overflow-wrap:anywhere}
+td.words,th.words{min-width:9rem;max-width:32rem;overflow-wrap:anywhere}
 thead th{background:var(--panel);position:sticky;top:0;z-index:1}
 img{max-width:100%;height:auto}pre{white-space:pre-wrap;margin:.3rem 0;padding:.6rem;
 background:var(--panel);border:1px solid var(--line);font-size:.85rem;max-height:20rem;
@@ -85,10 +87,10 @@ def table(
     body = []
     for first, *rest in rows:
         line = "".join(f"<td {m}>{c}</td>" for m, c in zip(marks[1:], rest, strict=True))
-        body.append(f'<tr><th scope="row">{first}</th>{line}</tr>')
+        body.append(f'<tr><th scope="row" {marks[0]}>{first}</th>{line}</tr>')
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}">'
-        f"<table><caption>{text(caption)}</caption><thead><tr>{cells}</tr></thead>"
+        f"<table><caption><span>{text(caption)}</span></caption><thead><tr>{cells}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 

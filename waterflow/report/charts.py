@@ -28,6 +28,7 @@ _PATTERNS = (" ", "/", ".", "x", "-", "|", "o")
 _DASHES: tuple[Any, ...] = ([], [8, 3], [2, 2], [8, 3, 2, 3], [14, 4], [4, 4], [1, 4])
 _INK = "#6e7781"
 _POINTS = 120_000  # of all jobs' bands together, and of all their losses
+_NAMED = 3  # jobs that a moment's tooltip names
 _SHARE = 0.25  # a budget of which less is used is above the picture at first
 
 
@@ -91,7 +92,7 @@ class Charts:
         unit, size = unit_of(peak or report.budget_bytes)
         top = max(peak, 1) * 1.18
         if report.budget_bytes and peak >= _SHARE * report.budget_bytes:
-            top = max(top, report.budget_bytes * 1.08)
+            top = max(top, report.budget_bytes * (1.15 if _is_close(report) else 1.08))
         chart = _new(
             f"memory in {unit}", 380, x_range=self._x, y_range=Range1d(0, top / size), name="memory"
         )
@@ -100,7 +101,8 @@ class Charts:
         _peak(chart, seconds, total, peak, size)
         if report.budget_bytes:
             left = len(seconds) and seconds[int(total.argmax())] > sum(self._span) / 2
-            _budget(chart, report.budget_bytes, size, self._span, bool(left))
+            above = 20 if _is_close(report) else 3  # over the peak's own label
+            _budget(chart, report.budget_bytes, size, self._span, bool(left), above)
         chart.tags = [report.budget_bytes * 1.08 / size, top / size]
         chart.xaxis.axis_label = "seconds since the start"
         self._roots["memory"] = chart
@@ -156,32 +158,43 @@ class Charts:
             nonselection_fill_alpha=0.15,
             nonselection_hatch_alpha=0.1,
         )
+        # At the pointer: the middle of a band may be far from it, or outside what is zoomed to.
         chart.add_tools(
-            HoverTool(renderers=[drawn], tooltips=[("job", "@name")], attachment="left")
+            HoverTool(
+                renderers=[drawn],
+                tooltips=[("job", "@name")],
+                attachment="below",
+                point_policy="follow_mouse",
+            )
         )
 
     def _total(self, chart: Any, seconds: Any, bands: Any, size: float) -> None:
         names = [shorten(name, 24) for name in self._report.timeline.names]
-        most = np.argsort(-bands, axis=0, kind="stable")[:3].T
-        told = [
-            ", ".join(f"{names[j]} {format_bytes(bands[j, at])}" for j in row if bands[j, at])
-            for at, row in enumerate(most)
-        ]
+        most = np.argsort(-bands, axis=0, kind="stable")[:_NAMED]
+        told = {
+            f"most{place}": [
+                f"{names[j]} {format_bytes(bands[j, at])}" if bands[j, at] else "-"
+                for at, j in enumerate(row)
+            ]
+            for place, row in enumerate(most)
+        }
         total = bands.sum(axis=0)
         source = ColumnDataSource(
             {
                 "x": seconds,
                 "y": total / size,
                 "sum": [format_bytes(value) for value in total],
-                "told": told,
+                **told,
             }
         )
         chart.step("x", "y", source=source, mode="after", line_color=_INK, line_width=1)
         # Steps cannot be hovered over, a line can.
         line = chart.line("x", "y", source=source, line_alpha=0)
-        tips = [("second", "@x{0.000}"), ("together", "@sum"), ("most", "@told")]
+        tips = [("second", "@x{0.000}"), ("together", "@sum")]
+        # A row each, so that it fits beside the pointer on a phone.
+        tips += [("most" if not place else "then", f"@{key}") for place, key in enumerate(told)]
         chart.add_tools(
-            HoverTool(renderers=[line], tooltips=tips, mode="vline", attachment="right")
+            HoverTool(renderers=[line], tooltips=tips, mode="vline", attachment="horizontal")
         )
 
     def lanes(self, found: Sequence[Stretch]) -> None:
@@ -336,7 +349,15 @@ def _peak(chart: Any, seconds: Any, total: Any, peak: int, size: float) -> None:
     )
 
 
-def _budget(chart: Any, budget: int, size: float, span: tuple[float, float], left: bool) -> None:
+def _is_close(report: Report) -> bool:
+    """Whether the names of the peak and of the budget would lie on each other."""
+    share = report.peak_bytes / report.budget_bytes if report.budget_bytes else 0.0
+    return 0.85 < share < 1.15
+
+
+def _budget(
+    chart: Any, budget: int, size: float, span: tuple[float, float], left: bool, above: int
+) -> None:
     chart.hspan(y=[budget / size], line_color=_INK, line_dash="dashed", line_width=2)
     # On the side where the peak is not, so that the two never lie on each other.
     chart.add_layout(
@@ -344,7 +365,7 @@ def _budget(chart: Any, budget: int, size: float, span: tuple[float, float], lef
             x=span[0] if left else span[1],
             y=budget / size,
             x_offset=6 if left else -6,
-            y_offset=3,
+            y_offset=above,
             text=f"budget {format_bytes(budget)}",
             text_align="left" if left else "right",
             text_font_size="13px",

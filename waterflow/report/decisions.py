@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from waterflow.common.errors import ReportError
 from waterflow.report.json_fields import Fields, decode_float, encode_float
+
+Kind = Literal["waited", "throttled", "spilled", "other"]
+
+#: How what the engine's recorder says of a job begins.
+_KINDS: tuple[tuple[tuple[str, ...], Kind], ...] = (
+    (("rests", "goes on", "may need "), "waited"),
+    (("works in ",), "throttled"),
+    (("its steps copy ",), "spilled"),
+)
 
 
 class Decision(NamedTuple):
@@ -15,6 +24,11 @@ class Decision(NamedTuple):
     seconds: float
     job: str
     what: str
+
+    @property
+    def kind(self) -> Kind:
+        """Whether a job waited, was throttled or spilled by it."""
+        return next((kind for begins, kind in _KINDS if self.what.startswith(begins)), "other")
 
 
 def decisions_to_json(decisions: Sequence[Decision]) -> list[list[float | str]]:

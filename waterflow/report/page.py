@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -18,6 +18,12 @@ import numpy as np
 from waterflow.common.html import page, shorten, table, text, visible
 from waterflow.common.units import format_bytes, format_seconds
 from waterflow.report.idle import idle_text
+from waterflow.report.page_parts import (
+    decision_tables,
+    losses_table,
+    metrics_of_jobs,
+    metrics_table,
+)
 from waterflow.report.page_script import SCRIPT, STYLE
 from waterflow.report.thinning import at_most, stretches, thin_bands
 
@@ -30,7 +36,6 @@ Report: TypeAlias = Any
 
 _MOMENTS = 24  # rows of the table of memory over time
 _METRICS = 12  # charts of metrics; a page of more helps nobody
-_LISTED = 500  # decisions
 
 
 def report_page(report: Report) -> str:
@@ -176,7 +181,7 @@ class _Page:
             )
             rows.append([f"{moment:.3f}", format_bytes(int(bands[:, at].sum())), most or "none"])
         head = ["second", "together", "those that held the most"]
-        return table("The highest moment of each interval", head, rows, words=(0, 2))
+        return table("The highest moment of each interval", head, rows, words=(2,))
 
     def _lanes(self) -> str:
         spans, report = self.report.spans, self.report
@@ -215,11 +220,12 @@ class _Page:
 
     def _losses(self) -> str:
         losses = {job.name: job.losses for job in self.report if len(job.losses)}
-        if not losses:
-            return "<p>No step has told a loss.</p>"
-        self.charts.lines("loss", "loss", losses)
-        parts = [self._chart("loss", "The loss of each job over its steps"), self._notes("loss")]
-        metrics = _metrics(self.report)
+        parts = ["<p>No step has told a loss.</p>"]
+        if losses:
+            self.charts.lines("loss", "loss", losses)
+            chart = self._chart("loss", "The loss of each job over its steps")
+            parts = [chart, self._notes("loss")]
+        metrics = metrics_of_jobs(self.report)
         for place, (name, values) in enumerate(list(metrics.items())[:_METRICS]):
             key = f"metric-{place}"
             self.charts.lines(key, name, values)
@@ -232,9 +238,7 @@ class _Page:
         if broken:
             names = ", ".join(map(_name, broken))
             parts.append(f'<p class="bad">Not all losses are finite numbers: {names}.</p>')
-        rows = [[self._job(name), str(len(ls)), *_range_of(ls)] for name, ls in losses.items()]
-        head = ["job", "losses", "first", "lowest", "highest", "last"]
-        return "".join(parts) + table("Losses of each job", head, rows)
+        return "".join(parts) + losses_table(losses, self._job) + metrics_table(metrics, self._job)
 
     def _alone(self) -> str:
         report = self.report
@@ -264,28 +268,16 @@ class _Page:
 
     def _decisions(self) -> str:
         report = self.report
-        rows = [
-            [f"{one.seconds:.3f}", self._job(one.job) if one.job else "all", text(one.what)]
-            for one in report.decisions[:_LISTED]
-        ]
-        parts = []
-        if rows:
-            head = ["second", "job", "what"]
-            parts.append(table("Who waited, rested, was held back", head, rows, words=(0, 1, 2)))
-        if len(report.decisions) > _LISTED:
-            parts.append(
-                f'<p class="soft">The first {_LISTED} of {len(report.decisions):,}; report.json '
-                "has all.</p>"
-            )
         ran = [
             [self._job(job.name), text(job.captured), "<br>".join(map(text, _reasons(job)))]
             for job in report
             if _reasons(job) or job.captured != "captured"
         ]
+        told = decision_tables(report, self._job)
         if ran:
             head = ["job", "its steps ran", "why, and notes"]
-            parts.append(table("How steps ran", head, ran, words=(0, 1, 2)))
-        return "".join(parts) or "<p>Nothing had to be decided: no job waited or ran opaque.</p>"
+            told += table("How steps ran", head, ran, words=(0, 1, 2))
+        return told or "<p>Nothing had to be decided: no job waited or ran opaque.</p>"
 
     def _jobs(self) -> str:
         rows = [
@@ -312,7 +304,8 @@ class _Page:
         from waterflow.report.charts import colour
 
         shade = colour(self.numbers.get(name, 0))
-        return f'<span class="swatch" style="background:{shade}"></span>{_name(name)}'
+        swatch = f'<span class="swatch" style="background:{shade}"></span>'
+        return f'<span class="job">{swatch}{_name(name)}</span>'
 
     def _chart(self, key: str, label: str) -> str:
         return f'<div class="chart" id="chart-{key}" role="img" aria-label="{text(label)}"></div>'
@@ -341,23 +334,6 @@ def _controls(more: str = "") -> str:
 def _bar(share: float, budget: float) -> str:
     line = f'<b style="left:{100 * budget:.2f}%"></b>' if budget else ""
     return f'<span class="bar"><i style="width:{100 * share:.2f}%"></i>{line}</span>'
-
-
-def _range_of(losses: Sequence[float]) -> list[str]:
-    values = np.asarray(losses, dtype=np.float64)
-    finite = values[np.isfinite(values)]
-    ends = [f"{finite.min():.4g}", f"{finite.max():.4g}"] if len(finite) else ["-", "-"]
-    return [f"{values[0]:.4g}", *ends, f"{values[-1]:.4g}"]
-
-
-def _metrics(report: Report) -> dict[str, dict[str, Any]]:
-    """By metric, then by job: numbers, one a step, or pairs of a step and a number."""
-    found: dict[str, dict[str, Any]] = {}
-    for job in report:
-        for name, values in (getattr(job, "metrics", None) or {}).items():
-            if len(values):
-                found.setdefault(str(name), {})[job.name] = values
-    return found
 
 
 def _reasons(job: JobReport) -> list[str]:

@@ -11,7 +11,7 @@ padding:.5rem .7rem}
 .controls{display:flex;flex-wrap:wrap;gap:.4rem;align-items:center;margin:.5rem 0}
 button,select{font:inherit;color:var(--ink);background:var(--panel);border:1px solid var(--soft);
 border-radius:6px;padding:.3rem .7rem;min-height:2.2rem;max-width:100%}
-.swatch{display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.45rem;
+.job{display:flex;align-items:baseline}.swatch{flex:none;display:inline-block;width:.8rem;height:.8rem;border-radius:2px;margin-right:.45rem;
 vertical-align:-1px}
 .bar{display:block;position:relative;height:.7rem;min-width:8rem;background:var(--panel);
 border:1px solid var(--line)}.bar i{display:block;height:100%;background:var(--bar)}

@@ -35,7 +35,7 @@ def test_a_report_is_a_folder_with_a_page(tmp_path):
     assert result.exit_code == 0, result.output
     assert "fifo" in result.stdout
     page = (out / "index.html").read_text()
-    assert "<td>sjf</td>" in page
+    assert ">sjf</th>" in page
     for name in ("completion_times.png", "gpus_in_use.png", "queue_length.png"):
         assert name in page
         assert (out / name).read_bytes().startswith(b"\x89PNG")

@@ -1,5 +1,6 @@
 """The report's page in headless Chromium: what is seen, what can be reached, what never runs."""
 
+import re
 import time
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 from tests.support.browser import Opened, chromium, launch
 from waterflow.report.charts import PALETTE
 from waterflow.report.decisions import Decision
+from waterflow.report.evaluation import Evaluation
 from waterflow.report.page import report_page
 from waterflow.report.report import JobReport, Report, Spans, Timeline
+from waterflow.report.spills import Spill
 
 MIB = 2**20
 HOSTILE = [
@@ -183,17 +186,39 @@ def test_a_job_is_highlighted_in_all_charts(browser, plain):
     opened.page.close()
 
 
-@pytest.mark.xfail(reason="the job is told, the moment is not yet", strict=False)
-def test_hovering_tells_the_moment(browser, plain):
-    opened = Opened(browser, plain, 1280)
+#: Of each tooltip shown, which is in a shadow tree: its text, and left, right, top, bottom.
+TIPS = """() => { const found = [];
+  const walk = node => {
+    if (node.classList && node.classList.contains("bk-Tooltip") && node.offsetHeight) {
+      const box = node.getBoundingClientRect();
+      const told = [...node.shadowRoot.children].filter(part => part.tagName !== "STYLE");
+      found.push([told.map(part => part.innerText).join(" "), box.left, box.right, box.top,
+                  box.bottom]);
+    }
+    if (node.shadowRoot) walk(node.shadowRoot);
+    node.childNodes.forEach(walk);
+  };
+  walk(document.body);
+  return found; }"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_hovering_tells_the_job_and_the_moment(browser, plain, width):
+    opened = Opened(browser, plain, width)
+    opened.page.locator("#chart-memory").scroll_into_view_if_needed()
     box = opened.page.locator("#chart-memory").bounding_box()
-    tips = opened.page.locator("#chart-memory").get_by_text("MiB")
-    assert tips.count() == 0
+    assert opened.page.evaluate(TIPS) == []
     opened.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 3)
-    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    tips.first.wait_for(state="attached", timeout=10_000)
-    told = " ".join(tips.all_inner_texts())
-    assert "first" in told or "third" in told
+    opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.8)
+    opened.page.wait_for_function(f"({TIPS})().length == 2", timeout=20_000)
+    job, moment = sorted(opened.page.evaluate(TIPS), key=lambda tip: len(tip[0]))
+    assert "first" in job[0]
+    for told in ("second", "together", "2.0 MiB", "third 1.0 MiB", "first 341.3 KiB"):
+        assert told in moment[0]
+    for _, left, right, _, _ in (job, moment):
+        assert 0 <= left < right <= width
+    assert job[3] >= moment[4] or job[2] <= moment[1] or job[1] >= moment[2]  # side by side
+    assert opened.complaints == []
     opened.page.close()
 
 
@@ -229,6 +254,58 @@ def test_metrics_are_drawn():
     page = report_page(report)
     assert 'aria-label="accuracy of each job"' in page
     assert "<h3><bdi>&lt;b&gt;f1</bdi></h3>" in page
+    assert "<td >3</td><td >0.1</td><td >0.1</td><td >0.9</td><td >0.9</td>" in page
+
+
+def test_evaluations_are_drawn_at_their_steps():
+    report = make_report(["a", "b"], steps=0)
+    report["a"].evaluations = [
+        Evaluation(10, {"accuracy": 0.25}),
+        Evaluation(20, {"accuracy": 0.75, "</script>": 1.0}),
+    ]
+    page = report_page(report)
+    assert "No step has told a loss." in page
+    assert 'aria-label="evaluation: accuracy of each job"' in page
+    assert "evaluation: &lt;/script&gt;" in page
+    assert page.count("</script>") == 3
+    assert "<td >2</td><td >0.25</td><td >0.25</td><td >0.75</td><td >0.75</td>" in page
+
+
+def test_decisions_are_told_by_kind():
+    report = make_report(["a", "b"])
+    report.decisions = [
+        Decision(0.1, "a", "rests, its memory is the others'"),
+        Decision(0.2, "a", "goes on"),
+        Decision(0.3, "b", "works in 40% of 'a''s time (+5.0% of its time alone)"),
+        Decision(0.4, "", "the budget is 8.0 MiB"),
+        Decision(0.5, "b", "its steps copy 2.0 MiB to memory and back, within 3.0 MiB"),
+    ]
+    report["b"].spills = [Spill(0.5, 3 * MIB, 2 * MIB, MIB // 2, "disk")]
+    report["b"].memory_speeds = [(3 * MIB, 12.5), (4 * MIB, 20.0)]
+    page = report_page(report)
+    section = page[page.index('id="decisions"') : page.index('id="jobs"')]
+    tables = dict(
+        re.findall(r"<caption><span>(.*?)</span></caption>.*?<tbody>(.*?)</tbody>", section)
+    )
+    assert [name.split(",")[0] for name in tables] == [
+        "Who waited",
+        "Who was throttled",
+        "What spilled",
+        "Limits that were tried for memory that jobs share",
+        "Limits",
+        "How steps ran",
+    ]
+    waited, throttled, spilled, tried, other, ran = tables.values()
+    assert "goes on" in waited
+    assert waited.count("<tr>") == 2
+    assert "works in 40%" in throttled
+    assert throttled.count("<tr>") == 1
+    assert all(told in spilled for told in ("3.0 MiB", "2.0 MiB", "512.0 KiB", "disk"))
+    assert "12.5" in tried
+    assert tried.count("<tr>") == 2
+    assert "the budget is" in other
+    assert other.count("<tr>") == 1
+    assert "opaque because of a" in ran
 
 
 def test_many_jobs_and_steps_stay_usable():
