@@ -180,6 +180,7 @@ def test_a_few_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # of all orders together
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chosen=jobs_of_a_run, asked=wishes)
 def test_many_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) -> None:
