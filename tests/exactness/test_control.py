@@ -180,7 +180,30 @@ def test_a_few_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # of all orders together
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(chosen=jobs_of_a_run, asked=wishes)
 def test_many_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) -> None:
     check(chosen, asked)
+
+
+@pytest.mark.parametrize("capture", ["auto", True])
+@pytest.mark.filterwarnings("ignore::waterflow.JobFailedWarning")
+def test_an_impossible_limit_harms_nobody_else(capture: Any) -> None:
+    """It is refused, or, where no step is captured yet, ends the job that has it; both tell why."""
+    reader, encoder = make("reader", capture=capture), make("encoder", capture=capture)
+    refused: wf.BudgetError | None = None
+    with wf.Engine(MEMORY, threads=1, check=True) as engine:
+        engine.submit(reader)
+        handle = engine.submit(encoder)
+        try:
+            handle.set_memory_limit(230)
+        except wf.BudgetError as error:
+            refused = error
+    report = engine.report()
+    told = refused or report["encoder"].error
+    assert "cannot be planned into 230 bytes" in str(told)
+    assert "Give it that much or more" in str(told)
+    assert_same_numbers(*expected("reader"), reader, report["reader"])
+    if refused:
+        assert_same_numbers(*expected("encoder"), encoder, report["encoder"])

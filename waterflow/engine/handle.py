@@ -80,7 +80,9 @@ class JobHandle:
         """Plans the job's steps into another limit, also under what they need now: by their order
         first, then by spilling (see `Job.memory_limit`). The same numbers, later.
 
-        Returns when it is done, between two steps; in a callback at once.
+        Returns when it is done, between two steps; in a callback at once. While no step is captured
+        yet, nobody knows what will do: a limit that turns out to be too small then ends this job,
+        and no other, with a `BudgetError` that names the smallest.
 
         Args:
             memory: bytes that the job may need, taking its steps alone, or a text such as "1GiB".
