@@ -149,6 +149,7 @@ def test_what_a_callback_may_name_is_known_before_it_runs():
     script += "assert {'STOP', 'StepResult', 'JobError', 'NonFiniteLossError'} <= known.keys(); "
     script += "waterflow.Engine; assert set(waterflow.__all__) - known.keys() <= "
     script += "{'MaxBatch', 'Pair', 'Plan', 'max_batch', 'pair', 'plan', 'run', 'run_eager', "
+    script += "'from_lightning', 'from_trainer', "
     script += "'shared'}"
     python("-c", script)
 
