@@ -253,8 +253,10 @@ def _fits(
     memory = cluster.nodes[cluster.owner[gpu]].memory
     if not there and not draft.count[gpu]:
         return job.spec.floor <= memory
-    stay = (state.jobs[index] for index in there)
-    used = sum(_bytes(other, other.opportunistic) for other in stay) + draft.memory.get(gpu, 0)
+    used = draft.memory.get(gpu, 0)
+    for index in there:
+        other = state.jobs[index]  # which may be upgraded just now
+        used += _bytes(other, draft.opportunistic.get(index, other.opportunistic))
     return used + _bytes(job, opportunistic) <= memory
 
 

@@ -107,3 +107,21 @@ def test_a_slow_policy_is_found_out():
     state = state_of(ClusterSpec.of(1, 1), make_policy("fifo"))
     with pytest.raises(PlanError, match=r"'fifo' takes .* ms for a decision about 1 GPUs"):
         check_decision_time(Slow(), state)
+
+
+def test_nobody_is_squeezed_in_beside_one_upgraded_in_the_same_plan():
+    def job(index, submit, steps, memory, **options):
+        options = {"guaranteed": True, "tenant": "a", **options}
+        return JobSpec(
+            *(index, f"j{index}", submit, 1, steps), step_seconds=1.0, memory=memory, **options
+        )
+
+    cluster = ClusterSpec.of(2, 1, memory=16, sharing=2, quotas={"a": 1, "b": 1})
+    half = {"least_memory": 6, "curve": ((0.75, 0.8),), "adaptive": True}
+    jobs = [
+        job(0, 0.0, 199.0, 10, utilization=0.1),
+        job(1, 2.0, 208.0, 12, guaranteed=False, tenant="b", utilization=1.0),
+        job(2, 6.0, 167.0, 12, utilization=0.5, **half),  # upgraded when the first has ended
+        job(3, 10.0, 162.0, 10, utilization=1.0),
+    ]
+    check_policy(lambda: make_policy("antman"), cluster, jobs)

@@ -268,7 +268,6 @@ class Stepping(transformers.Trainer):
         ({"gradient_checkpointing": True}, "activation_checkpointing=True"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
         ({"eval_strategy": "epoch"}, "eval_strategy="),
-        ({"full_determinism": True}, "full_determinism=True"),
         ({"kind": Stepping}, "Stepping.training_step"),
         (
             {"keywords": {"callbacks": [transformers.EarlyStoppingCallback()]}},
