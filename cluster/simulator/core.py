@@ -188,7 +188,7 @@ class Simulation:
             job = state.jobs[index]
             lost = self._failures.lost(state.now - job.waits_since)
             left = min(job.spec.steps, job.left_at(state.now) + lost / job.step_time)
-            self._change(job, (), job.opportunistic)
+            self._change(job, (), not job.spec.guaranteed)  # as one that a plan stops
             state.put(_with(state.jobs[index], left=left))
             self._respeed(self._beside(job.gpus))
         state.take_down(node)

@@ -12,6 +12,7 @@ from waterflow.cluster import ClusterSpec, JobSpec, simulate
 from waterflow.cluster.local.coordinator import TOLERANCE
 from waterflow.cluster.policies import POLICIES, make_policy
 from waterflow.cluster.simulator.failures import Failures
+from waterflow.cluster.spec import NodeSpec
 from waterflow.cluster.state import Plan
 from waterflow.cluster.testing import (
     check_decision_time,
@@ -125,3 +126,19 @@ def test_nobody_is_squeezed_in_beside_one_upgraded_in_the_same_plan():
         job(3, 10.0, 162.0, 10, utilization=1.0),
     ]
     check_policy(lambda: make_policy("antman"), cluster, jobs)
+
+
+def test_a_guest_whose_node_fails_waits_with_its_claim():
+    nodes = tuple(NodeSpec(gpus, 16) for gpus in (2, 2, 1))
+    cluster = ClusterSpec(nodes, quotas={"a": 4, "b": 1}, sharing=2)
+    short = {"steps": 0.0, "tenant": "a", "guaranteed": False, "utilization": 0.1}
+    jobs = [JobSpec(index, f"j{index}", 0.0, 1, **short) for index in range(7)]
+    jobs += [
+        JobSpec(index, f"j{index}", 0.0, 1, 246.0, tenant="b", utilization=0.1)
+        for index in (7, 8)  # the second becomes a guest of the first
+    ]
+    jobs.append(JobSpec(9, "j9", 0.0, 4, **short))
+    policy = make_policy("waterflow")
+    failures = Failures(mean=900.0, repair=100.0, checkpoint=50.0, seed=0)
+    found = simulate(jobs, cluster, policy, check=every_check(policy), failures=failures)
+    assert found.finished
