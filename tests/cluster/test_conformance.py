@@ -27,25 +27,28 @@ from waterflow.common.errors import PlanError
 
 pytestmark = pytest.mark.virtual
 
+#: The same problems in every run, so that a change is what makes one fail; the soak draws others.
+OPTIONS = settings(deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+
 WORKING = [name for name in POLICIES if name != "nop"]
 
 
 @pytest.mark.parametrize("name", WORKING)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(OPTIONS, max_examples=40)
 @given(problem=problems())
 def test_every_plan_can_be_carried_out_and_nobody_starves(name, problem):
     check_policy(lambda: make_policy(name), *problem)
 
 
 @pytest.mark.parametrize("name", WORKING)
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(OPTIONS, max_examples=40)
 @given(problem=problems(quotas=True))
 def test_no_tenant_exceeds_its_quota_and_all_its_jobs_get_done(name, problem):
     check_policy(lambda: make_policy(name), *problem)
 
 
 @pytest.mark.parametrize("name", WORKING)
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(OPTIONS, max_examples=10)
 @given(problem=problems(), seed=st.integers(0, 99))
 def test_nodes_that_fail_lose_no_job(name, problem, seed):
     cluster, jobs = problem
@@ -56,7 +59,7 @@ def test_nodes_that_fail_lose_no_job(name, problem, seed):
 
 
 @pytest.mark.parametrize("name", WORKING)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(OPTIONS, max_examples=20)
 @given(problem=problems())
 def test_a_decision_changes_nothing_and_is_the_same_again(name, problem):
     cluster, jobs = problem
@@ -142,3 +145,17 @@ def test_a_guest_whose_node_fails_waits_with_its_claim():
     failures = Failures(mean=900.0, repair=100.0, checkpoint=50.0, seed=0)
     found = simulate(jobs, cluster, policy, check=every_check(policy), failures=failures)
     assert found.finished
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", WORKING)
+@settings(OPTIONS, max_examples=500, derandomize=False)
+@given(problem=problems(quotas=True), seed=st.none() | st.integers(0, 99))
+def test_many_problems(name, problem, seed):
+    cluster, jobs = problem
+    if seed is None:
+        check_policy(lambda: make_policy(name), cluster, jobs)
+        return
+    policy = make_policy(name)
+    failures = Failures(mean=900.0, repair=100.0, checkpoint=50.0, seed=seed)
+    assert simulate(jobs, cluster, policy, check=every_check(policy), failures=failures).finished
