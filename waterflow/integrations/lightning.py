@@ -100,7 +100,9 @@ def from_lightning(
     if trainer is not None:
         options = {**_limits(trainer, require), **options}
     train, validation = _loaders(module, data, require)
-    state = _State(name, options.get("epochs"), options.get("steps"), train)
+    numbered, accumulated = _reads_number(module), options.get("accumulate", 1)
+    counted = numbered or validation is not None or _asks_where_it_is(module)
+    state = _State(name, options.get("epochs"), options.get("steps"), train, counted)
     module.trainer = state  # type: ignore[assignment]
     module.on_fit_start()
     optimizer, scheduler, interval = _optimizers(module, require)
@@ -109,8 +111,6 @@ def from_lightning(
     module.on_train_start()
     if validation is not None:
         options.setdefault("evaluate", _Validation(name, validation, state))
-    numbered, accumulated = _reads_number(module), options.get("accumulate", 1)
-    counted = numbered or validation is not None or state.is_read_by(module)
     return Job(
         name,
         model=module,
@@ -281,13 +281,18 @@ class _State:
     Whatever else it asks a trainer for is an error: an answer made up would be another number.
     """
 
-    def __init__(self, name: str, epochs: int | None, steps: int | None, loader: Any) -> None:
+    current_epoch: int  # the next two where batches are counted alone: else asking is an error
+    global_step: int
+
+    def __init__(
+        self, name: str, epochs: int | None, steps: int | None, loader: Any, counts: bool
+    ) -> None:
         self._name = name
         self._loader = loader
         self.max_epochs = epochs
         self.max_steps = -1 if steps is None else steps
-        self.current_epoch = 0
-        self.global_step = 0
+        if counts:
+            self.current_epoch = self.global_step = 0
         self.world_size = 1
         self.global_rank = self.local_rank = self.node_rank = 0
         self.is_global_zero = True
@@ -320,12 +325,13 @@ class _State:
             "not: leave that out, or train it with Lightning"
         )
 
-    def is_read_by(self, module: nn.Module) -> bool:
-        """Whether the module's own code may ask where its training is."""
-        names = {"trainer", "_trainer", "current_epoch", "global_step"}
-        own = (kind for kind in type(module).__mro__ if not _is_librarys(kind))
-        functions = (value for kind in own for value in vars(kind).values())
-        return any(names & _names_of(function) for function in functions)
+
+def _asks_where_it_is(module: nn.Module) -> bool:
+    """Whether the module's own code may ask where its training is."""
+    names = {"trainer", "_trainer", "current_epoch", "global_step"}
+    own = (kind for kind in type(module).__mro__ if not _is_librarys(kind))
+    functions = (value for kind in own for value in vars(kind).values())
+    return any(names & _names_of(function) for function in functions)
 
 
 def _is_librarys(kind: type) -> bool:
@@ -428,7 +434,7 @@ class _Mean:
 
     def add(self, value: Any, size: int) -> None:
         """Takes in the value of one batch."""
-        if hasattr(value, "compute") and hasattr(value, "reset"):
+        if _is_metric(value):
             self._metric = value
             return
         self._sum = self._sum + torch.as_tensor(value).detach().cpu() * size
@@ -440,8 +446,12 @@ class _Mean:
         return _number(self._sum / self._count if self._metric is None else self._metric)
 
 
+def _is_metric(value: Any) -> bool:
+    return hasattr(value, "compute") and hasattr(value, "reset")
+
+
 def _number(value: Any) -> float:
-    if hasattr(value, "compute") and hasattr(value, "reset"):
+    if _is_metric(value):
         computed = float(value.compute())
         value.reset()
         return computed

@@ -344,6 +344,22 @@ def test_what_a_module_asks_its_trainer_for_is_never_made_up():
     assert "num_val_batches" in report["asking"].error
 
 
+def epoch_of(module):
+    return module.current_epoch
+
+
+def test_an_epoch_that_is_asked_for_elsewhere_is_never_made_up():
+    class Hidden(Plain):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, 0) * 0.5 ** epoch_of(self)
+
+    loader = DataLoader(digits(), 20)
+    job = wf.from_lightning(Hidden(), loader, epochs=2, name="hidden")
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([job], memory="64MiB")
+    assert "current_epoch" in report["hidden"].error
+
+
 def test_a_validation_that_draws_is_refused():
     class Sampling(Classifier):
         def validation_step(self, batch, batch_idx):
