@@ -152,7 +152,14 @@ def spill_everything(profile: Profile, values: Sequence[MovableValue]) -> SpillP
 
 def smallest_limit(profile: Profile, values: Sequence[MovableValue]) -> int:
     """Bytes of the smallest limit that a step can be planned into; see `plan_spill`."""
-    return int(_Planner(profile, values, CopyCost()).least().max())
+    return tightest_place(profile, values)[0]
+
+
+def tightest_place(profile: Profile, values: Sequence[MovableValue]) -> tuple[int, int]:
+    """The smallest limit, and the node whose operator takes that much."""
+    least = _Planner(profile, values, CopyCost()).least()
+    node = int(least.argmax())
+    return int(least[node]), node
 
 
 class _Planner:
@@ -224,8 +231,8 @@ class _Planner:
     def check(self, limit: int) -> None:
         """Raises LimitTooSmallError where no plan keeps to the limit."""
         least = self.least()
-        if least.max() > limit:
-            node = int(least.argmax())
+        node = int(least.argmax())
+        if least[node] > limit:
             raise LimitTooSmallError(limit, int(least[node]), node)
 
     # What leaves

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ Item = TypeVar("Item")
 
 #: In place of a batch, where an epoch is found to have ended.
 _END_OF_EPOCH: Any = object()
+
+#: A fetch may have waited for the interpreter's lock: the shortest of so many did not.
+_TIMED_FETCHES = 4
 
 #: Iterators that run no code of the user's, so it does not matter where they are asked.
 _PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
@@ -45,11 +49,16 @@ class Start:
 
 
 class _Lent:
-    """Work that another thread waits for."""
+    """Work that another thread waits for.
+
+    Attributes:
+        fetches: whether it is in the data's Python, which may take its time.
+        is_left: whether nobody waits for it any more: once that returns, it is to end.
+    """
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self.done = False
+        self.done = self.fetches = self.is_left = False
         self.error: BaseException | None = None
 
     def do(self) -> None:
@@ -90,7 +99,6 @@ class Feeder(Generic[Item]):
         on_ready: Callable[[], None],
         name: str,
         ahead: Callable[[], int] = lambda: 2,
-        prepare_at_once: Callable[[Any], Item | None] = lambda batch: None,
         begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
         start: Start = Start(),
         is_due: Callable[[int], bool] = lambda steps: False,
@@ -107,8 +115,6 @@ class Feeder(Generic[Item]):
         on_ready: called, on the feeder's thread, when something can be taken.
         ahead: says how many batches to hold at most. Once it has so many, the thread sleeps until
             half of them are gone: woken for each, it would be in everybody's way.
-        prepare_at_once: makes the item of a batch that follows in lent work; None where that work
-            cannot go on with it.
         begin: begins an epoch, from the data and its number.
         start: where in the data to begin.
         is_due: whether somebody wants a boundary after so many steps; asked often, with the lock.
@@ -140,10 +146,10 @@ class Feeder(Generic[Item]):
         self._stopped = False
         self._over = False  # the thread fetches no more
         self._lent: _Lent | None = None
-        self._prepare_at_once = prepare_at_once
         self._batches = self._all_batches()
         self._begun: tuple[int, Any] | None = None  # fetched in lent work that cannot go on with it
         self._error: BaseException | None = None  # of a fetch in lent work
+        self._fetch_times: deque[float] = deque([0.0], maxlen=_TIMED_FETCHES)
         self._thread = threading.Thread(target=self._run, name=f"waterflow-data-{name}")
         self._thread.daemon = True
 
@@ -192,6 +198,11 @@ class Feeder(Generic[Item]):
             self._changed.notify_all()
 
     @property
+    def fetch_seconds(self) -> float:
+        """What the data's Python takes for a batch, as far as it was seen lately."""
+        return min(self._fetch_times)
+
+    @property
     def place(self) -> Start:
         """At a boundary, where in the data that is."""
         return Start(self._fetched, self._epoch, self._fetched - self._epoch_began)
@@ -213,9 +224,14 @@ class Feeder(Generic[Item]):
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def lend(self, work: Callable[[], None]) -> None:
+    def lend(self, work: Callable[[], None], patience: float | None = None) -> None:
         """Has the thread do `work` between two fetches; returns when it is done. Where the thread
         does not run, the calling one does it.
+
+        Args:
+            work: what to do.
+            patience: seconds after which this returns, too, where the work waits for the data of
+                `following` batches: it ends once these are there.
 
         Raises:
             Whatever the work raises.
@@ -224,24 +240,32 @@ class Feeder(Generic[Item]):
         with self._changed:
             self._lent = lent
             self._changed.notify_all()
-            self._served.wait_for(lambda: lent.done or self._over or not self.started)
-            self._lent = None
-        if not lent.done:
+            while not (lent.done or self._over or lent.is_left) and self.started:
+                self._served.wait(patience)
+                lent.is_left = patience is not None and lent.fetches
+        if not (lent.done or lent.is_left):
             lent.do()
+        self._lent = None
         if lent.error is not None:
             raise lent.error
 
-    def following(self) -> FeedItem[Item] | None:
+    def following(self, prepare: Callable[[Any], Item | None]) -> FeedItem[Item] | None:
         """In lent work, after the step on the batch before: the next batch, where there is one that
-        the work can go on with."""
+        the work can go on with.
+
+        Args:
+            prepare: makes the item of a batch; None where the work cannot go on with it.
+        """
         if self._stopped or self._queue or self._begun is not None or self._wants_boundary:
             return None
+        lent = self._lent
+        assert lent is not None
         try:
-            fetched = next(self._batches, None)
+            fetched = self._fetched_for(lent)
             if fetched is None:
                 return None
-            ended = fetched[1] is _END_OF_EPOCH
-            item = None if ended else self._prepare_at_once(fetched[1])
+            wanted = fetched[1] is not _END_OF_EPOCH and not lent.is_left
+            item = prepare(fetched[1]) if wanted else None
         except BaseException as error:
             self._error = error
             return None
@@ -249,6 +273,20 @@ class Feeder(Generic[Item]):
             self._begun = fetched
             return None
         return FeedItem(item, fetched[0])
+
+    def _fetched_for(self, lent: _Lent) -> tuple[int, Any] | None:
+        lent.fetches = True
+        try:
+            return self._next_batch()
+        finally:
+            with self._changed:  # from here on it is left no more
+                lent.fetches = False
+
+    def _next_batch(self) -> tuple[int, Any] | None:
+        started = time.perf_counter()
+        fetched = next(self._batches, None)
+        self._fetch_times.append(time.perf_counter() - started)
+        return fetched
 
     def _run(self) -> None:
         try:
@@ -281,7 +319,7 @@ class Feeder(Generic[Item]):
         if self._stopped:
             return None
         begun, self._begun = self._begun, None
-        return begun or next(self._batches, None)
+        return begun or self._next_batch()
 
     @property
     def _wants_boundary(self) -> bool:

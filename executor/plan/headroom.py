@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from waterflow.executor.plan.flow_plan import divided
 from waterflow.executor.plan.piled_step import HEADROOMS, PiledStep, Piles
 from waterflow.executor.plan.simulate import FlowForecast, simulate_flow
-from waterflow.partitioner.policies.fair_share import NextJob, fair_share
+from waterflow.partitioner.policies.fair_share import NextJob, Priority, fair_share
 from waterflow.partitioner.profile import node_times
 
 #: So many jobs are simulated for the choice, the largest; more would say little new.
@@ -26,10 +26,12 @@ class FlowJob:
     Attributes:
         steps: the piles of each step that it may take, at least one.
         weight: its share of the lanes' time, beside those of the others.
+        priority: whether it goes before others.
     """
 
     steps: Sequence[Piles]
     weight: float = 1.0
+    priority: Priority = Priority.NORMAL
 
     @property
     def largest(self) -> Piles:
@@ -99,7 +101,8 @@ def forecast(
     """
     piles = [job.largest.at(headroom, room) for job in jobs]
     times = node_times([job.largest.memory.profile for job in jobs])
-    return simulate_flow(piles, times, room, lanes, [job.weight for job in jobs], next_job)
+    weights, priorities = [job.weight for job in jobs], [job.priority for job in jobs]
+    return simulate_flow(piles, times, room, lanes, weights, next_job, priorities)
 
 
 def _tallest(jobs: Sequence[FlowJob], headroom: float, room: int) -> int:

@@ -18,7 +18,7 @@ from waterflow.allocator_ext import _C
 from waterflow.executor.plan.flow_plan import divided
 from waterflow.executor.plan.piled_step import PiledStep
 from waterflow.partitioner.policies.arrangement import PAIR_SECONDS
-from waterflow.partitioner.policies.fair_share import NextJob, Share, fair_share
+from waterflow.partitioner.policies.fair_share import NextJob, Priority, Share, fair_share
 from waterflow.partitioner.profile import FloatArray
 from waterflow.partitioner.schedule import Schedule
 
@@ -27,6 +27,8 @@ _STEPS = 6
 _WARM_UP = 2
 #: No simulation is longer than this many groups.
 _MOST_GROUPS = 40_000
+#: Beside jobs that go first others may get nowhere: after so many steps of those that is known.
+_MOST_STEPS = 100
 
 
 class SimulatedSpan(NamedTuple):
@@ -48,15 +50,17 @@ class FlowForecast:
         overlap: fraction of the busy time during which more than one lane works, 0.0 to 1.0.
         waits: groups per step of every job that have to wait for memory.
         spans: what ran when, from the first step on.
+        speeds: of each job, over its speed alone: 0.0 (it gets nowhere) to 1.0.
     """
 
     seconds: float
     overlap: float
     waits: float
     spans: tuple[SimulatedSpan, ...] = ()
+    speeds: tuple[float, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Runner:
     """A job in the simulation."""
 
@@ -65,6 +69,7 @@ class _Runner:
     seconds: list[float]
     share: Share
     steps: int = 0
+    worked: float = 0.0
     lane: int | None = None
     group: int = 0
 
@@ -104,6 +109,7 @@ def simulate_flow(
     lanes: int,
     weights: Sequence[float] | None = None,
     next_job: NextJob = fair_share,
+    priorities: Sequence[Priority] | None = None,
 ) -> FlowForecast:
     """Lets jobs flow by the clock of their profiles.
 
@@ -114,13 +120,22 @@ def simulate_flow(
         lanes: how many lanes there are.
         weights: the jobs' weights, all 1.0 if None.
         next_job: who takes a free lane, as in a run.
+        priorities: who goes first, all equals if None. As in a run a lane is kept for each
+            guaranteed job, as long as one is left. How far others would be throttled, a run alone
+            can tell: here nobody slows anybody down.
     """
     weights = weights or [1.0] * len(steps)
+    priorities = priorities or [Priority.NORMAL] * len(steps)
     runners = [
         _Runner(
-            i, step, np.add.reduceat(time, [g.start for g in step.groups]).tolist(), Share(weight)
+            i,
+            step,
+            np.add.reduceat(time, [g.start for g in step.groups]).tolist(),
+            Share(weight, priority=priority),
         )
-        for i, (step, time, weight) in enumerate(zip(steps, times, weights, strict=True))
+        for i, (step, time, weight, priority) in enumerate(
+            zip(steps, times, weights, priorities, strict=True)
+        )
     ]
     tallest = max(step.extent for step in steps)
     return _Simulation(runners, *divided(range_bytes, tallest, lanes), next_job).run()
@@ -130,6 +145,10 @@ class _Simulation:
     def __init__(self, runners: list[_Runner], size: int, lanes: int, next_job: NextJob) -> None:
         self.runners = runners
         self.next_job = next_job
+        highest = min(runner.share.priority for runner in runners)
+        self.first = [runner for runner in runners if runner.share.priority is highest]
+        guaranteed = self.first if highest is Priority.GUARANTEED else []
+        self.open_to_others = lanes - min(len(guaranteed), lanes - 1)
         self.gate = _C.Gate(size, lanes)
         self.on_lane: list[_Runner | None] = [None] * lanes
         self.running = [False] * lanes
@@ -138,20 +157,20 @@ class _Simulation:
 
     def run(self) -> FlowForecast:
         goal, groups = _STEPS, 0
-        warm = (0.0, 0.0, 0.0, 0.0, 0)
+        warm: tuple[float, ...] = self._marks()
         warming = True
         self._dispatch()
         while self.clock.events and groups < _MOST_GROUPS:
-            self._finish_group(self.clock.advance())
+            self._finish_group(self._advance())
             self._dispatch()
             groups += 1
             least = min(runner.steps for runner in self.runners)
             # Beside a step that is hundreds of times shorter, a long one does not get that far.
             if warming and (least >= _WARM_UP or groups >= _MOST_GROUPS // 2):
                 warming, warm = False, self._marks()
-            if least >= goal:
+            if least >= goal or self._others_get_nowhere():
                 break
-        passed, alone, both, work, waits = (
+        passed, alone, both, work, waits, *worked = (
             after - before for after, before in zip(self._marks(), warm, strict=True)
         )
         # Of the work, not of the steps: jobs are in the middle of theirs when the clock is read.
@@ -162,11 +181,25 @@ class _Simulation:
             overlap=both / (alone + both) if both else 0.0,
             waits=waits / rounds,
             spans=tuple(self.spans),
+            speeds=tuple(min(1.0, seconds / passed) for seconds in worked),
         )
 
-    def _marks(self) -> tuple[float, float, float, float, int]:
-        clock = self.clock
-        return clock.now, clock.alone, clock.both, clock.work, self.gate.waits
+    def _marks(self) -> tuple[float, ...]:
+        clock, worked = self.clock, [runner.worked for runner in self.runners]
+        return clock.now, clock.alone, clock.both, clock.work, self.gate.waits, *worked
+
+    def _others_get_nowhere(self) -> bool:
+        if len(self.first) == len(self.runners):
+            return False
+        return min(runner.steps for runner in self.first) >= _MOST_STEPS
+
+    def _advance(self) -> int:
+        before = self.clock.now
+        lane = self.clock.advance()
+        for runner, running in zip(self.on_lane, self.running, strict=True):
+            if runner is not None and running:
+                runner.worked += self.clock.now - before
+        return lane
 
     def _finish_group(self, lane: int) -> None:
         runner = self.on_lane[lane]
@@ -203,6 +236,9 @@ class _Simulation:
     def _take_job(self, lane: int) -> bool:
         """Gives the lane to a job that is on none, if there is one that may begin."""
         free = [runner for runner in self.runners if runner.lane is None]
+        others = sum(runner is not None and runner not in self.first for runner in self.on_lane)
+        if others >= self.open_to_others:
+            free = [runner for runner in free if runner in self.first]
         if not free:
             return False
         runner = free[self.next_job([runner.share for runner in free])]

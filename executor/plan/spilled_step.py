@@ -13,10 +13,12 @@ from waterflow.executor.run.step_use import StepUse
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.spill import (
     CopyCost,
+    LimitTooSmallError,
     MovableValue,
     SpillPlan,
     plan_spill,
     spill_everything,
+    tightest_place,
 )
 from waterflow.partitioner.spilled import End, Move, Node, homes_of, sequence_of, spilled_profile
 
@@ -52,6 +54,14 @@ class SpilledStep:
     tier_bytes: int
     moved_bytes: int
 
+    def needs(self, persistent_bytes: int) -> int:
+        """What a job needs that takes this step alone, gaps between addresses included.
+
+        Args:
+            persistent_bytes: all that it holds between steps, what is away included.
+        """
+        return persistent_bytes - self.away_bytes + self.memory.extent
+
 
 def spill_step(
     lowered: LoweredStep,
@@ -75,20 +85,32 @@ def spill_step(
         cost: what copies take.
 
     Raises:
-        LimitTooSmallError: there is no such plan.
+        LimitTooSmallError: there is no such plan; one for the limit that it names there is.
     """
     profile = dataclasses.replace(use.profile, persistent_bytes=persistent_bytes)
     forced = [n for n, meanings in use.inputs.items() if not required.isdisjoint(meanings)]
     target = limit
     for _ in range(_MOST_TRIES):
-        plan = plan_spill(profile, use.values, target, cost=cost, required=forced)
+        try:
+            plan = plan_spill(profile, use.values, target, cost=cost, required=forced)
+        except LimitTooSmallError:
+            break
         spilled = lower_spilled(lowered, use, plan, alignment)
-        excess = persistent_bytes - spilled.away_bytes + spilled.memory.extent - limit
+        excess = spilled.needs(persistent_bytes) - limit
         if excess <= 0:
             return spilled
         target -= max(excess, alignment)
-    plan_spill(profile, use.values, target, cost=cost, required=forced)
-    raise AssertionError("a step whose addresses do not come down to its limit")
+    # Without a look at the limit, so that one that is named here is enough when it is asked for.
+    least, node = tightest_place(profile, use.values)
+    plans = (
+        plan_spill(profile, use.values, least, cost=cost, required=forced),
+        spill_everything(profile, use.values),
+    )
+    tightest = [lower_spilled(lowered, use, plan, alignment) for plan in plans]
+    spilled = min(tightest, key=lambda one: one.needs(persistent_bytes))
+    if spilled.needs(persistent_bytes) > limit:
+        raise LimitTooSmallError(limit, spilled.needs(persistent_bytes), node)
+    return spilled
 
 
 def spill_all(

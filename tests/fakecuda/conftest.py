@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_cuda import Cuda, FakeDriver, library
+from tests.support.fake_cuda import Cuda, FakeDriver, driver_with, library
 
 
 @pytest.fixture
@@ -18,6 +18,13 @@ def make_driver(tmp_path: Path) -> Callable[[], FakeDriver]:
         return FakeDriver(Path(shutil.copy(library(), tmp_path / "libfresh.so")))
 
     return make
+
+
+@pytest.fixture
+def driver() -> Iterator[FakeDriver]:
+    """The driver that engines load, with 2 GiB."""
+    with driver_with(2 << 30) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import waterflow as wf
 from tests.support.differences import differences
-from tests.support.fake_cuda import FakeDriver, nothing_left
+from tests.support.fake_cuda import FakeDriver
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS, OPTIMIZERS
 from waterflow.checkpoint.snapshot import JobSnapshot
@@ -21,16 +20,6 @@ pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
 JOBS = {**MODELS, **OPTIMIZERS}
 NAMES = ["cnn_shuffled", "noisy_shuffled", "amsgrad_plain"]
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    driver = FakeDriver()
-    driver.reset()
-    driver.memory(2 << 30)
-    with nothing_left(driver):
-        yield driver
-    driver.reset()
 
 
 def run(jobs: list[wf.Job], **options: Any) -> wf.Report:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 
 import waterflow as wf
 from tests.support.differences import assert_same_numbers
-from tests.support.fake_cuda import FakeDriver, nothing_left
+from tests.support.fake_cuda import FakeDriver
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS
 from waterflow.allocator_ext import _C
@@ -22,17 +21,6 @@ pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 USUAL, GREATEST = 0, -5
 #: Work items by which two lanes try their streams.
 _TRIED = 4
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    driver = FakeDriver()
-    driver.reset()
-    driver.memory(2 << 30)
-    with nothing_left(driver):
-        yield driver
-        gc.collect()
-    driver.reset()
 
 
 def make(name: str, **options: Any) -> wf.Job:

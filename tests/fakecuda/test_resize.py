@@ -10,7 +10,7 @@ import pytest
 
 import waterflow as wf
 from tests.support.differences import assert_same_numbers
-from tests.support.fake_cuda import FakeDriver, nothing_left
+from tests.support.fake_cuda import FakeDriver, driver_with
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS
 
@@ -22,12 +22,8 @@ PIECE = 64 * MIB
 
 @pytest.fixture
 def driver() -> Iterator[FakeDriver]:
-    driver = FakeDriver()
-    driver.reset()
-    driver.memory(1 << 30)
-    with nothing_left(driver):
+    with driver_with(1 << 30) as driver:
         yield driver
-    driver.reset()
 
 
 @contextlib.contextmanager

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import ast
 import functools
-import gc
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import torch
 import waterflow as wf
 from tests.support import fake_device
 from tests.support.differences import assert_same_numbers
-from tests.support.fake_cuda import FakeDriver, nothing_left
+from tests.support.fake_cuda import FakeDriver
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS, OPTIMIZERS
 from tests.support.zoo_jobs import BERT, CNN, jobs_of
@@ -32,17 +30,6 @@ pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
 JOBS = {**MODELS, **OPTIMIZERS}
 OUT_OF_MEMORY = 2
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    driver = FakeDriver()
-    driver.reset()
-    driver.memory(2 << 30)
-    with nothing_left(driver):
-        yield driver
-        gc.collect()
-    driver.reset()
 
 
 def make(name: str, steps: int = 9, **options: Any) -> wf.Job:

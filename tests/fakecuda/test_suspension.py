@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 import waterflow as wf
 from tests.support.differences import assert_same_numbers, differences
-from tests.support.fake_cuda import FakeDriver, nothing_left
+from tests.support.fake_cuda import FakeDriver
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS, OPTIMIZERS, SCHEDULERS
 from waterflow.allocator_ext import _C
@@ -27,16 +26,6 @@ pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 JOBS = {**MODELS, **SCHEDULERS, **OPTIMIZERS}
 NAMES = ["cnn_shuffled", "noisy_shuffled", "amsgrad_plain", "encoder"]
 OUT_OF_MEMORY = 2
-
-
-@pytest.fixture
-def driver() -> Iterator[FakeDriver]:
-    driver = FakeDriver()
-    driver.reset()
-    driver.memory(2 << 30)
-    with nothing_left(driver):
-        yield driver
-    driver.reset()
 
 
 class Stop:

@@ -173,17 +173,20 @@ def _wrapped(mode: FakeTensorMode, result: Any, device: torch.device) -> Any:
 def _fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
     """``FakeTensor(mode, tensor, device)``, whose attributes are those of one made so before."""
     known = mode.__dict__.setdefault("_attributes_of_fakes", {})
-    if device not in known:
-        first = FakeTensor(mode, tensor, device)
-        known[device] = dict(vars(first))
-        return first
-    fake = Tensor._make_subclass(
-        FakeTensor,
-        tensor,
-        tensor.requires_grad,
-        dispatch_device=True,
-        device_for_backend_keys=device,
-    )
+    # Functions that torch's function modes do not see (from_numpy) call operators with a mode on,
+    # which would take a tensor of this module's own for one of the traced code's.
+    with torch._C.DisableTorchFunction():
+        if device not in known:
+            first = FakeTensor(mode, tensor, device)
+            known[device] = dict(vars(first))
+            return first
+        fake = Tensor._make_subclass(
+            FakeTensor,
+            tensor,
+            tensor.requires_grad,
+            dispatch_device=True,
+            device_for_backend_keys=device,
+        )
     torch._C._set_throw_on_mutable_data_ptr(fake)
     vars(fake).update(known[device])
     return fake  # type: ignore[return-value]

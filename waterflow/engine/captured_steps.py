@@ -132,7 +132,10 @@ class CapturedSteps:
 
     @property
     def steady(self) -> list[PreparedStep]:
-        """Those of them that make no state."""
+        """Those of them that make no state and leave nothing behind: what a plan can hold. None
+        where the optimizer runs as Python, on gradients that outlive its graphs."""
+        if self.exclusive:
+            return []
         return [step for step in self._bound if not step.creates_state]
 
     def choose(self, batch: PreparedBatch, residency: Residency) -> PreparedStep:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from waterflow.account.purity import observer, undisturbed
+from waterflow.capture.casts import Casts, casts_of
 from waterflow.capture.opaque import has_own_zero_grad
 from waterflow.common.errors import JobError, NumbersDifferError
 from waterflow.engine.captured_steps import CapturedSteps
@@ -22,6 +23,7 @@ from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.job.batch import moved
+from waterflow.job.gradients import held_gradients
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.steps.audit import check_step
@@ -67,7 +69,9 @@ class EagerSteps:
         self.room_on_demand = False
         # Where persistent tensors lie, all of them known to be outside the room.
         self._outside: list[int] | None = None
+        self._casts: Casts | None = None  # not looked at before it matters
         self._grain = math.inf  # seconds of a thread for each tensor that steps have made
+        self._alone = math.inf  # of the wall's, while no other job was in eager steps
 
     # Where they may run
 
@@ -115,22 +119,46 @@ class EagerSteps:
     def is_fine(self) -> bool:
         """Whether its operators are so short, or may be, that two such jobs side by side would wait
         for the interpreter's lock more than they would gain."""
-        return not FINE_SECONDS < self._grain < math.inf
+        tiers = self._steps.tiers
+        fine = FINE_SECONDS if tiers is None else tiers.costs.fine_seconds
+        return not fine < self._grain < math.inf
+
+    @property
+    def casts(self) -> Casts:
+        """What its Python may do with autocast, and other things that all threads share."""
+        if self._casts is None or self._job.autocast is not None:
+            self._casts = casts_of(self._job)
+        return self._casts
 
     @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """Around a train of steps in the room, on its thread."""
+    def timed(self, beside: Callable[[], int]) -> Iterator[None]:
+        """Around a train of steps in the room, on its thread.
+
+        Args:
+            beside: how many jobs are in eager steps now, this one included.
+        """
         assert self.room is not None
-        started, made, begun = time.thread_time(), self.room.allocations, self._captured.begun
+        jobs, made, begun = beside(), self.room.allocations, self._captured.begun
+        started, wall = time.thread_time(), time.perf_counter()
         try:
             yield
         finally:
             made = self.room.allocations - made
-            seconds = time.thread_time() - started
+            seconds, wall = time.thread_time() - started, time.perf_counter() - wall
             # Waiting for the lock takes processor time, too: the least is the truest. First steps
             # on a thread tell little.
             if made > _LEAST_TENSORS and self._captured.begun - begun >= 2:
                 self._grain = min(self._grain, seconds / made)
+                if jobs == beside():
+                    self._note_wall(jobs, wall / made)
+
+    def _note_wall(self, jobs: int, seconds: float) -> None:
+        """A train beside so many jobs has taken so much time for each tensor that it has made."""
+        tiers = self._steps.tiers
+        if jobs == 1:
+            self._alone = min(self._alone, seconds)
+        elif tiers is not None and self._alone < math.inf:
+            tiers.costs.note_beside(self._grain, seconds / (self._alone * jobs))
 
     def needs_lane_only(self, batch: PreparedBatch) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""
@@ -378,16 +406,20 @@ class EagerSteps:
         """Lets go of the gradients that the next step would drop at its beginning."""
         if not self._drops_gradients:
             return
-        for parameter in trained_parameters(self._job.optimizer):
+        parameters = trained_parameters(self._job.optimizer)
+        for parameter in parameters:
             if parameter.grad is not None and parameter.grad.layout == torch.strided:
                 residency.drop(parameter.grad)  # else their place would stay taken between steps
-        self._job.optimizer.zero_grad(set_to_none=True)
+        with held_gradients(parameters):
+            self._job.optimizer.zero_grad(set_to_none=True)
 
     def forget_gradients(self) -> None:
-        """The same for all parameters of a job that leaves."""
+        """The same for all parameters of a job that leaves; its feeder may be at a capture yet."""
         if self._drops_gradients:
-            for parameter in self._job.root.parameters():
-                parameter.grad = None
+            parameters = list(self._job.root.parameters())
+            with held_gradients(parameters):
+                for parameter in parameters:
+                    parameter.grad = None
 
     def measure(self, arena: Any) -> None:
         """Notes what the latest step has taken of the arena, if it ran there."""

@@ -18,6 +18,7 @@ from waterflow.allocator_ext import _C
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan
+from waterflow.engine.in_flight import drop_gradients
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.user_loop import tell_nothing
 from waterflow.executor.data.feeder import FeedItem
@@ -37,6 +38,7 @@ def run_train(
     may_go_on: Callable[[], bool],
     *,
     accounts: bool,
+    beside: Callable[[], int],
 ) -> None:
     """Runs the job's step on this batch, and those that follow as long as they may.
 
@@ -49,6 +51,7 @@ def run_train(
         may_go_on: asked before each further step, on the job's thread.
         accounts: whether what a step has made and kept can be accounted for before the next one,
             since no plan counts on the memory as it is.
+        beside: how many jobs are in eager steps now.
     """
     train = _Train(context, job, lane, memory, may_go_on, accounts)
     # No other lane works beside such a train: it stays on the core where its memory is.
@@ -56,14 +59,14 @@ def run_train(
     place = contextlib.nullcontext() if is_alone else context.lanes.in_place_of(lane)
 
     def on_own_thread() -> None:
-        with place, job.eager.timed():
+        with place, job.eager.timed(beside):
             job.in_python(lambda: train.run(fed))
         if context.lanes.threads > 1:
             _C.release_intra_op_threads()  # which would hinder those of others
+        with context.python:  # before this thread goes on, perhaps with a capture
+            drop_gradients(context, job)
 
     job.feeder.lend(on_own_thread)
-    with context.python:
-        job.eager.drop_gradients(context.residency)
 
 
 def account_for_room(context: RunContext, job: JobRun) -> None:
@@ -110,13 +113,14 @@ class _Train:
 
     def _run(self, fed: FeedItem[PreparedBatch]) -> None:
         job = self._job
+        at_once = job.steps.preparer.eager_at_once
         following: FeedItem[PreparedBatch] | None = fed
         while following is not None:
             self._step(following)
             if self._accounts and not (job.ended or job.eager.is_as_found):
                 self._account()
             job.feeder.step_done()
-            following = job.feeder.following() if self._goes_on else None
+            following = job.feeder.following(at_once) if self._goes_on else None
 
     def _account(self) -> None:
         """Between two steps, with the room's block given back: it held what now gets a place."""

@@ -261,11 +261,17 @@ class _Stretch:
             job = self._choose(waiting)
             fed = job.next_batch()
             assert fed is not None
-            plan = self._plan
-            if plan is None or lane < plan.lanes or not self._is_captured(job, fed):
+            if self._may_run(lane, job, fed):
                 return job
             waiting.remove(job)
         return None
+
+    def _may_run(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
+        """Whether this step can be made on the lane, whatever its job may."""
+        if self._is_captured(job, fed):
+            return self._plan is None or lane < self._plan.lanes
+        others = [other.eager.casts for other in self._eager]
+        return not any(map(job.eager.casts.disturb, others)) if others else True
 
     def _is_captured(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> bool:
         return fed.item is not None and not job.eager.needs_lane_only(fed.item)
@@ -404,7 +410,11 @@ class _Stretch:
             wanted = self._precedence.wants(job, self._busy) or not job.throttle.may_begin()
             return not (self._over or wanted)
 
-        run_train(self._context, job, lane, fed, memory, may_go_on, accounts=accounts)
+        run_train(
+            *(self._context, job, lane, fed, memory, may_go_on),
+            accounts=accounts,
+            beside=lambda: len(self._eager),
+        )
 
     def _run_eager_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """One that is to be checked, or to show whether others may be traced."""

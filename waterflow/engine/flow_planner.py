@@ -80,4 +80,4 @@ def _flow_jobs(steps: Sequence[tuple[JobRun, PreparedStep]]) -> list[FlowJob]:
     by_job: dict[JobRun, list[Piles]] = {}
     for job, step in steps:
         by_job.setdefault(job, []).append(step.piles)
-    return [FlowJob(piles, job.weight) for job, piles in by_job.items()]
+    return [FlowJob(piles, job.weight, job.priority) for job, piles in by_job.items()]

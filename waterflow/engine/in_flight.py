@@ -188,8 +188,15 @@ def run_eager_step(
         finished = None
         if made is not None:
             finished = context.run_isolated(job, lambda: job.loop.finish_eager_step(*made.value))
-        job.eager.drop_gradients(context.residency)
+        drop_gradients(context, job)
     return finished is not None
+
+
+def drop_gradients(context: RunContext, job: JobRun) -> None:
+    """Lets go of the gradients of the job's last step, unless its callback is yet to see them: it
+    waits for an evaluation. Between steps, with the lock for Python."""
+    if job.ended or not job.loop.owes_callback:
+        job.eager.drop_gradients(context.residency)
 
 
 def pass_boundary(
@@ -220,6 +227,8 @@ def pass_boundary(
                 finish = functools.partial(job.loop.finish_evaluation, found.value)
                 context.run_isolated(job, finish)
                 job.note_evaluation()
+        with context.python:
+            drop_gradients(context, job)
     if not job.ended and job.is_due(job.feeder.place.steps):
         context.run_isolated(job, job.at_boundary)
     if not job.stop_requested:  # else its data are not asked for a batch that nobody would take

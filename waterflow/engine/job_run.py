@@ -55,6 +55,8 @@ Result = TypeVar("Result")
 LEAST_AHEAD, MOST_AHEAD = 2, 64
 _AHEAD_BYTES = 1 << 20
 _AHEAD_SECONDS = 0.02
+#: What takes a fetch less than this is done before another thread has heard that it may begin.
+_SHORT_FETCH_SECONDS = 0.0005
 
 
 class Enough(NamedTuple):
@@ -184,7 +186,6 @@ class JobRun:
             on_ready=lambda: on_ready(self.state is not JobState.RUNNING),
             name=job.name,
             ahead=self._batches_ahead,
-            prepare_at_once=self.steps.preparer.prepare_at_once,
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
             is_due=lambda steps: self.loop.is_due(steps) or self.is_due(steps),
@@ -256,6 +257,14 @@ class JobRun:
         caller = self.steps.caller
         run = caller.run_apart if self._may_fetch_ahead() else caller.run
         return run(self._rng, function)
+
+    @property
+    def fetches_in_turn(self) -> bool:
+        """Whether each batch is fetched after the step before it, and sooner than one thread hears
+        of another: then captured steps run on the thread that fetches."""
+        if self._may_fetch_ahead() or self._callbacks.in_caller or self._device.queues:
+            return False
+        return self.feeder.fetch_seconds < _SHORT_FETCH_SECONDS
 
     def _may_fetch_ahead(self) -> bool:
         return self.steps.preparer.draws_apart and self._data_is_apart
@@ -548,7 +557,7 @@ class JobRun:
             return False
         fed = self.next_batch()
         if fed is None or fed.boundary:  # it flows with the others when its data comes
-            captured = not self.captured.exclusive and bool(self.captured.steady)
+            captured = bool(self.captured.steady)
             partly = self.steps.opacity.optimizer is not None  # its graphs leave gradients behind
             flows = captured or (self.eager.has_room and not partly)
             settled = fed is None or (self.eager.is_as_found and not self._device.queues)

@@ -171,6 +171,10 @@ class RoundExecutor:
         assert room is not None
         fed = FeedItem(batch, job.loop.epoch)
         memory = room.scope(lambda size: self._grow(job, room, size, self._jobs))
-        run_train(self._context, job, 0, fed, memory, lambda: alone, accounts=True)
+        run_train(
+            *(self._context, job, 0, fed, memory, lambda: alone),
+            accounts=True,
+            beside=lambda: 1,  # in a round, eager steps are nobody else's
+        )
         job.eager.close_room()
         account_for_room(self._context, job)

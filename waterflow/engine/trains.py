@@ -29,6 +29,9 @@ SLICE_SECONDS = 0.008
 #: every such step take longer than one after another.
 _KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
 
+#: A lane lent to a job's thread is taken back when that has waited so long for the job's data.
+_PATIENCE_SECONDS = 0.005
+
 Fed = FeedItem[PreparedBatch]
 
 
@@ -55,9 +58,28 @@ class Trains:
             A batch that needs more than the lane, after all, or None; and the seconds that steps
             have taken.
         """
+        if not job.fetches_in_turn:
+            return self._run(lane, job, fed, seen, at_home=False)
+        made: list[tuple[PreparedBatch | None, float]] = []
+
+        def on_own_thread() -> None:
+            with self._context.lanes.in_place_of(lane):
+                made.append(self._run(lane, job, fed, seen, at_home=True))
+            if self._context.lanes.threads > 1:
+                _C.release_intra_op_threads()  # which would hinder those of others
+
+        job.feeder.lend(on_own_thread, _PATIENCE_SECONDS)
+        return made[0] if made else (None, 0.0)  # it waits for its data
+
+    def _run(
+        self, lane: int, job: JobRun, fed: Fed, seen: int, *, at_home: bool
+    ) -> tuple[PreparedBatch | None, float]:
+        """See `run`; `at_home`: on the thread that fetches the job's batches, each of which it
+        fetches between two steps, as the loop does: no thread waits for another."""
         until = time.perf_counter() + SLICE_SECONDS
-        busy, goes_on = 0.0, True
-        while goes_on:
+        busy, following = 0.0, [fed]
+        while following:
+            (fed,) = following
             with self._context.python:
                 begun = self._context.run_isolated(job, lambda fed=fed: self._begin(job, fed))  # type: ignore[misc]
             if begun is None:
@@ -66,10 +88,11 @@ class Trains:
                 return fed.item, busy
             result = self._run_some(lane, job, fed, begun.value, seen, until)
             busy += result.seconds
-            goes_on = self._may_go_on(job, result, seen, until)
-            following = job.feeder.take_while(lambda other: _is_ready(job, other), int(goes_on))
-            goes_on = bool(following)
-            fed = following[0] if following else fed
+            if not self._may_go_on(job, result, seen, until):
+                break
+            following = job.feeder.take_while(lambda other: _is_ready(job, other), 1)
+            if at_home and not following:
+                following = _fetched(job)
         return None, busy
 
     def _begin(self, job: JobRun, fed: Fed) -> Watched | None:
@@ -150,3 +173,13 @@ def _same_step(fed: Fed, other: Fed) -> bool:
 
 def _is_ready(job: JobRun, fed: Fed) -> bool:
     return fed.item is not None and job.captured.ready_step(fed.item) is not None
+
+
+def _fetched(job: JobRun) -> list[Fed]:
+    """The next batch, fetched on the job's thread, as a list; an empty one where its step needs
+    more than the lane."""
+    fed = job.feeder.following(job.steps.preparer.captured_at_once)
+    if fed is None or _is_ready(job, fed):
+        return [] if fed is None else [fed]
+    job.feeder.put_back([fed])
+    return []

@@ -70,6 +70,11 @@ class UserLoop:
         return due and self._evaluated < self.steps
 
     @property
+    def owes_callback(self) -> bool:
+        """Whether the callback of the last step is yet to come: after the evaluation."""
+        return self._unanswered is not None and self._job.on_step is not None
+
+    @property
     def waits_for_loss(self) -> bool:
         """Whether something of the user's must know a step's loss before the next step begins."""
         job = self._job

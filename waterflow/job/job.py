@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -403,7 +404,8 @@ class Job:
     @property
     def device(self) -> torch.device:
         """Where the model is; the host for a model without tensors."""
-        first = next(iter((*self.root.parameters(), *self.root.buffers())), None)
+        root = self.root
+        first = next(itertools.chain(root.parameters(), root.buffers()), None)
         if first is None or first.device.type == "meta":
             return torch.device("cpu")
         return first.device

@@ -60,6 +60,7 @@ class BatchPreparer:
         self.batch_bytes = 0  # of that batch, as far as it could be taken apart
         self._caller = caller
         self._knows_refusal = False
+        self._looked_seconds = 0.0  # for what cannot be captured, before a capture
         self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
         if job.why_eager is not None:
             opacity.step = job.why_eager
@@ -91,7 +92,22 @@ class BatchPreparer:
         self._latest = prepared.specialization
         return prepared
 
-    def prepare_at_once(self, batch: Any) -> PreparedBatch | None:
+    def captured_at_once(self, batch: Any) -> PreparedBatch | None:
+        """Makes a batch ready for whose step there is a capture that holds; None for any other.
+        Where a batch needs no way to the device."""
+        if self._opacity.step is not None or self._cache.is_empty:
+            return None
+        try:
+            flat = self._flattened(batch)
+        except UnknownLeafError:
+            return None
+        found = self._cache.valid(flat.signature)
+        if found is None:
+            return None
+        self._latest = found
+        return PreparedBatch(batch, flat, found)
+
+    def eager_at_once(self, batch: Any) -> PreparedBatch | None:
         """Makes a batch ready whose step is eager without further ado; None for any other."""
         if self._opacity.step is not None:
             return PreparedBatch(batch)
@@ -149,9 +165,11 @@ class BatchPreparer:
             self.batch_bytes = sum(tensor.nbytes for tensor in flat.tensors)
             if self._stays_eager(flat, find):
                 return PreparedBatch(batch, flat)
+            looked = time.thread_time()
             self._refuse_what_is_opaque()
             if self._opacity.step is not None:
                 return PreparedBatch(batch, flat)
+            self._looked_seconds += time.thread_time() - looked
             return self._specialized(batch, flat, before_capture, find)
         except UnknownLeafError as error:
             return self._refused(batch, self._hidden_leaf(error.args[0]), for_good=False)
@@ -203,7 +221,9 @@ class BatchPreparer:
         specialization = self._cache.valid_or_captured(flat)  # a callback may have run
         if self._tiers is not None and self._builder.seconds != built:
             shared = self._builder.shared_with is not None
-            self._tiers.note_capture(flat.signature, time.thread_time() - started, shared)
+            taken = time.thread_time() - started + self._looked_seconds
+            self._looked_seconds = 0.0
+            self._tiers.note_capture(flat.signature, taken, shared)
         return specialization
 
     def _on_its_way(self, flat: FlatBatch) -> tuple[FlatBatch, PinnedBatch | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,6 +88,8 @@ class StepSpiller:
     is_lent: bool = False
     _fitted: list[Specialization] = field(default_factory=list)
     _away: dict[tuple[Input, ...], int] = field(default_factory=dict)
+    _problems: dict[int, LimitTooSmallError | JobError | None] = field(default_factory=dict)
+    _known_away: dict[int, frozenset[Input] | None] = field(default_factory=dict)
     _store: Any = None
 
     @property
@@ -151,8 +154,7 @@ class StepSpiller:
         """
         self.limit = limit
         self._keep_away({})
-        for specialization in self._fitted:
-            self._fit(specialization)
+        self._fit_all(self._fitted)
 
     def fit(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Has a specialization's steady step be one that the limit allows.
@@ -171,26 +173,44 @@ class StepSpiller:
         self._fitted = [one for one in self._fitted if one is not specialization]
         self._fitted.append(specialization)
         if self.limit is not None:
-            away = self.persistent.away
-            self._fit(specialization)
-            if self.persistent.away != away:  # the others' steps have to know
-                for one in self._fitted[:-1]:
-                    self._fit(one)
+            self._fit_all([specialization])
 
-    def _fit(self, specialization: Specialization) -> None:
+    def _fit_all(self, changed: Sequence[Specialization]) -> None:
+        """Fits these, and whatever does not know yet what others have put away."""
+        stale, known = [*changed], {id(one): self._known_away.get(id(one)) for one in self._fitted}
+        while stale:
+            for one in stale:
+                self._problems[id(one)] = self._fit(one)
+                known[id(one)] = self.persistent.away
+            stale = [one for one in self._fitted if known[id(one)] != self.persistent.away]
+        self._known_away = known
+        problems = (self._problems[id(one)] for one in self._fitted)
+        self.problem = self._worst([one for one in problems if one is not None])
+
+    def _fit(self, specialization: Specialization) -> LimitTooSmallError | JobError | None:
+        """Plans one into the limit; returns why it cannot be."""
         step = specialization.steady
         assert step is not None
         origin: Origin = step.origin
         specialization.steady = origin.captured
         if self.limit is None:
-            return
+            return None
         try:
             specialization.steady = self.spilled(origin, self.limit, specialization.first)
-            self.problem = None
-        except LimitTooSmallError as error:
-            self.problem = self._too_small(self.limit, error.smallest)
-        except JobError as error:
-            self.problem = error
+        except (LimitTooSmallError, JobError) as error:
+            return error
+        return None
+
+    def _worst(
+        self, problems: Sequence[LimitTooSmallError | JobError]
+    ) -> BudgetError | JobError | None:
+        """What to tell: a limit that is enough for all."""
+        others = [one for one in problems if isinstance(one, JobError)]
+        smallest = [one.smallest for one in problems if isinstance(one, LimitTooSmallError)]
+        if others or not smallest:
+            return others[0] if others else None
+        assert self.limit is not None
+        return self._too_small(self.limit, max(smallest))
 
     def spilled(self, origin: Origin, limit: int, first: PreparedStep | None) -> PreparedStep:
         """A step planned into a limit; itself where it fits. Remembered per limit.

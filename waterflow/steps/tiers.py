@@ -32,10 +32,11 @@ _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 5e-6, 0.6, 0.1
 #: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.6 to 1.8 at 8 in a recurrent
 #: network); what is longer gains so much at least.
 FINE_SECONDS, _GAIN_BESIDE = 5e-6, 1.3
-#: A capture has to save so many times what it takes: forecasts err, steps may end early, and what
-#: is foreseen leaves out that data and steps are on two threads then, which wait for each other's
-#: Python (24 trials of an Optuna search: at 1.2 they took 20 % longer than without any capture).
-_MARGIN = 8.0
+#: That depends on the machine, and on how much of a step is Python: where steps side by side are
+#: seen to take so much of the time of one after another, those up to a bit longer go in turn.
+_LOSES_BESIDE, _AND_MORE = 0.9, 1.25
+#: A capture has to save so many times what it takes: forecasts err, and steps may end early.
+_MARGIN = 4.0
 #: Steps of a shape that come before a decision: the first is not like the others.
 _LEAST_STEPS = 2
 #: So many steps of a shape are measured, and then every so many.
@@ -87,6 +88,7 @@ class CaptureCosts:
         self._eager, self._captured = 0.0, 0.0
         self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
         self._made: set[Hashable] = set()  # captures that others may join
+        self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
 
     def join(self, kind: Hashable) -> None:
         """A job has come whose captures may be shared with others of this kind."""
@@ -150,6 +152,12 @@ class CaptureCosts:
         with self._lock:
             self._eager += eager
             self._captured += captured
+
+    def note_beside(self, grain: float, ratio: float) -> None:
+        """Eager steps of several jobs ran beside each other, whose operators take `grain` seconds,
+        and took `ratio` times as long as one after another: what loses is not tried again."""
+        if ratio > _LOSES_BESIDE:
+            self.fine_seconds = max(self.fine_seconds, _AND_MORE * grain)
 
     @staticmethod
     def _guess(tensors: int) -> float:
@@ -299,7 +307,7 @@ class Tiers:
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        beside = shape.mean > FINE_SECONDS * shape.tensors
+        beside = shape.mean > self.costs.fine_seconds * shape.tensors
         saved = self.costs.saved_seconds(shape.mean, shape.tensors, beside)
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from waterflow.executor.plan.step_memory import StepMemory
 from waterflow.partitioner import PlanJob, Policy, get_policy
 from waterflow.partitioner.groups import NodeGroup
 from waterflow.partitioner.policies import WaterWave, WaterWaveS
+from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.partitioner.policies.fallback import schedules_to_try
 from waterflow.partitioner.profile import Profile, node_times
 from waterflow.partitioner.schedule import Schedule
@@ -58,6 +60,7 @@ class PolicyEstimate:
         syncs_per_step: how often lanes wait for each other, per step of every job.
         spans: what runs when, job and group counted from 0. Simulated.
         groups: the jobs' node groups.
+        speeds: of each job, over its speed alone. Simulated.
     """
 
     policy: str
@@ -69,6 +72,7 @@ class PolicyEstimate:
     syncs_per_step: float
     spans: tuple[SimulatedSpan, ...] = dataclasses.field(repr=False, default=())
     groups: tuple[tuple[NodeGroup, ...], ...] = dataclasses.field(repr=False, default=())
+    speeds: tuple[float, ...] = ()
 
     @property
     def speedup(self) -> float:
@@ -79,12 +83,18 @@ class PolicyEstimate:
 class SizedJob:
     """A job's footprint, with what is worked out from it and used again."""
 
-    def __init__(self, footprint: Footprint, alignment: int, weight: float = 1.0) -> None:
-        """Takes the footprint, the arena's alignment, and the job's weight beside others."""
+    def __init__(
+        self,
+        footprint: Footprint,
+        alignment: int,
+        weight: float = 1.0,
+        priority: Priority = Priority.NORMAL,
+    ) -> None:
+        """Takes the footprint, the arena's alignment, and what the job is beside others."""
         self.footprint = footprint
         self.steady = StepMemory(footprint.steady, alignment)
         self._first = None if footprint.first is None else StepMemory(footprint.first, alignment)
-        self.flow_job = FlowJob([Piles(self.steady)], weight)
+        self.flow_job = FlowJob([Piles(self.steady)], weight, priority)
 
     @property
     def persistent_bytes(self) -> int:
@@ -118,6 +128,36 @@ class SizedJob:
 def fits_in_turn(sized: Sequence[SizedJob], memory: int) -> bool:
     """Whether the jobs fit one after another: what every job needs before it may enter."""
     return fit_in_turn([sized_job.need for sized_job in sized], memory)
+
+
+class Admitted(NamedTuple):
+    """Who is let into a budget at first, as places in the list of jobs.
+
+    Attributes:
+        first: in the order in which they are asked: by priority, then as they were given.
+        waiting: who waits for room until others have ended.
+        refused: who does not fit even alone, and fails.
+    """
+
+    first: tuple[int, ...]
+    waiting: tuple[int, ...]
+    refused: tuple[int, ...]
+
+
+def admitted(sized: Sequence[SizedJob], memory: int, alignment: int) -> Admitted:
+    """Whom a run lets in first; from one that finds no room on, all wait. No job is spilled."""
+    memory -= memory % alignment
+    first: list[int] = []
+    waiting: list[int] = []
+    refused: list[int] = []
+    for place in sorted(range(len(sized)), key=lambda n: sized[n].flow_job.priority):
+        if not fits_in_turn([sized[place]], memory):
+            refused.append(place)
+        elif waiting or not fits_in_turn([sized[n] for n in (*first, place)], memory):
+            waiting.append(place)
+        else:
+            first.append(place)
+    return Admitted(tuple(first), tuple(waiting), tuple(refused))
 
 
 def fits(
@@ -174,16 +214,19 @@ def _of_round(
     times = node_times(profiles)
     persistent = sum(sized_job.persistent_bytes for sized_job in sized)
     spans = simulate_round(schedule, times)
+    seconds = max((span.stop for span in spans), default=0.0)
+    alone = [serial_seconds([time]) for time in times]
     return PolicyEstimate(
         policy=schedule.policy,
         peak_bytes=peak,
         extent_bytes=max(extent, persistent),
-        seconds=max((span.stop for span in spans), default=0.0),
+        seconds=seconds,
         serial_seconds=serial_seconds(times),
         overlap=schedule.overlap(profiles),
         syncs_per_step=float(len(schedule.pairs)),
         spans=spans,
         groups=schedule.groups,
+        speeds=tuple(min(1.0, one / seconds) if seconds else 1.0 for one in alone),
     )
 
 
@@ -209,6 +252,7 @@ def _flow(sized: Sequence[SizedJob], memory: int, policy: Policy, lanes: int) ->
         syncs_per_step=best.waits,
         spans=best.spans,
         groups=tuple(job.largest.at(choice.headroom, room).groups for job in jobs),
+        speeds=best.speeds,
     )
 
 

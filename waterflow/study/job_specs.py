@@ -19,6 +19,7 @@ from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function
 from waterflow.models.task import Task
 from waterflow.models.zoo import TASKS
+from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.study.batch_scaling import FootprintModel, JobFactory, footprint_model
@@ -42,18 +43,20 @@ class StudyJob:
         hardware: Hardware,
         batch: int | None = None,
         weight: float = 1.0,
+        priority: str = "normal",
     ) -> None:
         """Args beyond the obvious.
 
         source: footprints by batch size, or the one of a job as it is.
         batch: the batch size asked for, None if it is open.
-        weight: that of the job, beside others.
+        weight, priority: those of the job, beside others.
         """
         self.name = name
         self.batch = batch
         self._source = source
         self._hardware = hardware
-        self._weight = weight
+        self.weight = weight
+        self.priority = priority
         self._sized: dict[int | None, SizedJob] = {}
 
     @property
@@ -67,7 +70,10 @@ class StudyJob:
             source = self._source
             footprint = source if isinstance(source, Footprint) else source.at(batch or 1)
             self._sized[batch] = SizedJob(
-                self._timed(footprint), self._hardware.alignment, self._weight
+                self._timed(footprint),
+                self._hardware.alignment,
+                self.weight,
+                Priority[self.priority.upper()],
             )
         return self._sized[batch]
 
@@ -155,7 +161,9 @@ class _Reader:
         footprint = footprint_of(job, alignment=self._hardware.alignment, traces=self._traces)
         if self._measure:
             footprint = _measured(job, footprint, self._traces)
-        return StudyJob(job.name, footprint, self._hardware, weight=job.weight)
+        return StudyJob(
+            job.name, footprint, self._hardware, weight=job.weight, priority=job.priority
+        )
 
 
 def job_of(task: Task, batch: int, name: str | None = None) -> Job:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from waterflow.common.errors import JobError
 from waterflow.common.units import parse_bytes
-from waterflow.study.estimate import STUDIED, SizedJob, estimate
+from waterflow.study.estimate import STUDIED, SizedJob, admitted, estimate
 from waterflow.study.hardware import get_hardware
 from waterflow.study.job_specs import JobSpecs, StudyJob, study_jobs
 from waterflow.study.results import Plan, PlannedJob
@@ -24,8 +24,11 @@ def plan(
 ) -> Plan:
     """Whether these jobs fit a budget together, and what each policy makes of them.
 
-    Priorities, weights and memory limits of jobs are not looked at: what fits is told for jobs as
-    they are captured, and simulated times are those of equals.
+    Priorities and weights count as in a run: they say who is let in first where not all fit, and
+    under the policy "flow" who gets how much of the lanes; other policies make one step of each job
+    in turn. Not looked at are `memory_limit` and `spill` (what fits is told for steps as they are
+    captured, though a run may spill opportunistic jobs rather than have somebody wait) and how far
+    a run throttles jobs beside a guaranteed one: nobody knows before it how much they slow it down.
 
     Args:
         jobs: zoo models with a batch ("resnet50:batch=160"), factories in files with a batch
@@ -47,6 +50,8 @@ def plan(
         if job.batch is None and not job.is_fixed:
             raise JobError(f"{job.name}: which batch? Write {job.name}:batch=32, or ask max_batch")
     sized = [job.sized_job(job.batch) for job in found]
+    entering = admitted(sized, budget, device.alignment)
+    first, waiting, refused = (tuple(found[n].name for n in places) for places in entering)
     return Plan(
         memory_bytes=budget,
         hardware=device.name,
@@ -54,6 +59,9 @@ def plan(
         policies={
             policy: estimate(sized, budget, policy, device.alignment, lanes) for policy in STUDIED
         },
+        first=first,
+        waiting=waiting,
+        refused=refused,
         subjects=tuple(sized),
     )
 
@@ -65,4 +73,6 @@ def _planned(job: StudyJob, sized_job: SizedJob) -> PlannedJob:
         persistent_bytes=sized_job.persistent_bytes,
         solo_bytes=sized_job.solo_bytes,
         source=sized_job.profile.source,
+        priority=job.priority,
+        weight=job.weight,
     )

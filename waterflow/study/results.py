@@ -18,6 +18,8 @@ class PlannedJob:
     persistent_bytes: int
     solo_bytes: int
     source: str
+    priority: str = "normal"
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class Plan:
         hardware: whose times are estimated.
         jobs: what each needs.
         policies: by name; None where the policy does not fit them.
+        first: the names of those that a run lets in at first, in that order.
+        waiting: of those that wait for room until others have ended.
+        refused: of those that do not fit even alone.
     """
 
     memory_bytes: int
@@ -36,6 +41,9 @@ class Plan:
     jobs: tuple[PlannedJob, ...]
     policies: dict[str, PolicyEstimate | None]
     subjects: tuple[SizedJob, ...] = field(repr=False, compare=False, default=())
+    first: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -50,10 +58,13 @@ class Plan:
             "hardware": self.hardware,
             "jobs": [dict(vars(job)) for job in self.jobs],
             "policies": {
-                name: None if found is None else _summary(found)
+                name: None if found is None else {**_summary(found), "speeds": list(found.speeds)}
                 for name, found in self.policies.items()
             },
-            "simulated": ["overlap", "seconds", "speedup"],
+            "first": list(self.first),
+            "waiting": list(self.waiting),
+            "refused": list(self.refused),
+            "simulated": ["overlap", "seconds", "speedup", "speeds"],
         }
 
     def to_json(self) -> str:

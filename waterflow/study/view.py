@@ -34,7 +34,26 @@ def plan_table(plan: Plan) -> FittedTable:
         f"({job.source} profile)"
         for job in plan.jobs
     ]
-    return table.add_below([*lines, _SIMULATED.format(plan.hardware)])
+    return table.add_below([*lines, *_who_goes_first(plan), _SIMULATED.format(plan.hardware)])
+
+
+def _who_goes_first(plan: Plan) -> list[str]:
+    """Who is let in and who waits, where not all fit; what each gets, where some go first."""
+    lines = []
+    if plan.waiting or plan.refused:
+        lines.append(f"a run lets in first: {', '.join(plan.first) or 'nobody'}")
+    if plan.waiting:
+        lines.append(f"then, as room becomes free: {', '.join(plan.waiting)}")
+    if plan.refused:
+        lines.append(f"too large even alone: {', '.join(plan.refused)}")
+    flow = plan.policies.get("flow")
+    if flow is not None and len({(job.priority, job.weight) for job in plan.jobs}) > 1:
+        each = (
+            f"{job.name} ({job.priority}, weight {job.weight:g}) {speed:.0%}"
+            for job, speed in zip(plan.jobs, flow.speeds, strict=True)
+        )
+        lines.append(f"speed over alone under flow, throttling aside: {', '.join(each)}")
+    return lines
 
 
 def max_batch_table(found: MaxBatch) -> FittedTable:

@@ -263,12 +263,12 @@ def test_a_boundary_after_the_last_batch_of_an_epoch_belongs_to_it():
 
 
 def test_lent_work_ends_at_a_boundary():
-    fed = Fed([1, 2, 3, 4], is_due=Wish(3), prepare_at_once=lambda batch: batch)
+    fed = Fed([1, 2, 3, 4], is_due=Wish(3))
     made = [fed.take(step=False).item]
 
     def work():
         fed.feeder.step_done()
-        while (following := fed.feeder.following()) is not None:
+        while (following := fed.feeder.following(lambda batch: batch)) is not None:
             made.append(following.item)
             fed.feeder.step_done()
 
@@ -276,6 +276,37 @@ def test_lent_work_ends_at_a_boundary():
     while not fed.take(step=False).boundary:
         fed.feeder.step_done()
     assert fed.feeder.place.steps == 3
+    fed.feeder.stop()
+
+
+@pytest.mark.parametrize("patience", [None, 0.002])
+def test_who_has_lent_work_does_not_wait_for_data_for_long(patience):
+    """The work ends once the data are there, and their batch is handed out as any other."""
+    arrives = threading.Event()
+
+    def data():
+        yield 1
+        arrives.wait(LIMIT)
+        yield 2
+
+    fed = Fed(data(), may_run_ahead=lambda: False)
+    assert fed.take(step=False).item == 1
+    ends = []
+
+    def work():
+        fed.feeder.step_done()
+        ends.append(fed.feeder.following(lambda batch: batch))
+
+    if patience is None:
+        threading.Timer(0.02, arrives.set).start()
+    fed.feeder.lend(work, patience)
+    if patience is None:
+        assert [each.item for each in ends] == [2]
+    else:
+        assert not ends
+        arrives.set()
+        assert fed.take().item == 2
+        assert ends == [None]
     fed.feeder.stop()
 
 

@@ -14,6 +14,7 @@ from waterflow.executor.plan.flow_plan import most_together
 from waterflow.executor.plan.piled_step import PiledStep, pile_step
 from waterflow.executor.plan.simulate import FlowForecast, SimulatedSpan, simulate_flow
 from waterflow.executor.plan.step_memory import StepMemory
+from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.partitioner.profile import Profile, node_times
 from waterflow.partitioner.testing import profiles, triangle
 
@@ -46,6 +47,15 @@ def steps_ended(forecast: FlowForecast, own: Sequence[Profile]) -> list[int]:
     ]
 
 
+def speeds(
+    own: Sequence[Profile], priorities: Sequence[Priority], lanes: int = 2
+) -> tuple[float, ...]:
+    piled = [pile(profile) for profile in own]
+    memory = 100 * sum(piled_step.extent for piled_step in piled)
+    times = node_times(own)
+    return simulate_flow(piled, times, memory, lanes, priorities=priorities).speeds
+
+
 # By hand
 
 
@@ -66,6 +76,23 @@ def test_two_equal_jobs_with_memory_for_one_peak() -> None:
     assert forecast.seconds == pytest.approx(22.0)
     assert forecast.overlap == pytest.approx(18 / 22)
     assert forecast.waits > 0
+
+
+def test_a_lane_is_kept_for_a_guaranteed_job() -> None:
+    """Of three jobs on two lanes one has a lane of its own, and two share what is left."""
+    own = [rise_and_fall(10)] * 3
+    first, *others = speeds(own, [Priority.GUARANTEED, Priority.NORMAL, Priority.NORMAL])
+    assert first == pytest.approx(1.0)
+    assert others == pytest.approx([0.5, 0.5], abs=0.1)
+    assert speeds(own, [Priority.NORMAL] * 3) == pytest.approx((2 / 3,) * 3, abs=0.1)
+
+
+def test_who_goes_last_gets_nothing_where_others_are_always_ready() -> None:
+    own = [rise_and_fall(10)] * 3
+    ranks = [Priority.OPPORTUNISTIC, Priority.NORMAL, Priority.NORMAL]
+    assert speeds(own, ranks) == pytest.approx((0.0, 1.0, 1.0))
+    ranks = [Priority.GUARANTEED, Priority.OPPORTUNISTIC]
+    assert speeds(own[:2], ranks, lanes=1) == pytest.approx((1.0, 0.0))
 
 
 def test_half_a_peak_more_is_enough_for_jobs_out_of_step() -> None:

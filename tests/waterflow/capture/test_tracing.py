@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -159,3 +160,15 @@ def test_real_tensors_may_be_swapped_after_a_trace():
     traced(lambda tensors: [tensors[0] * 2], one)
     torch.utils.swap_tensors(one, other)
     assert one.sum() == 0
+
+
+@pytest.mark.parametrize("more", [lambda made: made, torch.clone, torch.Tensor.double])
+def test_an_array_becomes_a_constant_of_the_host(more):
+    """``from_numpy`` is not seen by torch's function modes, so it calls operators with one on."""
+    array = np.arange(3, dtype=np.float32)
+    recording = traced(lambda tensors: [tensors[0] * more(torch.from_numpy(array))], torch.ones(3))
+    constants = recording.constants.values()
+    assert constants
+    for constant in constants:
+        assert constant.device.type == "cpu"
+        assert torch.equal(constant, torch.from_numpy(array))

@@ -18,6 +18,7 @@ from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.events import StepDone
 from waterflow.executor.run.lanes import Lanes
 from waterflow.steps import tiers as tiers_module
+from waterflow.steps.step_builder import StepBuilder
 
 pytestmark = pytest.mark.cpu
 
@@ -392,3 +393,62 @@ def test_a_train_beside_which_none_could_run_stays_where_it_is(monkeypatch):
     assert pinned
     for job, found in [*((job, report) for job in jobs), *((job, again) for job in others)]:
         assert_equal_to_loop(job, found, make(steps=20))
+
+
+@pytest.mark.usefixtures("captures_pay")
+def test_no_capture_begins_before_the_gradients_of_the_last_step_are_gone(monkeypatch):
+    """A capture reads ``p.grad``, and torch 2.13 may not be asked for it in the middle of that."""
+    drop, build = EagerSteps.drop_gradients, StepBuilder.build
+    at_work = []
+
+    def noting(function, name, seconds):
+        def noted(*arguments):
+            at_work.append(f"{name} begins")
+            time.sleep(seconds)
+            result = function(*arguments)
+            at_work.append(f"{name} ends")
+            return result
+
+        return noted
+
+    monkeypatch.setattr(EagerSteps, "drop_gradients", noting(drop, "drop", 0.02))
+    monkeypatch.setattr(StepBuilder, "build", noting(build, "capture", 0.02))
+    job = make(steps=12)
+    report = run([job])
+    assert report.jobs["a"].captured == "captured"
+    assert "capture begins" in at_work
+    before, after = at_work[::2], at_work[1::2]
+    assert [name.replace("begins", "ends") for name in before] == after, "two at once"
+    assert_equal_to_loop(job, report, make(steps=12))
+
+
+def in_half_precision(model, batch):
+    """Uses each weight several times inside: autocast casts it once, for all of them."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rows = batch
+        for _ in range(6):
+            rows = torch.tanh(model(rows))
+        return rows.float().square().mean()
+
+
+def repeated(name, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(48, 48)
+    options = {"loss": in_half_precision, **options}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    data = [torch.randn(32, 48)]
+    return wf.Job(name, model=model, optimizer=optimizer, data=data, steps=60, seed=0, **options)
+
+
+def test_nobody_empties_the_cache_of_weights_that_another_lane_has_cast(monkeypatch):
+    """There is one for all threads, and whoever leaves autocast empties it."""
+    monkeypatch.setattr(EagerSteps, "is_fine", False)
+    given = {
+        "loss": lambda model, batch: model(model(model(batch))).float().square().mean(),
+        "autocast": torch.bfloat16,
+    }
+    ways = {"a": {}, "b": {}, "c": given, "d": given}
+    jobs = [repeated(name, capture=False, **options) for name, options in ways.items()]
+    report = run(jobs, lanes=2)
+    for job in jobs:
+        assert_equal_to_loop(job, report, repeated("twin", **ways[job.name]))

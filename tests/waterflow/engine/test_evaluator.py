@@ -151,3 +151,25 @@ def test_evaluations_are_in_a_saved_report(tmp_path: Path) -> None:
     read = wf.Report.load(tmp_path / "report")["a"].evaluations
     assert [made.step for made in read] == [made.step for made in report["a"].evaluations]
     assert all(np.isnan(made.values["x"]) for made in read)
+
+
+@pytest.mark.parametrize("policy", ["flow", "temporal"])
+@pytest.mark.parametrize("capture", ["auto", False])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_callback_behind_an_evaluation_sees_the_gradients(
+    policy: str, capture: str | bool, steps: int
+) -> None:
+    def seen_by(train: Any) -> list[list[Any]]:
+        seen: list[list[Any]] = []
+        job = make_job(evaluate_every=steps, capture=capture)
+
+        def on_step(result: wf.StepResult) -> None:
+            grads = [parameter.grad for parameter in job.model.parameters()]
+            seen.append([None if grad is None else grad.tolist() for grad in grads])
+
+        job.on_step = on_step
+        train(job)
+        return seen
+
+    seen = seen_by(lambda job: wf.run([job], "8MiB", policy=policy, threads=1).raise_errors())
+    assert seen == seen_by(lambda job: wf.run_eager(job, threads=1))

@@ -495,3 +495,24 @@ def test_only_the_lanes_keep_intra_op_threads() -> None:
     finally:
         torch.set_num_threads(threads)
     assert beside[-1] == before + 1
+
+
+def test_a_job_whose_optimizer_is_python_goes_on_when_its_whole_step_is() -> None:
+    """Graphs that leave gradients behind are bound then, and no plan can hold them."""
+
+    def make() -> wf.Job:
+        counted: list[int] = []
+
+        def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+            if len(batch[0]) < 32:
+                counted.append(1)
+            return cross_entropy(model, batch)
+
+        options = {"data": batches(32, 32, 8), "epochs": 3, "optimizer": torch.optim.RAdam}
+        return make_job("a", loss=loss, **options)
+
+    job = make()
+    report = wf.run([job, make_job("b", steps=20)], memory="64MiB", threads=1)
+    report.raise_errors()
+    assert report["a"].captured == "opaque step"
+    assert report["a"].losses == wf.run_eager(make(), threads=1).losses

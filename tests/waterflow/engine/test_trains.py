@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -187,3 +188,49 @@ def test_callbacks_of_one_job_see_each_of_its_steps_while_another_rides() -> Non
     assert [step for step, _ in seen] == list(range(1, 61))
     assert [loss for _, loss in seen] == report["asked"].losses
     assert_equal(jobs[1], report["rides"], make_job(steps=600))
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Samples with noise; remembers who has asked for them. Some take their time."""
+
+    def __init__(self, slow: bool) -> None:
+        self.slow, self.threads = slow, set[int]()
+        self.inputs, self.labels = torch.randn(30, 8), torch.randint(4, (30,))
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.threads.add(threading.get_ident())
+        if self.slow and index % 10 == 0:
+            time.sleep(0.008)
+        return self.inputs[index] + torch.randn(8), self.labels[index]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_batches_that_come_in_turn_are_fetched_between_steps(lanes: int, slow: bool) -> None:
+    """By the thread that makes the steps, unless they take so long that others have the lane."""
+    callers: dict[str, list[int]] = {}
+
+    def make(name: str) -> wf.Job:
+        seen = callers.setdefault(name, [])
+        torch.manual_seed(1)
+
+        def on_step(step: wf.StepResult) -> None:
+            seen.append(threading.get_ident())
+            torch.rand(1)  # from the stream that the data draw from, too
+
+        data = torch.utils.data.DataLoader(Drawn(slow), batch_size=4, shuffle=True)
+        return make_job(name, data=data, on_step=on_step, capture=True, epochs=20)
+
+    jobs = [make(name) for name in "ab"]
+    with wf.Engine("8MiB", threads=1, lanes=lanes, check=True) as engine:
+        for job in jobs:
+            engine.submit(job)
+    report = engine.report()
+    assert engine.check_races() == []
+    for job in jobs:
+        own = sum(thread in job.data.dataset.threads for thread in callers[job.name])
+        assert slow or own > 10, "of 160 steps"
+        assert_equal(job, report[job.name], make(job.name))

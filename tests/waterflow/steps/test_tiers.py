@@ -148,3 +148,14 @@ def test_a_job_whose_steps_need_much_of_the_budget_is_captured_from_then_on():
     assert tiers.stays_eager(SHAPE)
     tiers.note_need(1 << 19)
     assert not tiers.stays_eager(SHAPE)
+
+
+def test_eager_steps_that_lose_side_by_side_go_in_turn_from_then_on():
+    costs = CaptureCosts(lanes=2)
+    first = costs.fine_seconds
+    costs.note_beside(8e-6, 0.7)
+    assert costs.fine_seconds == first
+    costs.note_beside(8e-6, 1.1)
+    assert 8e-6 < costs.fine_seconds < 12e-6
+    costs.note_beside(3e-6, 1.1)
+    assert costs.fine_seconds > 8e-6

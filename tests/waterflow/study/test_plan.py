@@ -81,6 +81,45 @@ def test_what_does_not_fit_is_said_per_policy():
     assert set(found.policies.values()) == {None}
 
 
+RANKS = ("opportunistic", "normal", "guaranteed")
+
+
+def ranked(*names):
+    jobs = jobs_of(*names)
+    for job, rank in zip(jobs, RANKS, strict=False):
+        job.priority = rank
+    return jobs
+
+
+def test_who_goes_last_waits_for_room():
+    names = (TABLE, TABLE, TABLE)
+    alone = wf.plan(ranked(*names), "1GiB", hardware="cpu").jobs
+    budget = alone[0].persistent_bytes + alone[0].solo_bytes + 4096  # for two of them
+    found = wf.plan(ranked(*names), budget, hardware="cpu")
+    last, middle, first = (job.name for job in ranked(*names))
+    assert (found.first, found.waiting, found.refused) == ((first, middle), (last,), ())
+    assert not found.fits
+
+
+def test_what_does_not_fit_alone_is_refused_and_lets_others_in():
+    found = wf.plan([f"{BERT}:batch=64", f"{TABLE}:batch=1"], "1MiB", hardware="cpu")
+    assert found.refused == (BERT,)
+    assert found.first == (TABLE,)
+    assert json.loads(found.to_json())["refused"] == [BERT]
+
+
+def test_guaranteed_jobs_keep_their_speed_in_a_plan():
+    names = (TABLE, TABLE, TABLE)
+    ranks = [job.name for job in ranked(*names)]
+    equal, unequal = (
+        wf.plan(jobs, "1GiB", hardware="cpu").policies for jobs in (jobs_of(*names), ranked(*names))
+    )
+    assert max(equal["flow"].speeds) < 0.8
+    assert unequal["flow"].speeds[ranks.index(ranks[-1])] == pytest.approx(1.0)
+    assert unequal["flow"].speeds[0] < 0.1, "the opportunistic one lives from what is left"
+    assert unequal["temporal"].speeds == equal["temporal"].speeds
+
+
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [

@@ -15,6 +15,7 @@ ESTIMATE = PolicyEstimate(
     serial_seconds=3.0,
     overlap=0.5,
     syncs_per_step=4.0,
+    speeds=(0.75,),
 )
 SUMMARY = {
     "peak_bytes": 700,
@@ -30,10 +31,18 @@ def test_a_plan_fits_where_any_policy_does():
     found = Plan(1000, "v100", jobs, {"flow": ESTIMATE, "waterwave": None})
     assert found.fits
     document = json.loads(found.to_json())
-    assert document["policies"] == {"flow": SUMMARY, "waterwave": None}
-    assert document["jobs"] == [
-        {"name": "a", "batch": 8, "persistent_bytes": 100, "solo_bytes": 300, "source": "fake"}
-    ]
+    assert document["policies"] == {"flow": {**SUMMARY, "speeds": [0.75]}, "waterwave": None}
+    (job,) = document["jobs"]
+    assert job == {
+        "name": "a",
+        "batch": 8,
+        "persistent_bytes": 100,
+        "solo_bytes": 300,
+        "source": "fake",
+        "priority": "normal",
+        "weight": 1.0,
+    }
+    assert (document["first"], document["waiting"], document["refused"]) == ([], [], [])
     assert not Plan(1000, "v100", jobs, {"flow": None}).fits
 
 

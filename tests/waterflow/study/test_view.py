@@ -59,6 +59,20 @@ def test_a_plan_as_a_table():
     assert "do not fit" in printed(view.plan_table(plan_of({"flow": None})))
 
 
+def test_a_plan_says_who_goes_first():
+    jobs = (
+        PlannedJob("a", 8, 64, 192, "fake", "guaranteed"),
+        PlannedJob("[b]", None, 64, 192, "fake", "opportunistic", 2.0),
+    )
+    flow = estimate(SUBJECTS, 1024, "flow", 64)
+    text = words(view.plan_table(Plan(1024, "cpu", jobs, {"flow": flow}, SUBJECTS)))
+    assert "a (guaranteed, weight 1) 100%, [b] (opportunistic, weight 2) 100%" in text
+    none = Plan(300, "cpu", jobs, {"flow": None}, SUBJECTS, ("a",), ("[b]",), ("c",))
+    text = words(view.plan_table(none))
+    assert "lets in first: a then, as room becomes free: [b]" in text
+    assert "too large even alone: c" in text
+
+
 def test_the_largest_batches_as_a_table():
     together = CoTrained((6, 3), 0.75, ESTIMATE)
     found = MaxBatch(1024, "cpu", ("a", "b"), (8, 4), {"flow": together, "waterwave": None})

@@ -1,0 +1,114 @@
+"""Steps planned into limits: what one puts away the others know, and a limit that is named is
+enough."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import waterflow as wf
+from waterflow.common.errors import BudgetError
+from waterflow.executor.device.host import HostDevice
+from waterflow.executor.plan.spilled_step import spill_step
+from waterflow.executor.run.rng import JobRng
+from waterflow.job.training_step import eager_step
+from waterflow.models.gpt2 import Gpt2, Gpt2Config
+from waterflow.partitioner.spill import LimitTooSmallError
+from waterflow.steps.job_steps import JobSteps
+
+pytestmark = pytest.mark.cpu
+
+SHORT, LONG = 8, 24
+
+
+def next_token(model, ids):
+    return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def prepared(lengths):
+    """A language model with a captured step for texts of each length."""
+    torch.manual_seed(0)
+    model = Gpt2(Gpt2Config(vocabulary=40, width=32, layers=1, heads=2, positions=32))
+    batches = [torch.randint(40, (8, length)) for length in lengths]
+    job = wf.Job(
+        "reader",
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), 1e-3),
+        loss=next_token,
+        data=batches,
+    )
+    steps = JobSteps(job, HostDevice(), JobRng(0), 1)
+    eager_step(job, batches[0])
+    steps.cache.collect_persistent()
+    return steps, [steps.preparer.prepare(batch).specialization for batch in batches]
+
+
+def needs(steps, specialization):
+    return steps.persistent.final_bytes + specialization.steady.memory.extent
+
+
+@pytest.fixture(scope="module")
+def long_texts():
+    steps, (specialization,) = prepared([LONG])
+    origin = specialization.steady.origin
+    early, use = steps.spiller._looked_at(origin, None)
+    return early, use, steps.persistent.full_bytes
+
+
+@settings(max_examples=40, deadline=None)
+@given(share=st.floats(0, 1), spare=st.integers(0, 4096))
+def test_the_limit_that_is_named_is_accepted(long_texts, share, spare):
+    early, use, full = long_texts
+
+    def plan(limit):
+        spilled = spill_step(early.compiled.lowered, use, full, limit, alignment=64)
+        assert spilled.needs(full) <= limit
+        return spilled
+
+    limit = int(share * (full + early.memory.extent))
+    enough = None
+    try:
+        plan(limit)
+    except LimitTooSmallError as error:
+        enough = error.smallest
+    if enough is not None:
+        assert enough > limit
+        plan(enough)
+        plan(enough + spare)
+
+
+@pytest.mark.parametrize("lengths", [(SHORT, LONG), (LONG, SHORT)])
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.4])
+def test_every_step_knows_what_others_have_put_away(lengths, share):
+    steps, specializations = prepared(lengths)
+    limit = int(max(needs(steps, one) for one in specializations) * share)
+    steps.spiller.set_limit(limit)
+    assert steps.spiller.problem is None
+    away = steps.persistent.away
+    assert away
+    for one in specializations:
+        step = one.steady
+        assert needs(steps, one) <= limit
+        assert step.spill is not None, "its inputs are not where it looks for them"
+        known = {meaning for inputs in step.spill.away.values() for meaning in inputs}
+        used = {meaning for inputs in step.origin.use.inputs.values() for meaning in inputs}
+        assert away & used <= known
+
+
+@pytest.mark.parametrize("lengths", [(SHORT, LONG), (LONG, SHORT)])
+def test_one_step_that_fits_does_not_hide_another_that_cannot(lengths):
+    steps, _ = prepared(lengths)
+    spiller = steps.spiller
+    spiller.set_limit(1 << 10)
+    assert isinstance(spiller.problem, BudgetError)
+    smallest = [spiller._smallest(one.steady.origin, None) for one in spiller._fitted]
+    spiller.set_limit((min(smallest) + max(smallest)) // 2)
+    assert isinstance(spiller.problem, BudgetError)
+    enough = int(str(spiller.problem).split("takes ")[1].split(" ")[0])
+    spiller.set_limit(enough)
+    assert spiller.problem is None
+    spiller.set_limit(None)
+    assert spiller.problem is None
+    assert not steps.persistent.away

@@ -1,0 +1,131 @@
+"""Whether a job's Python enters ``torch.autocast``: which weights are cast already is kept in one
+cache for all threads, and whoever leaves the context empties it.
+
+A weight that is used twice inside is cast once, and its gradients are added up in the lower type;
+emptied between, it is cast twice, and they are added up in single precision: other bits. The cache
+of ``parametrize.cached`` and the switches of ``sdpa_kernel`` are everybody's, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Iterable
+from pathlib import Path
+from types import CellType, CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import checkpoint
+
+from waterflow.account.account import Account
+from waterflow.account.purity import undisturbed
+from waterflow.account.trust import is_trusted_code
+from waterflow.common.environment import is_library_file
+from waterflow.job.job import Job
+
+#: A job that can reach more objects than this is taken to do anything.
+_MOST_OBJECTS = 20_000
+#: So many kinds of jobs are remembered.
+_MOST_KINDS = 256
+_KNOWN: dict[Hashable, Casts] = {}
+_EMPTY = CellType()
+#: Of what a list holds, so many say what kind it is.
+_MOST_PARTS = 8
+#: Recomputing a forward pass enters autocast as it was, on or off.
+_CHECKPOINT = checkpoint.__file__
+_USES, _SWITCHES = ("autocast", "cached"), ("sdpa_kernel",)
+_ENTERS = (*_USES, "checkpoint")
+_INTEGRATIONS = str(Path(__file__).parents[1] / "integrations")
+
+
+class Casts(NamedTuple):
+    """What a job's Python may do with autocast, while its steps are eager.
+
+    Attributes:
+        enters: whether it may enter and leave it, switched on or off: it empties the cache.
+        uses: whether it may have casts in the cache.
+        switches: whether it may choose, for all threads, which kernels operators have.
+    """
+
+    enters: bool
+    uses: bool
+    switches: bool = False
+
+    def disturb(self, other: Casts) -> bool:
+        """Whether one of two jobs would empty the cache under the other, or change its kernels."""
+        if self.switches or other.switches:
+            return True
+        return (self.uses and other.enters) or (other.uses and self.enters)
+
+
+def casts_of(job: Job) -> Casts:
+    """What the job's Python may do, by the names in the code that it can reach.
+
+    Models of libraries enter autocast to switch it off, so there its name alone is no use of it.
+    Jobs that are made of the same functions and classes, as trials are, are looked at once.
+    """
+    kind = frozenset(map(_kind_of, job.root.modules())), *map(_code_of, _functions(job).values())
+    if kind not in _KNOWN:
+        if len(_KNOWN) >= _MOST_KINDS:
+            _KNOWN.clear()
+        _KNOWN[kind] = _look(job)
+    found = _KNOWN[kind]
+    return found if job.autocast is None else found._replace(enters=True, uses=True)
+
+
+def _functions(job: Job) -> dict[str, Any]:
+    return {name: getattr(job, name) for name in ("loss", "step", "on_step", "evaluate")}
+
+
+def _kind_of(module: torch.nn.Module) -> Hashable:
+    """A module's class, and the functions that it has of its own: hooks, a forward put in place."""
+    own = [value for value in vars(module).values() if callable(value)]
+    hooks = [value for name, value in vars(module).items() if "hooks" in name and value]
+    return type(module), _code_of((*own, *hooks))
+
+
+def _code_of(value: Any, depth: int = 4) -> Hashable:
+    """The code of a function, and what it holds: functions, and classes of other objects."""
+    value = getattr(value, "__func__", value)
+    parts: Iterable[Any] = ()
+    if isinstance(value, functools.partial):
+        parts = value.func, value.args, value.keywords
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        parts = value
+    elif isinstance(value, dict):
+        parts = value.values()
+    elif (code := getattr(value, "__code__", None)) is not None:
+        cells = getattr(value, "__closure__", None) or ()
+        held = [cell.cell_contents for cell in cells if cell != _EMPTY]
+        parts = held, *(getattr(value, name, None) for name in ("__defaults__", "__kwdefaults__"))
+        return code, tuple(_code_of(part, depth - 1) for part in parts if depth)
+    kind = value if isinstance(value, type) else type(value)
+    return kind, tuple(_code_of(part, depth - 1) for part in [*parts][:_MOST_PARTS] if depth)
+
+
+def _look(job: Job) -> Casts:
+    try:
+        with undisturbed():
+            roots = {"model": job.root, **_functions(job)}
+            reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
+    except Exception:  # objects that refuse to be looked at, or change meanwhile
+        return Casts(enters=True, uses=True)
+    codes = [code for code in reached.codes if not is_trusted_code(code)]
+    holds = bool(reached.instances(torch.autocast)) or not reached.is_whole
+    enters = holds or _names(codes, _ENTERS) or _CHECKPOINT in map(_file_of, reached.codes)
+    users = [code for code in codes if _is_users(code)]
+    return Casts(enters, holds or _names(users, _USES), _names(users, _SWITCHES))
+
+
+def _names(codes: Iterable[CodeType], words: Iterable[str]) -> bool:
+    names = (name for code in codes for name in (*code.co_names, *code.co_freevars))
+    return any(word in name for name in names for word in words)
+
+
+def _file_of(code: CodeType) -> str:
+    return code.co_filename
+
+
+def _is_users(code: CodeType) -> bool:
+    file = code.co_filename
+    return file.startswith(_INTEGRATIONS) or not is_library_file(file)
