@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -77,6 +78,39 @@ class RunContext:
         except BaseException as error:  # a callback may raise SystemExit, too
             job.fail(error)
             return None
+
+    def lend_lane(
+        self,
+        lane: int,
+        job: JobRun,
+        work: Callable[[], None],
+        *,
+        moves: bool = True,
+        patience: float | None = None,
+    ) -> None:
+        """Has the job's own thread do something in place of the calling lane, which waits.
+
+        Neither keeps the intra-op threads that it does not use meanwhile: they would hinder those
+        of others.
+
+        Args:
+            lane: the calling thread's.
+            job: whose thread it is.
+            work: what to do.
+            moves: whether it is done on the lane's cores; otherwise on those where the thread is.
+            patience: see `Feeder.lend`.
+        """
+        has_team = self.lanes.threads > 1
+        if has_team:
+            _C.release_intra_op_threads()
+
+        def in_place() -> None:
+            with self.lanes.in_place_of(lane) if moves else contextlib.nullcontext():
+                work()
+            if has_team:
+                _C.release_intra_op_threads()
+
+        job.feeder.lend(in_place, patience)
 
     def check_device(self) -> None:
         """Returns while the device works.

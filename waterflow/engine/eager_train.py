@@ -7,14 +7,12 @@ long as nobody else is to have the lane.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from waterflow.allocator_ext import _C
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import GroupsRan
@@ -56,17 +54,14 @@ def run_train(
     train = _Train(context, job, lane, memory, may_go_on, accounts)
     # No other lane works beside such a train: it stays on the core where its memory is.
     is_alone = accounts and job.eager.is_fine
-    place = contextlib.nullcontext() if is_alone else context.lanes.in_place_of(lane)
 
     def on_own_thread() -> None:
-        with place, job.eager.timed(beside):
+        with job.eager.timed(beside):
             job.in_python(lambda: train.run(fed))
-        if context.lanes.threads > 1:
-            _C.release_intra_op_threads()  # which would hinder those of others
         with context.python:  # before this thread goes on, perhaps with a capture
             drop_gradients(context, job)
 
-    job.feeder.lend(on_own_thread)
+    context.lend_lane(lane, job, on_own_thread, moves=not is_alone)
 
 
 def account_for_room(context: RunContext, job: JobRun) -> None:

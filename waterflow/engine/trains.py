@@ -63,12 +63,9 @@ class Trains:
         made: list[tuple[PreparedBatch | None, float]] = []
 
         def on_own_thread() -> None:
-            with self._context.lanes.in_place_of(lane):
-                made.append(self._run(lane, job, fed, seen, at_home=True))
-            if self._context.lanes.threads > 1:
-                _C.release_intra_op_threads()  # which would hinder those of others
+            made.append(self._run(lane, job, fed, seen, at_home=True))
 
-        job.feeder.lend(on_own_thread, _PATIENCE_SECONDS)
+        self._context.lend_lane(lane, job, on_own_thread, patience=_PATIENCE_SECONDS)
         return made[0] if made else (None, 0.0)  # it waits for its data
 
     def _run(

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.support.waiting import wait_until
 from waterflow.executor.data.feeder import Feeder, Start
 
 pytestmark = pytest.mark.virtual
@@ -52,13 +53,6 @@ class Fed:
                 self.feeder.join(LIMIT)
                 return found, fed
             found.append((fed.epoch, fed.item))
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happens any more"
-        time.sleep(0.001)
 
 
 def settled(feeder, count):

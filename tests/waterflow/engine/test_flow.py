@@ -19,6 +19,7 @@ from torch import nn
 
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
+from tests.support.waiting import wait_until
 from waterflow.allocator_ext import _C
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
@@ -65,13 +66,6 @@ def engine(memory: str | int = "64MiB", **options: Any) -> wf.Engine:
 
 def run(jobs: list[wf.Job], memory: str | int = "64MiB") -> wf.Report:
     return wf.run(jobs, memory=memory, policy="flow", threads=1)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happens any more"
-        time.sleep(0.005)
 
 
 @dataclass
@@ -467,7 +461,8 @@ def foreign_threads() -> int:
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system lists no threads")
-def test_only_the_lanes_keep_intra_op_threads() -> None:
+@pytest.mark.parametrize("capture", [False, True, "auto"])
+def test_only_the_lanes_keep_intra_op_threads(capture: Any) -> None:
     """Others' would make GNU's OpenMP put the lanes' to sleep after every kernel."""
     if not _C.release_intra_op_threads():
         pytest.skip("this torch's intra-op threads cannot be let go of")
@@ -490,7 +485,7 @@ def test_only_the_lanes_keep_intra_op_threads() -> None:
     before = foreign_threads()
     try:
         kernel()
-        job = make_job("a", data=data(), on_step=look)
+        job = make_job("a", data=data(), on_step=look, capture=capture)
         assert wf.run([job], "64MiB", lanes=1, threads=2).ok
     finally:
         torch.set_num_threads(threads)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import waterflow as wf
+from tests.support.waiting import wait_until
 from tests.waterflow.engine.test_suspension import (
     Stops,
     assert_equal_to_eager,
@@ -81,6 +82,7 @@ def test_opportunistic_jobs_make_room_and_come_back() -> None:
     with wf.Engine("64MiB", threads=1) as engine:
         one, two = engine.submit(first), engine.submit(other)
         with stops.at(3):
+            wait_until(lambda: two.losses)  # until then it would wait for its admission
             asked = threading.Thread(target=engine.resize, args=(room,))
             asked.start()
         asked.join(60)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import waterflow as wf
+from tests.support.waiting import wait_until
 from waterflow.engine.events import GroupsRan, StepDone
 
 pytestmark = pytest.mark.cpu
@@ -48,13 +49,6 @@ def make_job(name: str = "a", every: str | None = None, **options: Any) -> wf.Jo
         settings.update(scheduler=scheduler, scheduler_every=every)
     loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
     return wf.Job(name, model=model, optimizer=optimizer, loss=loss, **settings)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happens any more"
-        time.sleep(0.001)
 
 
 def assert_equal(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
