@@ -245,14 +245,18 @@ class _Stretch:
 
     def _with_batches(self) -> list[JobRun]:
         """The jobs that have a batch, and are not known to wait for other lanes' Python."""
-        busy = self._busy
-        ready = [job for job in self._jobs if job.feeder.peek() is not None]
-        if self._eager:
-            fine = any(job.eager.is_fine for job in self._eager)
-            ready = [
-                job for job in ready if not (job.next_is_eager and (fine or job.eager.is_fine))
-            ]
-        return [job for job in ready if job not in busy and not job.ended]
+        busy, eager = self._busy, self._eager
+        fine = any(job.eager.is_fine for job in eager)
+        ready: list[JobRun] = []
+        if fine and self._plan is None:  # no step is captured: all go in turn
+            return ready
+        for job in self._jobs:  # there may be hundreds
+            if job.ended or job in busy or job.feeder.peek() is None:
+                continue
+            if eager and job.next_is_eager and (fine or job.eager.is_fine):
+                continue
+            ready.append(job)
+        return ready
 
     def _choose_for(self, lane: int, waiting: list[JobRun]) -> JobRun | None:
         """Of these the job that runs next, where one can on this lane. There may be hundreds, so
@@ -277,7 +281,7 @@ class _Stretch:
         return fed.item is not None and not job.eager.needs_lane_only(fed.item)
 
     def _is_over(self) -> bool:
-        gone = {job for job in self._jobs if job.ended and job not in self._busy}
+        gone = [job for job in self._jobs if job.ended and job not in self._busy]
         if gone:  # those that have left the arena, too, are nobody's concern any more
             self._jobs = [job for job in self._jobs if job not in gone or job.resident]
         ended = not self._jobs or any(job.resident for job in gone)

@@ -85,6 +85,7 @@ class JobRun:
         job: what the user gave.
         report: what is known of it; written by the recorder.
         state: where it is in its life.
+        ended: whether it will run no more.
         gives_way: whether it is to rest because it is others' turn in memory.
         is_replanned: whether a thread plans its steps anew, while it rests.
         stop_requested: whether somebody wants it to end after its present step.
@@ -138,6 +139,7 @@ class JobRun:
         self.job = job
         self.report = JobReport(name=job.name, seed=seed)
         self.state = JobState.QUEUED
+        self.ended = False
         self.stop_requested = False
         self.suspend_requested = False
         self.gives_way = False
@@ -286,11 +288,6 @@ class JobRun:
     # Its life
 
     @property
-    def ended(self) -> bool:
-        """Whether the job will run no more."""
-        return self.state.ended
-
-    @property
     def is_new(self) -> bool:
         """Whether nothing has been done for it yet."""
         return not self.feeder.started
@@ -323,6 +320,7 @@ class JobRun:
             TransitionError: that state cannot follow.
         """
         before, self.state = self.state, transition(self.name, self.state, state)
+        self.ended = state.ended
         self._events.publish(StateChanged(self.name, before, state, error))
 
     def start(self) -> None:

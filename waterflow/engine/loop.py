@@ -182,7 +182,7 @@ class EngineLoop:
             if calls != self._context.calls.calls:
                 calls = int(self._context.calls.calls)
                 called_away = self._queue.has_wishes or any(
-                    job.is_called_away and not job.ended for job in flowing
+                    job.is_called_away for job in flowing if not job.ended
                 )
                 others = [j for j in self._queue.jobs if not (j in flowing or j.is_gone)]
             return (

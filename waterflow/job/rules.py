@@ -51,6 +51,11 @@ class StepRules(NamedTuple):
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self.autocast)
 
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped at all."""
+        return self.clip_grad_norm is not None or self.clip_grad_value is not None
+
     def scaled(self, loss: Any) -> Any:
         """The loss of one of a step's batches, as it is differentiated."""
         return loss if self.accumulate == 1 else loss / self.accumulate

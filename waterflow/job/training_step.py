@@ -87,6 +87,8 @@ def clip_order(job: Job) -> list[int]:
 
 def clip_gradients(job: Job, optimizer: torch.optim.Optimizer) -> None:
     """Clips the gradients of the job's optimizer, or of what stands for it, where it says so."""
+    if not job.rules.clips:
+        return
     parameters = trained_parameters(optimizer)
     order = clip_order(job)
     job.rules.clip([parameters[index] for index in order] if order else parameters)
