@@ -152,4 +152,4 @@ def test_who_waits_in_the_plan_waits_in_a_run():
     assert wf.run(jobs, memory=budget, threads=1).ok
     (waiting,) = found.waiting
     begun = made.index(waiting)
-    assert any(made[begun:].count(name) == 0 for name in found.first), "it came before one had ended"
+    assert any(name not in made[begun:] for name in found.first), "came before one had ended"
