@@ -2,6 +2,7 @@
 
     python -m benchmarks.elastic_memory --json
     python -m benchmarks.elastic_memory --models lstm --ratios 0.6 --threads 1
+    python -m benchmarks.elastic_memory --picture speeds.png
 
 Per model and limit the speed of a warm captured step over the unlimited one's, in turns with it and
 with the step that has no plan: every value out right after its use, and in right before the next.
@@ -18,6 +19,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +40,7 @@ from waterflow.partitioner.spill import LimitTooSmallError
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedStep
 from waterflow.study.job_specs import job_of
+from waterflow.study.view import draw_speed_by_limit
 
 #: Tasks of the zoo and their batches.
 MODELS = {
@@ -183,6 +186,7 @@ def main() -> None:
     parser.add_argument("--ratios", nargs="+", type=float, default=list(RATIOS))
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of the lane")
     parser.add_argument("--repeats", type=int, default=7, help="interleaved steps of each")
+    parser.add_argument("--picture", type=Path, help="draw speed against limit, into this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
@@ -193,6 +197,9 @@ def main() -> None:
     rows = []
     for model in options.models:
         rows += measure(model, options.ratios, options.threads, options.repeats, tell)
+    if options.picture is not None:
+        picture_format = options.picture.suffix[1:] or "png"
+        options.picture.write_bytes(draw_speed_by_limit(rows, picture_format))
     resizes = arena_resize.measure(options.repeats)
     tell(resizes)
     if options.json:

@@ -100,24 +100,22 @@ def spill_step(
         if excess <= 0:
             return spilled
         target -= max(excess, alignment)
-    # Without a look at the limit, so that one that is named here is enough when it is asked for.
-    least, node = tightest_place(profile, use.values)
-    plans = (
-        plan_spill(profile, use.values, least, cost=cost, required=forced),
-        spill_everything(profile, use.values),
-    )
-    tightest = [lower_spilled(lowered, use, plan, alignment) for plan in plans]
-    spilled = min(tightest, key=lambda one: one.needs(persistent_bytes))
-    if spilled.needs(persistent_bytes) > limit:
-        raise LimitTooSmallError(limit, spilled.needs(persistent_bytes), node)
-    return spilled
+    tightest = spill_all(lowered, use, persistent_bytes, alignment=alignment)
+    if tightest.needs(persistent_bytes) > limit:
+        _, node = tightest_place(profile, use.values)
+        raise LimitTooSmallError(limit, tightest.needs(persistent_bytes), node)
+    return tightest
 
 
 def spill_all(
     lowered: LoweredStep, use: StepUse, persistent_bytes: int, *, alignment: int
 ) -> SpilledStep:
     """The step with every value away whenever it is not used, each copy waited for: the smallest
-    memory that spilling can give, and what a plan is compared with."""
+    memory that spilling can give, and what a plan is compared with.
+
+    It depends on no measured time and on nothing that other steps put away, so a limit that allows
+    it is enough whenever it is asked for.
+    """
     profile = dataclasses.replace(use.profile, persistent_bytes=persistent_bytes)
     return lower_spilled(lowered, use, spill_everything(profile, use.values), alignment)
 

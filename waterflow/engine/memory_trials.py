@@ -34,8 +34,6 @@ from waterflow.partitioner.policies.memory_share import (
 _WINDOW_SECONDS, _LEAST_STEPS, _MOST_WINDOWS = 0.3, 4, 8
 #: All is tried again after so many times what it took.
 _AGAIN_AFTER = 100
-#: Addresses of a spilled step need a little more than its bytes.
-_GAPS = 1.02
 
 
 class MemoryTrials:
@@ -139,7 +137,7 @@ class MemoryTrials:
         holders = []
         for job in self._jobs:
             most = self._limits.full(job)
-            least = min(most, int(job.steps.smallest_limit() * _GAPS))
+            least = min(most, job.steps.smallest_limit())
             holders.append(Holder(least, most, job.weight))
         self._shares = begin_sharing(holders, left)
 

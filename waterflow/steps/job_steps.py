@@ -110,8 +110,7 @@ class JobSteps:
         )
 
     def smallest_limit(self) -> int:
-        """The smallest limit that its steps can be planned into, but for gaps between addresses.
-        Only while it is in no step."""
+        """The smallest limit that is sure to be accepted. Only while it is in no step."""
         with self.cache.still():
             return self.spiller.smallest()
 

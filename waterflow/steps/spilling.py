@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from waterflow.allocator_ext import _C
@@ -12,14 +12,14 @@ from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
 from waterflow.executor.device.base import Device
 from waterflow.executor.plan.piled_step import Piles
-from waterflow.executor.plan.spilled_step import SpilledStep, spill_step
+from waterflow.executor.plan.spilled_step import SpilledStep, spill_all, spill_step
 from waterflow.executor.run.step_use import StepUse
 from waterflow.executor.run.tape import compile_step
 from waterflow.job.batch import FlatBatch
 from waterflow.partitioner.graph.early import update_early
 from waterflow.partitioner.graph.inplace import add_in_place
 from waterflow.partitioner.graph.step_graph import Input
-from waterflow.partitioner.spill import CopyCost, LimitTooSmallError, smallest_limit
+from waterflow.partitioner.spill import CopyCost, LimitTooSmallError
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.step_profiler import StepProfiler
@@ -123,8 +123,8 @@ class StepSpiller:
         return self.persistent.full_bytes + min(step.memory.extent for step in steps) <= limit
 
     def smallest(self) -> int:
-        """The smallest limit that all steps can be planned into, gaps between addresses not
-        counted. The first time each step is looked at, on copies."""
+        """The smallest limit that is sure to be accepted, gaps between addresses included. The
+        first time each step is looked at, on copies."""
         found = [
             self._smallest(one.steady.origin, one.first)
             for one in self._fitted
@@ -133,9 +133,11 @@ class StepSpiller:
         return max(found, default=0)
 
     def _smallest(self, origin: Origin, first: PreparedStep | None) -> int:
-        _, use = self._looked_at(origin, None if self.persistent.state_exists else first)
+        """With nothing that other steps put away, as they may do less of that under more."""
+        early, use = self._looked_at(origin, None if self.persistent.state_exists else first)
         full = self.persistent.full_bytes
-        return smallest_limit(replace(use.profile, persistent_bytes=full), use.values)
+        lowered = early.compiled.lowered
+        return spill_all(lowered, use, full, alignment=self.device.alignment).needs(full)
 
     def _looked_at(
         self, origin: Origin, first: PreparedStep | None
@@ -206,11 +208,10 @@ class StepSpiller:
     ) -> BudgetError | JobError | None:
         """What to tell: a limit that is enough for all."""
         others = [one for one in problems if isinstance(one, JobError)]
-        smallest = [one.smallest for one in problems if isinstance(one, LimitTooSmallError)]
-        if others or not smallest:
+        if others or not problems:
             return others[0] if others else None
         assert self.limit is not None
-        return self._too_small(self.limit, max(smallest))
+        return self._too_small(self.limit, self.smallest())
 
     def spilled(self, origin: Origin, limit: int, first: PreparedStep | None) -> PreparedStep:
         """A step planned into a limit; itself where it fits. Remembered per limit.

@@ -6,8 +6,10 @@ Like `waterflow.report.memory_plot` it uses matplotlib's objects alone, never `p
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -113,6 +115,39 @@ def draw_frontier(found: MaxBatch, picture_format: str) -> bytes:
     axes.set_title(f"{' + '.join(found.names)}, {format_bytes(found.memory_bytes)}")
     axes.legend()
     return _bytes(figure, picture_format)
+
+
+def draw_speed_by_limit(rows: Sequence[Mapping[str, Any]], picture_format: str = "png") -> bytes:
+    """What jobs do under memory limits, a line per job (AntMan, Figure 10).
+
+    Args:
+        rows: with `model`, `limit_ratio` (over the bytes that it needs without a limit) and
+            `speed_ratio` (over its speed then), as of `benchmarks.elastic_memory`; rows of limits
+            that were refused have no speed, and end their line with a cross.
+        picture_format: "png", "svg", or whatever else matplotlib writes.
+    """
+    figure = Figure(figsize=(8, 5), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _speed_lines(axes, rows)
+    axes.set_xlabel("memory limit, as a share of what the job needs without one")
+    axes.set_ylabel("speed over that without a limit")
+    axes.set_ylim(bottom=0)
+    if rows:
+        axes.legend()
+    return _bytes(figure, picture_format)
+
+
+def _speed_lines(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = sorted(
+            (row for row in rows if row["model"] == model), key=lambda row: row["limit_ratio"]
+        )
+        ran = [(row["limit_ratio"], row["speed_ratio"]) for row in own if "speed_ratio" in row]
+        (line,) = axes.plot(*np.array(ran).reshape(-1, 2).T, marker="o", label=model)
+        refused = [row["limit_ratio"] for row in own if "speed_ratio" not in row]
+        if refused:
+            axes.plot(max(refused), 0, "x", color=line.get_color(), clip_on=False)
 
 
 def _empty(text: str, picture_format: str) -> bytes:

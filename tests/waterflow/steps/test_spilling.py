@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import waterflow as wf
@@ -27,20 +27,46 @@ def next_token(model, ids):
     return torch.nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
-def prepared(lengths):
+def prepared(lengths, layers=1, width=32, sentences=8, plain=False):
     """A language model with a captured step for texts of each length."""
     torch.manual_seed(0)
-    model = Gpt2(Gpt2Config(vocabulary=40, width=32, layers=1, heads=2, positions=32))
-    batches = [torch.randint(40, (8, length)) for length in lengths]
+    model = Gpt2(Gpt2Config(vocabulary=40, width=width, layers=layers, heads=2, positions=32))
+    batches = [torch.randint(40, (sentences, length)) for length in lengths]
     job = wf.Job(
         "reader",
         model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), 1e-3),
+        optimizer=torch.optim.AdamW(model.parameters(), 1e-3, foreach=not plain),
         loss=next_token,
         data=batches,
     )
     steps = JobSteps(job, HostDevice(), JobRng(0), 1)
     eager_step(job, batches[0])
+    steps.cache.collect_persistent()
+    return steps, [steps.preparer.prepare(batch).specialization for batch in batches]
+
+
+class Branches(torch.nn.Module):
+    """Few rows go one way, many another: steps that do not use each other's parameters."""
+
+    def __init__(self, few, many):
+        super().__init__()
+        self.few, self.many = (
+            torch.nn.Sequential(torch.nn.Linear(16, n), torch.nn.Linear(n, 1)) for n in (few, many)
+        )
+
+    def forward(self, rows):
+        return (self.few if len(rows) < 10 else self.many)(rows)
+
+
+def branching(few, many, rows):
+    torch.manual_seed(0)
+    model = Branches(few, many)
+    batches = [torch.randn(4, 16), torch.randn(rows, 16)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9, foreach=False)
+    job = wf.Job("b", model, optimizer, lambda m, b: m(b).square().mean(), batches)
+    steps = JobSteps(job, HostDevice(), JobRng(0), 1)
+    for batch in batches:
+        eager_step(job, batch)
     steps.cache.collect_persistent()
     return steps, [steps.preparer.prepare(batch).specialization for batch in batches]
 
@@ -104,6 +130,7 @@ def test_one_step_that_fits_does_not_hide_another_that_cannot(lengths):
     spiller.set_limit(1 << 10)
     assert isinstance(spiller.problem, BudgetError)
     smallest = [spiller._smallest(one.steady.origin, None) for one in spiller._fitted]
+    assert steps.smallest_limit() == max(smallest)
     spiller.set_limit((min(smallest) + max(smallest)) // 2)
     assert isinstance(spiller.problem, BudgetError)
     enough = int(str(spiller.problem).split("takes ")[1].split(" ")[0])
@@ -112,3 +139,49 @@ def test_one_step_that_fits_does_not_hide_another_that_cannot(lengths):
     spiller.set_limit(None)
     assert spiller.problem is None
     assert not steps.persistent.away
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.integers(2, 32), min_size=1, max_size=3, unique=True),
+    layers=st.integers(1, 2),
+    width=st.sampled_from([8, 16, 40]),
+    sentences=st.integers(1, 6),
+    plain=st.booleans(),
+    share=st.floats(0, 1),
+)
+def test_the_limit_that_is_named_is_enough_for_all_steps(
+    lengths, layers, width, sentences, plain, share
+):
+    steps, _ = prepared(lengths, layers, width, sentences, plain)
+    spiller = steps.spiller
+    enough = steps.smallest_limit()
+    for limit in (int(share * enough), enough - 1):  # what was away before is no help
+        spiller.set_limit(limit)
+        if spiller.problem is not None:
+            assert f"takes {enough} bytes" in str(spiller.problem)
+    for limit in (enough, enough + 64, enough):
+        spiller.set_limit(limit)
+        assert spiller.problem is None
+        assert max(needs(steps, one) for one in spiller._fitted) <= limit
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    few=st.sampled_from([8, 64, 256]),
+    many=st.sampled_from([8, 64, 256]),
+    rows=st.integers(10, 100),
+    share=st.floats(0.05, 1),
+)
+@example(few=64, many=64, rows=60, share=0.4)
+def test_a_limit_is_enough_without_what_others_put_away(few, many, rows, share):
+    steps, specializations = branching(few, many, rows)
+    spiller = steps.spiller
+    most = max(needs(steps, one) for one in specializations)
+    spiller.set_limit(int(most * share))
+    if spiller.problem is not None:
+        enough = int(str(spiller.problem).split("takes ")[1].split(" ")[0])
+        assert enough == steps.smallest_limit()
+        spiller.set_limit(enough)
+        assert spiller.problem is None
+        assert max(needs(steps, one) for one in specializations) <= enough

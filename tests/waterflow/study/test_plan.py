@@ -137,3 +137,19 @@ def test_guaranteed_jobs_keep_their_speed_in_a_plan():
 def test_wrong_input_is_told_clearly(ask: Callable[[], object], error, message):
     with pytest.raises(error, match=message):
         ask()
+
+
+def test_who_waits_in_the_plan_waits_in_a_run():
+    names = (TABLE, TABLE, TABLE)
+    alone = wf.plan(ranked(*names), "1GiB", hardware="cpu").jobs
+    budget = alone[0].persistent_bytes + alone[0].solo_bytes + 4096  # for two of them
+    found = wf.plan(ranked(*names), budget, hardware="cpu")
+    jobs = ranked(*names)
+    made: list[str] = []
+    for job in jobs:
+        job.capture = True
+        job.on_step = lambda result: made.append(result.job)
+    assert wf.run(jobs, memory=budget, threads=1).ok
+    (waiting,) = found.waiting
+    begun = made.index(waiting)
+    assert any(name not in made[begun:] for name in found.first), "came before one had ended"

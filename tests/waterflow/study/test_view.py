@@ -2,6 +2,8 @@ import io
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from rich.console import Console
 
 from waterflow.partitioner.testing import step_profile
@@ -101,3 +103,30 @@ def test_pictures(kind):
     ]
     assert all(picture.startswith(SIGNATURES[kind]) for picture in drawn)
     assert len(set(drawn)) == 3
+
+
+def speed_rows():
+    return [
+        {"model": "resnet", "limit_ratio": 0.6, "speed_ratio": 0.9},
+        {"model": "resnet", "limit_ratio": 1.0, "speed_ratio": 1.0},
+        {"model": "espcn", "limit_ratio": 1.0, "speed_ratio": 0.99},
+        {"model": "espcn", "limit_ratio": 0.6, "smallest_bytes": 59334784},
+    ]
+
+
+def test_speeds_under_limits_have_a_line_per_job():
+    axes = Figure().add_subplot()
+    view._speed_lines(axes, speed_rows())
+    resnet, espcn, cross = axes.get_lines()
+    assert resnet.get_label() == "resnet"
+    assert resnet.get_xydata().tolist() == [[0.6, 0.9], [1.0, 1.0]]
+    assert espcn.get_xydata().tolist() == [[1.0, 0.99]]
+    assert cross.get_xydata().tolist() == [[0.6, 0.0]]
+    assert cross.get_color() == espcn.get_color()
+
+
+@pytest.mark.parametrize("rows", [speed_rows(), speed_rows()[3:], []])
+def test_speeds_under_limits_are_drawn(rows):
+    picture = imread(io.BytesIO(view.draw_speed_by_limit(rows)))
+    assert picture.std() > 0
+    assert picture.shape == (500, 800, 4)
