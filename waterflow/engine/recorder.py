@@ -36,7 +36,7 @@ from waterflow.engine.events import (
     TrainRan,
 )
 from waterflow.engine.states import JobState
-from waterflow.report.decisions import Decision
+from waterflow.report.decisions import Decision, Kind
 from waterflow.report.evaluation import Evaluation
 from waterflow.report.job_report import JobReport
 from waterflow.report.report import Spans, Timeline
@@ -120,8 +120,8 @@ class Recorder:
             case EngineEnded():
                 self._stopped = time.perf_counter()
 
-    def _decide(self, job: str, what: str) -> None:
-        decision = Decision(time.perf_counter() - self._origin, job, what)
+    def _decide(self, job: str, what: str, kind: Kind = "other") -> None:
+        decision = Decision(time.perf_counter() - self._origin, job, what, kind)
         kept = self._decided_first
         (kept if len(kept) < _KEPT_DECISIONS else self._decided_last).append(decision)
 
@@ -131,7 +131,7 @@ class Recorder:
             what = f"may need {format_bytes(event.limit)}"
         names = " and ".join(map(repr, event.first))
         why = f", as {names} asks for more" if names else ""
-        self._decide(event.job, what + why)
+        self._decide(event.job, what + why, "waited")
 
     def _spills(self, event: SpillPlanned) -> None:
         spill = Spill(time.perf_counter() - self._origin, *event[1:])
@@ -140,20 +140,22 @@ class Recorder:
             known.append(spill)
         else:
             known[-1] = spill
-        self._decide(event.job, spill.describe())
+        self._decide(event.job, spill.describe(), "spilled")
 
     def _tried(self, event: MemoryTried) -> None:
         for job, limit, speed in zip(event.jobs, event.limits, event.speeds, strict=True):
             if event.is_last:
                 may = f"may need {format_bytes(limit)}, which helps all most"
-                self._decide(job, f"{may}: {speed:.3g} steps/s")
+                self._decide(job, f"{may}: {speed:.3g} steps/s", "waited")
             else:
                 self._jobs[job].report.memory_speeds.append((limit, speed))
 
     def _held_back(self, event: DutyChanged) -> None:
         slower = f"{event.slowdown:+.1%} of its time alone, give or take {event.error:.1%}"
         for job in event.others:
-            self._decide(job, f"works in {event.duty:.0%} of {event.job!r}'s time ({slower})")
+            self._decide(
+                job, f"works in {event.duty:.0%} of {event.job!r}'s time ({slower})", "throttled"
+            )
 
     @property
     def decisions(self) -> list[Decision]:
@@ -163,9 +165,9 @@ class Recorder:
     def _change_state(self, event: StateChanged) -> None:
         report = self._jobs[event.job].report
         if event.after is JobState.SUSPENDED:
-            self._decide(event.job, "rests, its memory is the others'")
+            self._decide(event.job, "rests, its memory is the others'", "waited")
         if event.before is JobState.RESUMING and event.after is JobState.RUNNING:
-            self._decide(event.job, "goes on")
+            self._decide(event.job, "goes on", "waited")
         if event.after is JobState.RUNNING:
             self._since.setdefault(event.job, time.perf_counter())
             self._started = self._started or time.perf_counter()

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 from waterflow.common.errors import ReportError
 from waterflow.report.json_fields import Fields, decode_float, encode_float
 
 Kind = Literal["waited", "throttled", "spilled", "other"]
 
-#: How what the engine's recorder says of a job begins.
-_KINDS: tuple[tuple[tuple[str, ...], Kind], ...] = (
-    (("rests", "goes on", "may need "), "waited"),
-    (("works in ",), "throttled"),
-    (("its steps copy ",), "spilled"),
-)
-
 
 class Decision(NamedTuple):
-    """One decision: seconds since the engine was made, the job ("": all of them), and what."""
+    """One decision: seconds since the engine was made, the job ("": all of them), and what; and
+    whether a job waits, is throttled or spills by it, or comes back."""
 
     seconds: float
     job: str
     what: str
-
-    @property
-    def kind(self) -> Kind:
-        """Whether a job waited, was throttled or spilled by it."""
-        return next((kind for begins, kind in _KINDS if self.what.startswith(begins)), "other")
+    kind: Kind = "other"
 
 
 def decisions_to_json(decisions: Sequence[Decision]) -> list[list[float | str]]:
     """As JSON can hold them."""
-    return [[encode_float(seconds), job, what] for seconds, job, what in decisions]
+    return [[encode_float(seconds), *rest] for seconds, *rest in decisions]
 
 
 def decisions_from(fields: Fields) -> list[Decision]:
@@ -49,6 +39,11 @@ def decisions_from(fields: Fields) -> list[Decision]:
 
 def _decision(place: int, item: object) -> Decision:
     match item:
-        case [seconds, str(job), str(what)]:
+        case [seconds, str(job), str(what)]:  # of before they had kinds
             return Decision(decode_float(seconds), job, what)
-    raise ReportError(f"decisions[{place}]: expected seconds, a job and a text, found {item!r:.60}")
+        case [seconds, str(job), str(what), str(kind)] if kind in get_args(Kind):
+            return Decision(decode_float(seconds), job, what, cast(Kind, kind))
+    raise ReportError(
+        f"decisions[{place}]: expected seconds, a job, a text and one of "
+        f"{', '.join(get_args(Kind))}, found {item!r:.60}"
+    )

@@ -205,8 +205,9 @@ def test_a_limit_under_what_a_job_needs_and_none_again(policy: str, capture: Any
         assert not run.steps.spiller.is_needed
     assert_equal_to_eager(job, handle.result(), make_deep("a"))
     assert_equal_to_eager(beside, other.result(), make_job("b", 1))
-    said = [decision.what for decision in engine.report().decisions if decision.job == "a"]
-    said = [what for what in said if what.startswith("its limit")]
+    decided = [decision for decision in engine.report().decisions if decision.job == "a"]
+    assert "spilled" in {decision.kind for decision in decided}
+    said = [decision.what for decision in decided if decision.what.startswith("its limit")]
     assert said[0].startswith("its limit is ")
     assert said[-1] == "its limit is none"
 

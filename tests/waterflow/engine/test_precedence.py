@@ -210,6 +210,8 @@ def test_duties_follow_the_rule_and_are_told_of(monkeypatch: pytest.MonkeyPatch)
     assert [event.duty for event in told[:3]] == [0.5, 0.25, 0.5]
     assert all(event.job == "first" and list(event.others) == ["other"] for event in told)
     assert [(e.slowdown, e.error) for e in told[:3]] == asked[:3]
+    throttled = [one for one in engine.report().decisions if one.kind == "throttled"]
+    assert [one.job for one in throttled] == ["other"] * len(told)
     assert all(-1 < slowdown < 3 and error >= 0 for slowdown, error in asked)
 
 

@@ -148,8 +148,8 @@ def test_a_longer_sequence_finds_its_memory_and_gives_it_back(
     fresh = make_reader((), data=[*surge, *data.again()])
     assert_equal_to_eager(reader, one.result(), fresh)
     assert_equal_to_eager(other, two.result(), make_wide(steps=len(two.losses)))
-    said = [decision.what for decision in report.decisions if decision.job == "other"]
-    assert said[0] == "rests, as 'reader' asks for more"
+    said = [decision for decision in report.decisions if decision.job == "other"]
+    assert (said[0].what, said[0].kind) == ("rests, as 'reader' asks for more", "waited")
 
 
 def test_a_surge_that_comes_back_is_met_without_planning_anew(impatient: None) -> None:

@@ -26,13 +26,14 @@ def test_a_run_tells_what_was_decided(tmp_path):
         handle.set_weight(2)
         handle.resume()
     report = engine.report()
-    told = [(decision.job, decision.what) for decision in report.decisions]
+    told = [(job, what) for _, job, what, _ in report.decisions]
     assert told == [
         ("a", "rests, its memory is the others'"),
         ("", "the budget is 32.0 MiB"),
         ("a", "normal, weight 2"),
         ("a", "goes on"),
     ]
+    assert [one.kind for one in report.decisions] == ["waited", "other", "other", "waited"]
     moments = [decision.seconds for decision in report.decisions]
     assert moments == sorted(moments)
     assert Report.load(report.save(tmp_path)).decisions == report.decisions
@@ -47,7 +48,13 @@ def test_reports_from_before_there_were_decisions_are_read():
     assert Report.from_json(json.dumps(document)).decisions == []
 
 
-@pytest.mark.parametrize("bad", [1, [1, 2], [1, "a", 3], ["x", "a", "b"]])
+def test_decisions_from_before_they_had_kinds_are_read():
+    document = json.loads(Report(decisions=[Decision(1.0, "a", "b", "waited")]).to_json())
+    document["decisions"][0].pop()
+    assert Report.from_json(json.dumps(document)).decisions == [Decision(1.0, "a", "b")]
+
+
+@pytest.mark.parametrize("bad", [1, [1, 2], [1, "a", 3], ["x", "a", "b"], [1, "a", "b", "?"]])
 def test_what_is_no_decision(bad):
     document = json.loads(Report(decisions=[Decision(1.0, "a", "b")]).to_json())
     document["decisions"] = [bad]

@@ -69,7 +69,7 @@ def make_report(names, steps=40, budget=8 * MIB):
         timeline=Timeline(moments, which, held, names),
         spans=spans,
         idle_seconds={"data": 1.0},
-        decisions=[Decision(0.5, names[0], f"works in 40% of {names[-1]!r}'s time")],
+        decisions=[Decision(0.5, names[0], f"works in 40% of {names[-1]!r}'s time", "throttled")],
     )
 
 
@@ -274,11 +274,11 @@ def test_evaluations_are_drawn_at_their_steps():
 def test_decisions_are_told_by_kind():
     report = make_report(["a", "b"])
     report.decisions = [
-        Decision(0.1, "a", "rests, its memory is the others'"),
-        Decision(0.2, "a", "goes on"),
-        Decision(0.3, "b", "works in 40% of 'a''s time (+5.0% of its time alone)"),
+        Decision(0.1, "a", "rests, its memory is the others'", "waited"),
+        Decision(0.2, "a", "goes on", "waited"),
+        Decision(0.3, "b", "works in 40% of 'a''s time (+5.0% of its time alone)", "throttled"),
         Decision(0.4, "", "the budget is 8.0 MiB"),
-        Decision(0.5, "b", "its steps copy 2.0 MiB to memory and back, within 3.0 MiB"),
+        Decision(0.5, "b", "its steps copy 2.0 MiB to memory and back, within 3.0 MiB", "spilled"),
     ]
     report["b"].spills = [Spill(0.5, 3 * MIB, 2 * MIB, MIB // 2, "disk")]
     report["b"].memory_speeds = [(3 * MIB, 12.5), (4 * MIB, 20.0)]
