@@ -75,7 +75,8 @@ def _picture(draw: Callable[[Axes], None], kind: str) -> bytes:
     axes = figure.add_subplot()
     draw(axes)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
+        for text in axes.legend(fontsize="small").get_texts():
+            text.set_parse_math(False)  # "$" in a name is a dollar, not a formula
     axes.grid(alpha=0.3)
     buffer = io.BytesIO()
     # Without a date a picture of equal results is the same file, byte for byte.
