@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
+from waterflow.integrations.transformers_evaluation import Evaluations, check_evaluation
 from waterflow.job.job import Job
 
 if TYPE_CHECKING:
@@ -29,7 +30,10 @@ _TAKEN_OVER = frozenset(
         *("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_in_order"),
         *("dataloader_multiprocessing_context", "remove_unused_columns", "label_names"),
         *("train_sampling_strategy", "length_column_name", "gradient_accumulation_steps"),
-        *("average_tokens_across_devices", "accelerator_config", "use_cpu"),
+        *("average_tokens_across_devices", "accelerator_config", "use_cpu", "eval_strategy"),
+        *("eval_steps", "eval_delay", "per_device_eval_batch_size", "prediction_loss_only"),
+        *("eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps"),
+        *("include_for_metrics", "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval"),
     }
 )
 #: Arguments that change no number: what is logged, saved, shown and sent where.
@@ -39,10 +43,7 @@ _WITHOUT_NUMBERS = frozenset(
         *("log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen"),
         *("log_level", "log_level_replica", "disable_tqdm", "report_to", "run_name", "project"),
         *("save_strategy", "save_steps", "save_on_each_node", "save_total_limit"),
-        *("save_only_model", "per_device_eval_batch_size", "prediction_loss_only", "eval_steps"),
-        *("eval_delay", "eval_do_concat_batches", "eval_use_gather_object", "greater_is_better"),
-        *("eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics"),
-        *("bf16_full_eval", "fp16_full_eval", "metric_for_best_model", "ddp_timeout"),
+        *("save_only_model", "greater_is_better", "metric_for_best_model", "ddp_timeout"),
         *("local_rank", "skip_memory_metrics", "do_train", "do_eval", "do_predict"),
         *("auto_find_batch_size", "torch_empty_cache_steps", "trackio_space_id"),
         *("trackio_bucket_id", "trackio_static_space_id", "ignore_data_skip"),
@@ -58,8 +59,9 @@ _CALLED = frozenset(
         *("get_optimizer_cls_and_kwargs", "num_examples", "get_total_train_batch_size"),
     }
 )
-#: Methods of a subclass that no training loop calls, where nothing is evaluated in it.
-_NEVER_CALLED = frozenset(
+#: Methods of a subclass that only evaluations call, which are the Trainer's own, and others that no
+#: training loop calls.
+_OWN_OR_UNCALLED = frozenset(
     {
         *("evaluate", "predict", "prediction_step", "evaluation_loop", "get_eval_dataloader"),
         *("get_test_dataloader", "_get_eval_sampler", "save_model", "_save", "create_model_card"),
@@ -81,9 +83,11 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
 
     Its losses and weights are, bit for bit, those of ``transformers.set_seed(trainer.args.seed)``
     followed by ``trainer.train()``: the Trainer's own loader, collator, optimizer, schedule, loss,
-    clipping and gradient accumulation. The model is trained in place, and ``trainer.optimizer`` and
-    ``trainer.lr_scheduler`` are the job's: afterwards ``trainer.evaluate()`` and
-    ``trainer.save_model()`` work as ever. Logging, saving and reporting are waterflow's.
+    clipping, gradient accumulation and evaluations (``eval_strategy``), whose metrics are in the
+    job's report and in ``trainer.state.log_history``. The model is trained in place, and
+    ``trainer.optimizer`` and ``trainer.lr_scheduler`` are the job's: afterwards
+    ``trainer.evaluate()`` and ``trainer.save_model()`` work as ever. Logging, saving and reporting
+    are waterflow's.
 
     Args:
         trainer: one that has not trained yet; of a subclass, too, as far as the methods that it
@@ -103,6 +107,11 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
     _check(trainer, name, options)
     trainer.model.train()
     updates = _Updates(trainer)
+    if _evaluates(trainer):
+        updates.evaluations = Evaluations(
+            trainer, updates.count, updates.in_epoch, lambda: updates.given
+        )
+        options.update(updates.evaluations.options())
     trainer.create_optimizer_and_scheduler(num_training_steps=updates.count)
     optimizer = cast(torch.optim.Optimizer, trainer.optimizer)
     clipped = trainer.args.max_grad_norm or None
@@ -131,7 +140,9 @@ class _Updates:
         with torch.random.fork_rng(devices=[]):
             loader = trainer.get_train_dataloader()
             values = trainer.set_initial_training_values(trainer.args, loader)
-        _, self._in_epoch, _, _, _, self._batches, self.count = values
+        _, self.in_epoch, _, _, _, self._batches, self.count = values
+        self.evaluations: Evaluations | None = None
+        self.given = 0
 
     def __iter__(self) -> Iterator[Any]:
         # Made when training begins, in the job's random streams: its sampler takes its seed from
@@ -140,21 +151,28 @@ class _Updates:
             random.seed(self._trainer.args.seed)
             np.random.seed(self._trainer.args.seed)
             self._loader = self._trainer.get_train_dataloader()
+        self._go_on()
         for part in (self._loader, *_inner_samplers(self._loader)):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(self._epoch)
         self._epoch += 1
         accumulated = self._trainer.args.gradient_accumulation_steps
         batches = iter(self._loader)
-        for update in range(self._in_epoch):
-            last = update == self._in_epoch - 1
+        for update in range(self.in_epoch):
+            last = update == self.in_epoch - 1
             wanted = (self._batches % accumulated if last else 0) or accumulated
             device = self._trainer.args.device
             samples, items = self._trainer.get_batch_samples(batches, wanted, device)
             if not samples:
                 return
             inputs = [_with_items(sample, items) for sample in samples]
+            self.given += 1
             yield inputs if accumulated > 1 else inputs[0]
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self.evaluations is not None:
+            self.evaluations.go_on()
 
 
 def _inner_samplers(loader: Any) -> Iterator[Any]:
@@ -238,6 +256,10 @@ def _mixed_precision(trainer: Trainer) -> Callable[[], AbstractContextManager[An
     return lambda: torch.autocast(device, dtype=torch.bfloat16)
 
 
+def _evaluates(trainer: Trainer) -> bool:
+    return str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no"
+
+
 def _overrides(trainer: Trainer, method: str) -> bool:
     from transformers import Trainer
 
@@ -256,6 +278,8 @@ def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
     for option in sorted(taken & set(options)):
         require(False, f"{option}={options[option]!r}", "it is the Trainer's to say")
     _check_arguments(trainer, require)
+    if _evaluates(trainer):
+        check_evaluation(trainer, options, require)
     _check_methods(trainer, require)
     for callback in trainer.callback_handler.callbacks:
         kind = type(callback).__name__
@@ -315,7 +339,9 @@ def _check_methods(trainer: Trainer, require: Callable[[object, str, str], None]
     from transformers import Trainer
 
     for method, value in vars(Trainer).items():
-        if (method.startswith("__") and method != "__call__") or method in _CALLED | _NEVER_CALLED:
+        if (
+            method.startswith("__") and method != "__call__"
+        ) or method in _CALLED | _OWN_OR_UNCALLED:
             continue
         if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
             own = getattr(type(trainer), method, None) is not getattr(Trainer, method)

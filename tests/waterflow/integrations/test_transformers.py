@@ -3,6 +3,7 @@
 import this
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -267,7 +268,8 @@ class Stepping(transformers.Trainer):
         ({"fp16": True}, "fp16=True"),
         ({"gradient_checkpointing": True}, "activation_checkpointing=True"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
-        ({"eval_strategy": "epoch"}, "eval_strategy="),
+        ({"eval_strategy": "epoch", "bf16": True}, "bf16=True with an eval_strategy"),
+        ({"eval_strategy": "epoch", "eval_on_start": True}, "eval_on_start=True"),
         ({"kind": Stepping}, "Stepping.training_step"),
         (
             {"keywords": {"callbacks": [transformers.EarlyStoppingCallback()]}},
@@ -283,6 +285,67 @@ def test_what_is_not_taken_over_is_refused_by_name(change, named, tmp_path):
         wf.from_trainer(trainer(MODELS["bert"], tmp_path, **change), "mine")
     assert named in str(refused.value)
     assert "'mine'" in str(refused.value)
+
+
+def accuracy(prediction):
+    logits, labels = prediction.predictions, prediction.label_ids
+    noise = np.random.rand(*labels.shape) * 1e-3  # drawn, as some metrics do
+    return {"accuracy": (logits.argmax(-1) == labels).mean() + noise.mean()}
+
+
+#: Evaluated in batches of four, the last of which has one row.
+HELD_OUT = {"per_device_eval_batch_size": 4}
+
+
+def evaluated(name, tmp_path, evaluation, **keywords):
+    data = MODELS[name]()[1][:13]
+    keywords = {"eval_dataset": data, **keywords}
+    return trainer(MODELS[name], tmp_path, keywords=keywords, **HELD_OUT, **evaluation)
+
+
+def told_by_host(host):
+    """What the Trainer's log says of each evaluation, but for its times."""
+    timings = ("_runtime", "_per_second", "_preparation_time")
+    return [
+        {k: v for k, v in entry.items() if k.startswith("eval_") and not k.endswith(timings)}
+        for entry in host.state.log_history
+        if any(key.startswith("eval_") for key in entry)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "evaluation"),
+    [
+        ("gpt2", {"eval_strategy": "epoch"}),
+        ("t5", {"eval_strategy": "epoch"}),
+        ("bert", {"eval_strategy": "steps", "eval_steps": 2}),
+        ("bert", {"eval_strategy": "steps", "eval_steps": 4, "eval_delay": 5}),
+        ("gpt2", {"eval_strategy": "steps", "eval_steps": 0.5}),
+        ("t5", {"eval_strategy": "epoch", "eval_delay": 2, "gradient_accumulation_steps": 2}),
+        ("bert", {"eval_strategy": "epoch", "max_steps": 5, "eval_accumulation_steps": 1}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else ",".join(map(str, given.values())),
+)
+def test_evaluations_are_those_of_the_host(name, evaluation, tmp_path):
+    """They draw random numbers, as every loader does, so that what follows has others."""
+    metrics = {"compute_metrics": accuracy} if name == "bert" else {}
+    collated = {"data_collator": masked_at_random} if name == "bert" else {}
+    host, guest, beside = (
+        evaluated(name, tmp_path, evaluation, **metrics, **collated) for _ in range(3)
+    )
+    jobs = [wf.from_trainer(guest, "guest"), wf.from_trainer(beside, "beside")]
+    transformers.set_seed(SEED)
+    report = wf.run(jobs, memory="512MiB", threads=1)
+    report.raise_errors()
+    losses, told = trained_by_host(host), told_by_host(host)
+    assert told
+    for job, one in (("guest", guest), ("beside", beside)):
+        assert [found.values for found in report[job].evaluations] == told
+        assert told_by_host(one) == told
+        if "gradient_accumulation_steps" not in evaluation:
+            assert report[job].losses == losses
+        same_weights(host.model, one.model)
+    assert host.state.log_history[-2]["step"] == guest.state.log_history[-1]["step"]
 
 
 def test_a_trainer_that_has_trained_is_refused(tmp_path):
