@@ -22,13 +22,16 @@ class _NotTrustedError(OSError):
     """A file or folder that somebody else may have written."""
 
 
-def cache_directory() -> Path:
-    """Where profiles and captures are kept: ``$WATERFLOW_CACHE``, else ``~/.cache/waterflow``.
+def cache_directory() -> Path | None:
+    """Where profiles are kept: ``$WATERFLOW_CACHE``, else ``~/.cache/waterflow``; None where
+    ``WATERFLOW_CACHE=off`` says that nothing is.
 
     Raises:
         OSError: there is no home directory.
     """
     configured = os.environ.get("WATERFLOW_CACHE")
+    if configured == "off":
+        return None
     if configured:
         return Path(configured)
     try:
@@ -40,7 +43,10 @@ def cache_directory() -> Path:
 def read_cached(folder: str, name: str) -> bytes | None:
     """What is kept under a name in one of the cache's folders; None where nothing can be had."""
     try:
-        place = cache_directory() / folder
+        root = cache_directory()
+        if root is None:
+            return None
+        place = root / folder
         for above in (place.parent, place):
             _check(above.stat(), above)
         return _content(place / name)
@@ -54,7 +60,10 @@ def read_cached(folder: str, name: str) -> bytes | None:
 def write_cached(folder: str, name: str, content: bytes) -> None:
     """Keeps something under a name, where that can be done."""
     try:
-        place = cache_directory() / folder
+        root = cache_directory()
+        if root is None:
+            return
+        place = root / folder
         place.parent.parent.mkdir(parents=True, exist_ok=True)
         for above in (place.parent, place):
             above.mkdir(mode=0o700, exist_ok=True)
@@ -104,7 +113,7 @@ def _tell(error: OSError) -> None:
     warnings.warn(
         f"the cache {where} is not used, or not all of it: {error}. What it would hold is found "
         "anew, which takes time and changes nothing else. Mend it, or name another folder in "
-        "WATERFLOW_CACHE.",
+        "WATERFLOW_CACHE, or say WATERFLOW_CACHE=off.",
         CacheWarning,
         stacklevel=2,
     )

@@ -317,7 +317,7 @@ def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], Non
         not isinstance(trainer.lr_scheduler, plateau)
         and kind not in ("reduce_lr_on_plateau", "greedy"),
         f"lr_scheduler_type={kind!r}",
-        "it follows evaluations, of which there are none in the job: take another schedule",
+        "it follows evaluations, which the job's schedule does not know of: take another schedule",
     )
     require(
         not (args.bf16 and _has_own_loss(trainer)),

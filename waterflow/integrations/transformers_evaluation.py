@@ -14,8 +14,8 @@ import torch
 if TYPE_CHECKING:
     from transformers import Trainer
 
-#: How what says nothing of the model ends: it is another in every run.
-_TIMINGS = ("_runtime", "_samples_per_second", "_steps_per_second", "_model_preparation_time")
+#: What the Trainer adds beside the loss and the user's metrics: times, others in every run.
+_TIMINGS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
 class Evaluations:
@@ -69,8 +69,10 @@ class Evaluations:
         with _apart(trainer):
             metrics: Mapping[str, Any] = trainer.evaluate()
         self._streams = before, _streams()
-        told = (name for name in metrics if not name.endswith((*_TIMINGS, "epoch")))
-        return {name: metrics[name] for name in told}
+        data = trainer.eval_dataset
+        prefixes = [f"eval_{name}" for name in data] if isinstance(data, dict) else ["eval"]
+        added = {f"{prefix}_{name}" for prefix in prefixes for name in _TIMINGS} | {"epoch"}
+        return {name: value for name, value in metrics.items() if name not in added}
 
 
 @contextmanager

@@ -60,6 +60,14 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, tmp_path):
     assert cache_directory() == tmp_path / ".cache" / "waterflow"
 
 
+def test_it_can_be_switched_off(cache, monkeypatch, tmp_path):
+    use()
+    monkeypatch.setenv("WATERFLOW_CACHE", "off")
+    monkeypatch.chdir(tmp_path)
+    assert told(use) == (None, [])
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
 def test_what_is_written_is_read(cache):
     assert told(lambda: read_cached("kind", "name")) == (None, []), "nothing there is no fault"
     assert told(use) == (b"content", [])

@@ -290,7 +290,8 @@ def test_what_is_not_taken_over_is_refused_by_name(change, named, tmp_path):
 def accuracy(prediction):
     logits, labels = prediction.predictions, prediction.label_ids
     noise = np.random.rand(*labels.shape) * 1e-3  # drawn, as some metrics do
-    return {"accuracy": (logits.argmax(-1) == labels).mean() + noise.mean()}
+    right = (logits.argmax(-1) == labels).mean()
+    return {"accuracy": right + noise.mean(), "best_epoch": 3.0}
 
 
 #: Evaluated in batches of four, the last of which has one row.
