@@ -81,6 +81,7 @@ def _apart(trainer: Any) -> Iterator[None]:
     loader is at its end for the whole process, by which metrics of the last batch are cut."""
     accelerator, own_loader = trainer.accelerator, trainer.get_eval_dataloader
     shared, was_in_train = accelerator.gradient_state, trainer.is_in_train
+    kept = {k: v for k, v in vars(trainer).items() if k == "get_eval_dataloader"}  # a user's
     alone = object.__new__(type(shared))
     alone.__dict__ = {**vars(shared), "active_dataloader": None, "dataloader_references": [None]}
 
@@ -97,6 +98,7 @@ def _apart(trainer: Any) -> Iterator[None]:
     finally:
         accelerator.gradient_state, trainer.is_in_train = shared, was_in_train
         del trainer.get_eval_dataloader
+        vars(trainer).update(kept)
 
 
 def _streams() -> tuple[Any, Any, Any]:

@@ -97,11 +97,8 @@ class BatchPreparer:
         Where a batch needs no way to the device."""
         if self._opacity.step is not None or self._cache.is_empty:
             return None
-        try:
-            flat = self._flattened(batch)
-        except UnknownLeafError:
-            return None
-        found = self._cache.valid(flat.signature)
+        flat = self._flattened_if_known(batch)
+        found = None if flat is None else self._cache.valid(flat.signature)
         if found is None:
             return None
         self._latest = found
@@ -113,11 +110,10 @@ class BatchPreparer:
             return PreparedBatch(batch)
         if self._tiers is None or not self._cache.is_empty:
             return None
-        try:
-            flat = self._flattened(batch)
-        except UnknownLeafError:
+        flat = self._flattened_if_known(batch)
+        if flat is None or not self._tiers.stays_eager(flat.signature):
             return None
-        return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
+        return PreparedBatch(batch, flat)
 
     def refresh(self, prepared: PreparedBatch) -> PreparedBatch:
         """The same batch, captured again where what the step reads has changed since."""
@@ -192,6 +188,13 @@ class BatchPreparer:
             flat = flatten(batch, reads)
             self._flat = dataclasses.replace(flat, tensors=[])
         return flat
+
+    def _flattened_if_known(self, batch: Any) -> FlatBatch | None:
+        """The same; None where the batch holds what is not known."""
+        try:
+            return self._flattened(batch)
+        except UnknownLeafError:
+            return None
 
     def _stays_eager(self, flat: FlatBatch, find: _Find) -> bool:
         """Whether a capture would not pay, or not yet."""
