@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -83,6 +83,9 @@ class Feeder(Generic[Item]):
     `_changed` and `_served` have one lock, which guards the queue, `_done`, `_lent`, `_over` and
     `_stopped`; the rest is the thread's own. Only one thread takes, so what it has peeked at stays
     the first until it takes it: `peek` needs no lock.
+
+    Attributes:
+        thread: the thread. Whoever keeps it keeps neither the feeder nor the data.
     """
 
     def __init__(
@@ -150,17 +153,19 @@ class Feeder(Generic[Item]):
         self._begun: tuple[int, Any] | None = None  # fetched in lent work that cannot go on with it
         self._error: BaseException | None = None  # of a fetch in lent work
         self._fetch_times: deque[float] = deque([0.0], maxlen=_TIMED_FETCHES)
-        self._thread = threading.Thread(target=self._run, name=f"waterflow-data-{name}")
-        self._thread.daemon = True
+        self.thread = threading.Thread(target=self._run, name=f"waterflow-data-{name}")
+        self.thread.daemon = True
+        self._owner: object = None
 
     @property
     def started(self) -> bool:
         """Whether it has been started."""
-        return self._thread.ident is not None
+        return self.thread.ident is not None
 
-    def start(self) -> None:
-        """Starts fetching."""
-        self._thread.start()
+    def start(self, owner: object = None) -> None:
+        """Starts fetching. `owner` is kept as long as the thread is at work."""
+        self._owner = owner
+        self.thread.start()
 
     def peek(self) -> FeedItem[Item] | None:
         """The next thing to take, None while there is none."""
@@ -218,11 +223,6 @@ class Feeder(Generic[Item]):
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-
-    def join(self, timeout: float) -> None:
-        """Waits for the thread."""
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout)
 
     def lend(self, work: Callable[[], None], patience: float | None = None) -> None:
         """Has the thread do `work` between two fetches; returns when it is done. Where the thread
@@ -289,6 +289,7 @@ class Feeder(Generic[Item]):
         return fetched
 
     def _run(self) -> None:
+        owner, self._owner = self._owner, None
         try:
             self._adopt_thread()
             while (fetched := self._fetch()) is not None:
@@ -305,6 +306,8 @@ class Feeder(Generic[Item]):
             self._over = True
             self._served.notify_all()
         self._put(fed)
+        self._batches.close()  # it knows the feeder
+        del owner
 
     def _fetch(self) -> tuple[int, Any] | None:
         """The next batch with its epoch, in its time; None where there is none."""
@@ -367,7 +370,7 @@ class Feeder(Generic[Item]):
             return False
         return self._may_run_ahead()
 
-    def _all_batches(self) -> Iterator[tuple[int, Any]]:
+    def _all_batches(self) -> Generator[tuple[int, Any], None, None]:
         """The batches with their epochs; whoever asks for one knows that it may be fetched."""
         epoch, skipped = self._start.epoch, self._start.batches
         while self._epochs is None or epoch < self._epochs:

@@ -209,17 +209,18 @@ class _Join:
     def _with_live_numbers(self, node: fx.Node, live: _Live | None) -> tuple[Any, Any]:
         if live is None or node.name not in self.live_nodes:
             return node.args, node.kwargs
+        args = self._live(live, node.name, tuple(node.args), (0,))
+        return args, self._live(live, node.name, dict(node.kwargs), (1,))
+
+    def _live(self, live: _Live, name: str, value: Any, path: tuple[Any, ...]) -> Any:
+        """A value among a node's arguments, with expressions in place of numbers that were live."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(self._live(live, name, v, (*path, i)) for i, v in enumerate(value))
+        if isinstance(value, dict):
+            return {k: self._live(live, name, v, (*path, k)) for k, v in value.items()}
         optimizer, scalars = live
-
-        def replace(value: Any, path: tuple[Any, ...]) -> Any:
-            if isinstance(value, (tuple, list)):
-                return type(value)(replace(v, (*path, i)) for i, v in enumerate(value))
-            if isinstance(value, dict):
-                return {k: replace(v, (*path, k)) for k, v in value.items()}
-            expression = optimizer.constants.get((node.name, path))
-            return value if expression is None else self._emit(expression, scalars)
-
-        return replace(tuple(node.args), (0,)), replace(dict(node.kwargs), (1,))
+        expression = optimizer.constants.get((name, path))
+        return value if expression is None else self._emit(expression, scalars)
 
     def _emit(self, expression: Expression, items: Mapping[str, fx.Node]) -> Any:
         if expression[0] == "number":

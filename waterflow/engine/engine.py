@@ -180,14 +180,14 @@ class Engine:
         with self._context.state:
             if self._queue.is_closed:
                 raise JobError(f"job {job.name!r}: the engine is closed; make a new one")
-            if any(other.name == job.name for other in self._queue.jobs):
+            if job.name in self._queue.submitted:
                 raise JobError(f"job {job.name!r}: the name is taken; names must be unique")
             _check_place(job, self._lanes.device)
             check_job_priority(job.name, job.priority, self.policy)
             seed = draw_seed() if job.seed is None else job.seed
             checkpoints = self._checkpoints
             resumed = None if checkpoints is None else checkpoints.resumed.get(job.name)
-            number = len(self._queue.jobs)
+            number = len(self._queue.submitted)
             events, wake = self._context.events, self._context.wake
             self._alarms.expect(job.name, _place_of(job))
             run = JobRun(
@@ -269,7 +269,7 @@ class Engine:
 
     def stop_all(self) -> None:
         """Ends every job after its present step."""
-        for job in list(self._queue.jobs):
+        for job in self._queue.jobs:
             self._queue.request_stop(job)
 
     def interrupt(self, insists: bool = False) -> None:
@@ -280,7 +280,7 @@ class Engine:
             insists: whether `close` is to wait no longer, even where Ctrl-C has left a callback.
         """
         self._interrupted, self._insists = True, insists
-        for job in list(self._queue.jobs):
+        for job in self._queue.jobs:
             if self._checkpoints is None or not self._checkpoints.stop(job):
                 self._queue.request_stop(job)
 
@@ -375,13 +375,13 @@ class Engine:
     def report(self) -> Report:
         """The run so far."""
         statistics = self._arena.statistics()
-        jobs = self._queue.jobs
-        names = [job.name for job in jobs]
-        for job in jobs:
+        jobs = dict(self._queue.submitted)
+        names = list(jobs)
+        for job in jobs.values():
             job.report.peak_bytes = int(self._arena.peak(job.number))
         rounds, flow = self._loop.round_planner, self._loop.flow_planner
         return Report(
-            jobs={job.name: job.report for job in jobs},
+            jobs={name: job.report for name, job in jobs.items()},
             peak_bytes=int(statistics.peak),
             extent_bytes=int(statistics.extent),
             budget_bytes=self._largest_budget,

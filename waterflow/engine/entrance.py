@@ -109,14 +109,16 @@ class Entrance:
         context.lanes.device.release_unused()
 
     def dismiss_ended(self) -> None:
-        """Has the jobs that have ended give up their places."""
+        """Has the jobs that have ended give up their places, and lets go of them."""
         for job in self._queue.jobs:
             if job.ended and not job.is_gone:
                 self.dismiss(job)
+        self._queue.remove_gone()  # those that were never let in, too
 
     def dismiss(self, job: JobRun) -> None:
-        """Has a job that has ended give up its places."""
+        """Has a job that has ended give up its places, and lets go of it."""
         job.move_out(self._context.residency)
+        self._queue.remove_gone()
         self._admission.somebody_left()
         self._context.wake()
 

@@ -148,6 +148,8 @@ class FlowExecutor:
             self._in_flight.complete_all()
         finally:
             self._jobs = ()
+            with self._context.state:
+                self._packing.end()
         self._context.arena.synchronize()
         return stretch.left
 

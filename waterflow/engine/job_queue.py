@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import BudgetError, JobError
@@ -14,6 +15,19 @@ from waterflow.engine.events import Event, ShareChanged, StateChanged
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.states import JobState
 from waterflow.partitioner.policies.fair_share import Priority
+from waterflow.report.job_report import JobReport
+
+
+class Submitted(NamedTuple):
+    """What stays of a job when it has left: thousands may pass through one engine.
+
+    Attributes:
+        number: its number in the arena.
+        report: what is known of it.
+    """
+
+    number: int
+    report: JobReport
 
 
 class Wish:
@@ -37,7 +51,9 @@ class JobQueue:
     """What was submitted, in that order, and who waits for what.
 
     Attributes:
-        jobs: all of them, those that have ended included.
+        submitted: all jobs that ever were, by their names.
+        jobs: those that have not left: their models, data and captures are held here. Never
+            changed, but replaced, so that any thread may go through it.
         broken: what has ended the engine, if it is no single job's error.
         holds_admission: whether nobody may begin for now.
         is_due: whether something else is to be done between steps.
@@ -46,7 +62,9 @@ class JobQueue:
     def __init__(self, context: RunContext, admission: Admission) -> None:
         self._context = context
         self._admission = admission
-        self.jobs: list[JobRun] = []
+        self.submitted: dict[str, Submitted] = {}
+        self.jobs: Sequence[JobRun] = ()
+        self._feeding: list[threading.Thread] = []  # of jobs that have left
         self.broken: BaseException | None = None
         self.holds_admission = False
         self.is_due: Callable[[], bool] = lambda: False
@@ -64,7 +82,8 @@ class JobQueue:
 
     def add(self, job: JobRun) -> None:
         """A job was submitted. With the lock of the context's state held."""
-        self.jobs.append(job)
+        self.submitted[job.name] = Submitted(job.number, job.report)
+        self.jobs = (*self.jobs, job)
         self._context.wake()
 
     def release(self) -> None:
@@ -253,6 +272,21 @@ class JobQueue:
         if job.state is JobState.RUNNING:
             return True
         return not (self.holds_admission or self._admission.is_waiting(job))
+
+    def remove_gone(self) -> None:
+        """Lets go of the jobs that have ended and left the arena."""
+        with self._context.state:
+            gone = [job for job in self.jobs if job.is_gone]
+            if gone:
+                self.jobs = tuple(job for job in self.jobs if not job.is_gone)
+                threads = [*self._feeding, *(job.feeder.thread for job in gone)]
+                self._feeding = [thread for thread in threads if thread.is_alive()]
+
+    def join_feeders(self, timeout: float) -> None:
+        """Waits for the threads that fetched the jobs' data, for each so many seconds."""
+        for thread in [*self._feeding, *(job.feeder.thread for job in self.jobs)]:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(timeout)
 
     def end(self) -> None:
         """No job will run any more."""

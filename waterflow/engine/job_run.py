@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -152,6 +153,7 @@ class JobRun:
         self.resident = False
         self.is_parked = False
         self._events = events
+        self._on_ready = on_ready
         self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
         self.is_due: Callable[[int], bool] = lambda steps: False
@@ -165,11 +167,14 @@ class JobRun:
         )
         self.needs = JobNeeds(self.steps)
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
+        # Its parts know it weakly: its model and data are gone with the last who holds it, without
+        # a garbage collection, which may be long in coming.
+        in_turn, callback = _weakly(self._python), _weakly(self._callback)
         self.eager = EagerSteps(
-            number, self.steps, self.captured, self.needs, self._at_home, events
+            number, self.steps, self.captured, self.needs, _weakly(self._at_home), events
         )
-        self.loop = UserLoop(job, self._python, self.end, events, self._callback)
-        self.evaluator = Evaluator(number, job, self._rng, self._callback)
+        self.loop = UserLoop(job, in_turn, _weakly(self.end), events, callback)
+        self.evaluator = Evaluator(number, job, self._rng, callback)
         start = self._go_on_from(resumed)
         begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
@@ -179,18 +184,18 @@ class JobRun:
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
             self.steps.preparer.prepare,
-            self._fetch,
+            _weakly(self._fetch),
             epochs=job.epochs,
             steps=job.steps,
-            may_run_ahead=self._may_fetch_ahead,
+            may_run_ahead=_weakly(self._may_fetch_ahead),
             enter_epoch=self.loop.enter_epoch,
             adopt_thread=lanes.adopt_helper,
-            on_ready=lambda: on_ready(self.state is not JobState.RUNNING),
+            on_ready=_weakly(self._tell_ready),
             name=job.name,
-            ahead=self._batches_ahead,
+            ahead=_weakly(self._batches_ahead),
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
-            is_due=lambda steps: self.loop.is_due(steps) or self.is_due(steps),
+            is_due=_weakly(self._is_boundary_due),
             rests_at_ends=self.loop.at_found_ends,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
@@ -260,6 +265,12 @@ class JobRun:
         run = caller.run_apart if self._may_fetch_ahead() else caller.run
         return run(self._rng, function)
 
+    def _tell_ready(self) -> None:
+        self._on_ready(self.state is not JobState.RUNNING)
+
+    def _is_boundary_due(self, steps: int) -> bool:
+        return self.loop.is_due(steps) or self.is_due(steps)
+
     @property
     def fetches_in_turn(self) -> bool:
         """Whether each batch is fetched after the step before it, and sooner than one thread hears
@@ -326,7 +337,7 @@ class JobRun:
     def start(self) -> None:
         """Begins to prepare its first step."""
         self.become(JobState.PREPARING)
-        self.feeder.start()
+        self.feeder.start(self)
 
     def end(self, state: JobState, error: BaseException | None = None) -> None:
         """The job will run no more; whatever ends it later is too late."""
@@ -672,6 +683,18 @@ class JobRun:
     def _known_tensors(self) -> Iterator[torch.Tensor]:
         for module in self.job.root.modules():
             yield from _tensors_in(vars(module))
+
+
+def _weakly(method: Callable[..., Result]) -> Callable[..., Result]:
+    """A bound method that does not keep its object: whoever calls it does."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*arguments: Any) -> Result:
+        found = reference()
+        assert found is not None
+        return found(*arguments)
+
+    return call
 
 
 def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:

@@ -121,8 +121,7 @@ class EngineLoop:
         self._surges.finish()
         self._context.events.publish(EngineEnded())
         self._context.lanes.close()
-        for job in self._queue.jobs:
-            job.feeder.join(1.0)
+        self._queue.join_feeders(1.0)
 
     def _between_steps(self) -> None:
         """Whoever comes and goes does so here."""

@@ -52,9 +52,11 @@ class _Rate:
 
 @dataclass
 class _Trial:
+    """What was measured, by the jobs' numbers."""
+
     begun: float
-    alone: dict[JobRun, _Rate] = field(default_factory=lambda: defaultdict(_Rate))
-    before: dict[JobRun, int] = field(default_factory=dict)
+    alone: dict[int, _Rate] = field(default_factory=lambda: defaultdict(_Rate))
+    before: dict[int, int] = field(default_factory=dict)
     since: float = 0.0  # when all began to run side by side
 
 
@@ -65,7 +67,8 @@ class Packing:
         """`undoes`: whether jobs may be made to take turns; else they are side by side."""
         self._context = context
         self._undoes = undoes and context.lanes.lanes > 1
-        self._jobs: Sequence[JobRun] = ()
+        self._jobs: Sequence[JobRun] = ()  # that flow
+        self._flowed: frozenset[int] = frozenset()  # their numbers, or those of the latest that did
         self._mode = _Mode.PACKED
         self._trial = _Trial(time.perf_counter())
         self._next = time.perf_counter()  # when the next trial may begin
@@ -73,10 +76,15 @@ class Packing:
 
     def begin(self, jobs: Sequence[JobRun]) -> None:
         """These jobs flow from now on."""
-        if set(jobs) != set(self._jobs):
+        numbers = frozenset(job.number for job in jobs)
+        if numbers != self._flowed:
             self._mode = _Mode.PACKED
             self._next = time.perf_counter() + _BETWEEN * _ALONE_SECONDS * len(jobs)
-        self._jobs = tuple(jobs)
+        self._jobs, self._flowed = tuple(jobs), numbers
+
+    def end(self) -> None:
+        """They flow no more, and may leave."""
+        self._jobs = ()
         self._taken.clear()
 
     def candidates(self, waiting: list[JobRun], busy: set[JobRun]) -> list[JobRun]:
@@ -93,7 +101,7 @@ class Packing:
         if self._mode is _Mode.TURNS:
             return waiting
         alone = self._trial.alone
-        return [job for job in waiting if not alone[job].is_known] or waiting
+        return [job for job in waiting if not alone[job.number].is_known] or waiting
 
     def takes_lane(self, job: JobRun) -> None:
         """The job begins steps."""
@@ -119,7 +127,7 @@ class Packing:
         return len(going) > 1 and not any(job.priority is Priority.GUARANTEED for job in going)
 
     def _note_alone(self, job: JobRun, seconds: float, steps: int) -> None:
-        rate = self._trial.alone[job]
+        rate = self._trial.alone[job.number]
         rate.steps, rate.seconds, rate.times = (
             rate.steps + steps,
             rate.seconds + seconds,
@@ -127,10 +135,10 @@ class Packing:
         )
         now = time.perf_counter()
         going = [one for one in self._jobs if not one.ended]
-        if all(self._trial.alone[one].is_known for one in going):
+        if all(self._trial.alone[one.number].is_known for one in going):
             self._mode = _Mode.TRIED
             self._trial.since = now
-            self._trial.before = {one: one.loop.steps for one in going}
+            self._trial.before = {one.number: one.loop.steps for one in going}
         elif now - self._trial.begun > 10 * _ALONE_SECONDS * len(going):  # some wait for data
             self._settle(_Mode.PACKED)
 
@@ -139,12 +147,12 @@ class Packing:
         passed = now - trial.since
         if passed < _PACKED_TIMES * (trial.since - trial.begun):
             return
-        going = [job for job in trial.before if not job.ended]
+        going = [job for job in self._jobs if job.number in trial.before and not job.ended]
         if len(going) < len(trial.before):
             self._settle(_Mode.PACKED)
             return
-        packed = [(job.loop.steps - trial.before[job]) / passed for job in going]
-        gain = packing_gain(packed, [trial.alone[job].each for job in going])
+        packed = [(job.loop.steps - trial.before[job.number]) / passed for job in going]
+        gain = packing_gain(packed, [trial.alone[job.number].each for job in going])
         self._settle(_Mode.TURNS if gain < 1 - _MARGIN else _Mode.PACKED)
         names = tuple(job.name for job in going)
         self._context.events.publish(PackingDecided(names, self._mode is _Mode.PACKED, gain))

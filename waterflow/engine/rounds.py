@@ -49,6 +49,13 @@ class RoundExecutor:
             return
         started = time.perf_counter()
         self._jobs = [job for job, _ in batches]
+        try:
+            self._run(batches)
+        finally:
+            self._jobs = []
+        self.seconds = time.perf_counter() - started
+
+    def _run(self, batches: Sequence[tuple[JobRun, PreparedBatch]]) -> None:
         captured: list[ScheduledStep] = []
         apart: list[tuple[JobRun, PreparedBatch]] = []
         for job, given in batches:
@@ -70,7 +77,6 @@ class RoundExecutor:
             self._run_together(captured)
         for job, ready in apart:
             self._run_apart(job, ready, alone=not captured)
-        self.seconds = time.perf_counter() - started
 
     def _refreshed(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedBatch] | None:
         """The batch, ready for the user's Python as it is now; None where that ends the job."""

@@ -50,7 +50,7 @@ class Fed:
         while True:
             fed = self.take()
             if fed.end or fed.error is not None:
-                self.feeder.join(LIMIT)
+                self.feeder.thread.join(LIMIT)
                 return found, fed
             found.append((fed.epoch, fed.item))
 
@@ -69,7 +69,7 @@ def test_epochs_come_one_after_another_and_then_the_end():
     assert last.end
     assert fed.log[0] == ("adopt", "waterflow-data-a")
     assert ("epoch", 0) in fed.log
-    assert not fed.feeder._thread.is_alive()
+    assert not fed.feeder.thread.is_alive()
 
 
 def test_steps_end_it_in_the_middle_of_an_epoch():
@@ -197,8 +197,8 @@ def test_stopping_ends_the_thread_that_waits():
     assert settled(fed.feeder, 2)
     assert fed.feeder.started
     fed.feeder.stop()
-    fed.feeder.join(LIMIT)
-    assert not fed.feeder._thread.is_alive()
+    fed.feeder.thread.join(LIMIT)
+    assert not fed.feeder.thread.is_alive()
 
 
 class Wish:
@@ -252,8 +252,8 @@ def test_a_boundary_after_the_last_batch_of_an_epoch_belongs_to_it():
     assert fed.take(step=False).boundary
     assert fed.feeder.place == Start(5, 1, 2)
     fed.feeder.stop()
-    fed.feeder.join(LIMIT)
-    assert not fed.feeder._thread.is_alive()
+    fed.feeder.thread.join(LIMIT)
+    assert not fed.feeder.thread.is_alive()
 
 
 def test_lent_work_ends_at_a_boundary():

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cpu
 
@@ -553,3 +555,34 @@ def test_optimizer_of_another_model_is_refused() -> None:
     other = torch.optim.SGD(cnn().parameters(), 0.1)
     with pytest.raises(wf.JobError, match="none of its model's parameters"):
         make_job("odd", optimizer=other)
+
+
+@pytest.mark.parametrize("capture", [True, False, "auto"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"on_step": lambda step: None}, id="callback"),
+        pytest.param({"evaluate": lambda model: 1.0}, id="evaluate"),
+        pytest.param({"steps": 4}, id="amid an epoch"),
+    ],
+)
+def test_an_open_engine_keeps_nothing_of_a_job_that_has_left(
+    capture: Any, options: dict[str, Any]
+) -> None:
+    """Thousands of trials may pass through one engine, each with a model of its own; and nobody
+    collects garbage for their sake."""
+    with wf.Engine("32MiB", threads=1) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            job = make_job("a", capture=capture, **options)
+            kept = [weakref.ref(part) for part in (job.model, job.optimizer, job.data)]
+            report = engine.submit(job).result()
+            del job
+            wait_until(lambda: not any(part() for part in kept), 10)  # its thread ends
+        finally:
+            gc.enable()
+        assert engine.report()["a"] is report
+        with pytest.raises(wf.JobError, match="the name is taken"):
+            engine.submit(make_job("a"))
