@@ -76,7 +76,7 @@ class Account:
         codes: Collection[CodeType] | None = None,
         skip: Mapping[int, Collection[Any] | None] | None = None,
         everything: bool = False,
-        copied: bool = True,
+        executed_only: bool = False,
         most: int = MOST_OBJECTS,
         unless_any: bool = False,
     ) -> Account:
@@ -91,14 +91,15 @@ class Account:
             skip: attributes, keys or indices whose values do not count, by the id of the object,
                 dictionary or list that has them; None for all that it has.
             everything: whether without names every attribute of every object counts, named or not.
-            copied: whether attributes count that are only copied along with their object; False
-                where the question is what may be executed.
+            executed_only: whether the question is only what may be executed with the job's tensors:
+                attributes do not count that are only copied along with their object, and packages
+                are not looked into that only report what they are told (`trust.is_reporters_file`).
             most: more objects are not walked; the account then has something unwalkable.
             unless_any: nothing is walked where the code may read any attribute, which in a process
                 with large libraries leads far; the account then has something unwalkable.
         """
         if codes is None and names is None and not everything:
-            found = _walk_by_reachable_names(roots, skip or {}, copied, most)
+            found = _walk_by_reachable_names(roots, skip or {}, executed_only, most)
             if found is not None:
                 return cls(found)
             if unless_any:
@@ -106,7 +107,7 @@ class Account:
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
         walk = Walk(names, codes, skip or {})
-        walk.most = most
+        walk.most, walk.enters_reporters = most, not executed_only
         walk.run(roots)
         return cls(walk)
 
@@ -160,7 +161,10 @@ class Account:
 
 
 def _walk_by_reachable_names(
-    roots: Mapping[str, Any], skip: Mapping[int, Collection[Any] | None], copied: bool, most: int
+    roots: Mapping[str, Any],
+    skip: Mapping[int, Collection[Any] | None],
+    executed_only: bool,
+    most: int,
 ) -> Walk | None:
     """A walk along the names in all code that the roots have by these very names; None if that
     code reads any attribute.
@@ -169,16 +173,17 @@ def _walk_by_reachable_names(
     those that the latest came to are tried first: where the code that they lead to has them and no
     others, they are what counts here, too.
     """
-    kind = tuple(map(_kind_of, roots.values())), copied
+    kind = tuple(map(_kind_of, roots.values())), executed_only
     names = _KNOWN_NAMES.get(kind)
     if names is not None:
-        walk = _walk_along(names, roots, skip, most)
-        if walk.is_whole and not walk.unwalkable and _named(walk, copied) == names:
+        walk = _walk_along(names, roots, skip, executed_only, most)
+        hides = walk.unwalkable and not executed_only  # which fewer names might not have met
+        if walk.is_whole and not hides and _named(walk, executed_only) == names:
             return walk
     names = _CALLED
     while True:
-        walk = _walk_along(names, roots, skip, most)
-        more = names_in(walk.codes.values(), copied=copied)
+        walk = _walk_along(names, roots, skip, executed_only, most)
+        more = names_in(walk.codes.values(), copied=not executed_only)
         if more is None:
             return None
         if more <= names:
@@ -188,16 +193,20 @@ def _walk_by_reachable_names(
 
 
 def _walk_along(
-    names: frozenset[str], roots: Mapping[str, Any], skip: Mapping[int, Any], most: int
+    names: frozenset[str],
+    roots: Mapping[str, Any],
+    skip: Mapping[int, Any],
+    executed_only: bool,
+    most: int,
 ) -> Walk:
     walk = Walk(names, None, skip)
-    walk.most = most
+    walk.most, walk.enters_reporters = most, not executed_only
     walk.run(roots)
     return walk
 
 
-def _named(walk: Walk, copied: bool) -> frozenset[str] | None:
-    more = names_in(walk.codes.values(), copied=copied)
+def _named(walk: Walk, executed_only: bool) -> frozenset[str] | None:
+    more = names_in(walk.codes.values(), copied=not executed_only)
     return None if more is None else more | _CALLED
 
 

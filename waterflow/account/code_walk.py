@@ -17,6 +17,8 @@ from waterflow.account.code_names import code_names
 from waterflow.account.places import Trail
 from waterflow.account.trust import (
     is_own_class,
+    is_reporters_file,
+    is_reporters_name,
     is_trusted_class,
     is_trusted_code,
     is_trusted_name,
@@ -44,6 +46,9 @@ Skipped = Mapping[int, Collection[Any] | None]
 
 class CodeWalk:
     """What a walk has found, and how it goes through code; `Walk` goes through objects."""
+
+    #: Whether it goes through the code of packages that only report what they are told.
+    enters_reporters = True
 
     def __init__(
         self,
@@ -81,6 +86,10 @@ class CodeWalk:
             self.seen[id(value)] = value
             self._waiting.append((value, trail))
 
+    def passes_by(self, module_name: Any) -> bool:
+        """Whether the code of a module, known by its name, is not to be looked into."""
+        return not self.enters_reporters and is_reporters_name(module_name)
+
     def executes(self, code: types.CodeType) -> bool:
         """Whether a function of this code is to be looked into."""
         return self._codes is None or id(code) in self._codes
@@ -101,6 +110,9 @@ class CodeWalk:
 
     def _function(self, value: types.FunctionType, trail: Trail) -> None:
         code = value.__code__
+        if not self.enters_reporters and is_reporters_file(code.co_filename):
+            self._cells(value, guarded=False)  # it may wrap what is the user's
+            return
         for part in nested_codes(code):
             self.codes[id(part)] = part
         executed = self.executes(code)
@@ -218,6 +230,8 @@ class CodeWalk:
             return
         self._read_modules.add((id(module), names))
         namespace = _C.instance_dict(module) or {}
+        if self.passes_by(namespace.get("__name__")):
+            return
         trusted = is_trusted_name(namespace.get("__name__"))
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
@@ -282,7 +296,7 @@ class CodeWalk:
             self.reach(type(kind), Trail(type(kind).__qualname__))
 
     def _own_attributes(self, kind: type) -> None:
-        if kind.__flags__ & _IMMUTABLE or is_own_class(kind):
+        if kind.__flags__ & _IMMUTABLE or is_own_class(kind) or self.passes_by(kind.__module__):
             return
         skipped = self._skip.get(id(kind), frozenset())
         if skipped is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from types import CodeType, ModuleType
@@ -20,6 +21,25 @@ _OWN_PARTS = ("waterflow.partitioner", "waterflow.executor", "waterflow.allocato
 _TRAINED = "waterflow.models"
 #: The standard library's, for older Pythons; torch's first step imports what is made of it.
 _BACKPORT = "typing_extensions.py"
+#: Packages that are told of results, and look at no tensor that nobody has handed them.
+_REPORTERS = frozenset(
+    {
+        *(
+            "optuna",
+            "ray",
+            "hyperopt",
+            "nevergrad",
+            "mlflow",
+            "wandb",
+            "tensorboard",
+            "tensorboardX",
+        ),
+        *("tqdm", "rich", "loguru", "matplotlib", "seaborn", "plotly", "bokeh", "PIL", "pandas"),
+        *("scipy", "sklearn", "sqlalchemy", "yaml", "requests", "joblib", "psutil"),
+    }
+)
+#: In them, what holds numbers and texts alone, thousands after as many trials.
+_RECORDS = ("optuna.storages.", "optuna.trial._frozen.", "optuna.distributions.")
 #: Their modules keep switches and hooks that users set.
 _SWITCHED = ("torch.nn", "torch.optim")
 
@@ -120,6 +140,28 @@ def _file_of(module: ModuleType | None) -> str | None:
 def is_trusted_class(kind: type) -> bool:
     """Whether a class is defined by trusted code."""
     return is_trusted_name(kind.__dict__.get("__module__") or "builtins")
+
+
+@functools.cache
+def is_reporters_file(filename: str) -> bool:
+    """Whether a source file is of an installed package that only reports what it is told."""
+    path = os.path.realpath(filename)
+    found = [path[len(folder) :] for folder in _installed_folders() if path.startswith(folder)]
+    return any(re.split(r"[/\\.]", inside, maxsplit=1)[0] in _REPORTERS for inside in found)
+
+
+def is_reporters_name(module_name: Any) -> bool:
+    """Whether a module, known by its name, is of such a package."""
+    if not isinstance(module_name, str):
+        return False
+    filename = _file_of(sys.modules.get(module_name))
+    return filename is not None and is_reporters_file(filename)
+
+
+def keeps_records(kind: type) -> bool:
+    """Whether objects of a class, which is such a package's, hold numbers and texts alone."""
+    name = kind.__dict__.get("__module__")
+    return (str(name) + ".").startswith(_RECORDS) and is_reporters_name(name)
 
 
 def is_own_class(kind: type) -> bool:

@@ -33,6 +33,7 @@ from waterflow.account.class_parts import (
 )
 from waterflow.account.code_walk import CodeWalk
 from waterflow.account.places import Trail
+from waterflow.account.trust import keeps_records
 
 #: More objects than this are not walked.
 MOST_OBJECTS = 200_000
@@ -107,14 +108,17 @@ class Walk(CodeWalk):
 
     def _object(self, value: Any, trail: Trail) -> None:
         kind: Any = type(value)
+        if not self.enters_reporters and keeps_records(kind):
+            return
         base = base_of(kind)
         if base is None:
             self._refuse(value, trail)
             return
         self.objects[id(value)] = trail
         self._attributes(value, trail)
+        names = self._wanted_names(value)
         for name, descriptor in slots_of(kind):
-            if self.names is None or name in self.names:
+            if names is None or name in names:
                 self._slot(value, descriptor, trail.attribute(name))
         if base is not object:
             _BASE_METHODS[base](self, value, trail)
@@ -133,6 +137,8 @@ class Walk(CodeWalk):
                 self.reach(inner, trail.attribute(name))
 
     def _wanted_names(self, value: Any) -> frozenset[str] | None:
+        if self.passes_by(type(value).__module__):
+            return None  # what its code names is not known: a user's object may be anywhere
         if self.names is None or not is_a(value, (nn.Module, torch.optim.Optimizer)):
             return self.names
         return self._module_attributes if is_a(value, nn.Module) else self._names_of_optimizer

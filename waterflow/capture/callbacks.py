@@ -58,7 +58,7 @@ def looks_at_gradients(job: Job) -> bool:
         return False
     roots = {"on_step": job.on_step, "scheduler": job.scheduler}
     with undisturbed():  # what callbacks reach may be tens of thousands of objects
-        reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
+        reached = Account.take(roots, executed_only=True, most=_MOST_OBJECTS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True

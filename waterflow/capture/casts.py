@@ -107,7 +107,7 @@ def _look(job: Job) -> Casts:
     try:
         with undisturbed():
             roots = {"model": job.root, **_functions(job)}
-            reached = Account.take(roots, copied=False, most=_MOST_OBJECTS)
+            reached = Account.take(roots, executed_only=True, most=_MOST_OBJECTS)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return Casts(enters=True, uses=True)
     codes = [code for code in reached.codes if not is_trusted_code(code)]

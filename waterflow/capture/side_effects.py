@@ -4,7 +4,6 @@ away, and with all that it has changed put back."""
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -55,8 +54,7 @@ class TraceWatch:
     def __enter__(self) -> TraceWatch:
         with contextlib.ExitStack() as stack:
             # A trace makes so many objects that collections would look through all there are, time
-            # and again; what it leaves is collected at once, not when the job's steps run.
-            stack.callback(gc.collect, 1)
+            # and again. It leaves next to none that only a collection frees.
             stack.enter_context(undisturbed())
             stack.enter_context(TRACE_LOCK)
             stack.enter_context(PYTHON_TURNS.alone())

@@ -93,12 +93,12 @@ class BatchPreparer:
         return prepared
 
     def captured_at_once(self, batch: Any) -> PreparedBatch | None:
-        """Makes a batch ready for whose step there is a capture that holds; None for any other.
+        """Makes a batch ready for whose step there is a capture, right or not; None for any other.
         Where a batch needs no way to the device."""
         if self._opacity.step is not None or self._cache.is_empty:
             return None
         flat = self._flattened_if_known(batch)
-        found = None if flat is None else self._cache.valid(flat.signature)
+        found = None if flat is None else self._known(flat.signature)
         if found is None:
             return None
         self._latest = found

@@ -94,6 +94,8 @@ class JobSteps:
             self.spiller,
             self.prefetcher,
         )
+        if self.tiers is not None:
+            builder.is_alone = self.tiers.is_alone
         self.cache = StepCache(job, specializations, self.persistent, builder, opacity, self.trials)
         self.cache.collect_persistent()
         self.preparer = BatchPreparer(

@@ -100,18 +100,6 @@ class SharedStep:
             tuple(places),
         )
 
-    def numbered(self, known: JobStructure) -> SharedStep | None:
-        """The same in another structure of its own job; None where that lacks a constant."""
-        places = tuple(
-            None if place is None else known.structure.number_of(constant)
-            for place, constant in zip(self.places, self.graph.constants, strict=True)
-        )
-        if any(
-            now is None and then is not None for now, then in zip(places, self.places, strict=True)
-        ):
-            return None
-        return dataclasses.replace(self, places=places)
-
     def prepared(self, job: Job, tensors: Mapping[int, torch.Tensor]) -> PreparedStep:
         """The step for a job whose structure has these tensors."""
         constants = [
@@ -168,15 +156,6 @@ class SharedCapture:
             state = step.optimizer.state_after
         return None
 
-    def under(self, key: Key, known: JobStructure) -> SharedCapture | None:
-        """The same for jobs of another structure of its own job's, which numbers other objects."""
-        constants = _numbered(self.forward, known)
-        steps = {state: step.numbered(known) for state, step in self.steps.items()}
-        found = {state: step for state, step in steps.items() if step is not None}
-        if constants is None or len(found) < len(steps):
-            return None
-        return dataclasses.replace(self, key=key, constants=constants, steps=found)
-
     def forward_of(self, tensors: Mapping[int, torch.Tensor]) -> ForwardTrace:
         """The forward and backward pass for a job whose structure has these tensors."""
         own = {known: tensors[number] for known, number in self.constants.items()}
@@ -188,21 +167,55 @@ class Offer:
     """A capture that others may have, while checks of its first job tell what its steps read.
 
     Attributes:
-        capture: the capture.
-        assumptions: what it takes for granted, as widely as when it was made.
+        sight: how that job looks at first sight.
+        state: layouts of the optimizer's state before the capture.
+        opaque_optimizer: why the optimizer runs eagerly, None where it does not.
+        assumptions: what the capture takes for granted, as widely as when it was made.
+        capture: what others can have by now; None where there was nobody to have it.
         seen: what checks have seen of its steps, None before the first.
     """
 
-    capture: SharedCapture
+    sight: Hashable
+    state: StateLayout
+    opaque_optimizer: str | None
     assumptions: Assumptions
+    capture: SharedCapture | None = None
     seen: Seen | None = None
 
-    def note(self, assumptions: Assumptions, is_last: bool) -> SharedCapture | None:
+    def made(
+        self, job: Job, specialization: Specialization, key: Key, known: JobStructure
+    ) -> SharedCapture | None:
+        """What others may have of the capture; None where it holds what only its job has.
+
+        Args:
+            job: its job.
+            specialization: the capture.
+            key: what it is to serve.
+            known: the structure in it, with its job's tensors.
+        """
+        constants = _numbered(specialization.forward, known)
+        if constants is None:
+            return None
+        why, state = self.opaque_optimizer, self.state
+        capture = SharedCapture(
+            self.sight, job.name, specialization.forward, constants, key, opaque_optimizer=why
+        )
+        for step in specialization.steps:
+            shared = SharedStep.of(step, known)
+            before = _state_key(state) if why is None else None
+            if shared is None or (before is None and why is None):
+                return None
+            capture.steps[before] = shared
+            state = [] if step.optimizer is None else step.optimizer.state_after
+        return capture
+
+    def note(self, job: Job, specialization: Specialization, is_last: bool) -> SharedCapture | None:
         """A check has passed: after the last one, only what the steps read has to be equal.
 
         Where nothing has changed since the capture was made, that is: what the steps read is then
         still what the graphs were made of.
         """
+        assumptions = specialization.assumptions
         if assumptions.seen is not None:
             self.seen = assumptions.seen if self.seen is None else self.seen | assumptions.seen
         if not is_last or self.seen is None or not self.assumptions.hold():
@@ -211,7 +224,9 @@ class Offer:
         if assumptions.seen != self.seen or not assumptions.hold():
             narrow = self.assumptions.narrowed(self.seen)
         known = narrow.structure()
-        return None if known is None else self.capture.under(Key.of(narrow, known), known)
+        return (
+            None if known is None else self.made(job, specialization, Key.of(narrow, known), known)
+        )
 
 
 @dataclass
@@ -259,8 +274,11 @@ class SharedCaptures:
         with self._lock:
             alike.captures = [*alike.captures, capture][-_MOST_ALIKE:]
 
-    def replace(self, capture: SharedCapture, by: SharedCapture) -> None:
-        """From now on another form of a capture is given to others."""
+    def replace(self, capture: SharedCapture | None, by: SharedCapture) -> None:
+        """From now on another form of a capture is given to others, who may have had none."""
+        if capture is None:
+            self.add(by)
+            return
         alike = self._of(capture.sight)
         with self._lock:
             alike.captures = [by if known is capture else known for known in alike.captures]
@@ -291,45 +309,6 @@ def kind_of(job: Job) -> Hashable:
 def _layout(parameter: torch.Tensor) -> Hashable:
     shape = None if isinstance(parameter, UninitializedParameter) else tuple(parameter.shape)
     return shape, parameter.dtype, parameter.requires_grad
-
-
-def shared_capture(
-    sight: Hashable,
-    job: Job,
-    specialization: Specialization,
-    known: JobStructure,
-    state: StateLayout,
-    opaque_optimizer: str | None,
-) -> SharedCapture | None:
-    """What others may have of a capture; None where it holds what only its job has.
-
-    Args:
-        sight: how its job looks at first sight.
-        job: whose capture it is.
-        specialization: the capture.
-        known: the structure of what it takes for granted.
-        state: layouts of the optimizer's state before it.
-        opaque_optimizer: why the optimizer runs eagerly, None where it does not.
-    """
-    constants = _numbered(specialization.forward, known)
-    if constants is None:
-        return None
-    capture = SharedCapture(
-        sight,
-        job.name,
-        specialization.forward,
-        constants,
-        Key.of(specialization.assumptions, known),
-        opaque_optimizer=opaque_optimizer,
-    )
-    for step in specialization.steps:
-        shared = SharedStep.of(step, known)
-        key = _state_key(state) if opaque_optimizer is None else None
-        if shared is None or (key is None and opaque_optimizer is None):
-            return None
-        capture.steps[key] = shared
-        state = [] if step.optimizer is None else step.optimizer.state_after
-    return capture
 
 
 def _numbered(forward: ForwardTrace, known: JobStructure) -> Mapping[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
@@ -26,12 +26,12 @@ from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.shared_captures import (
     MOST_LOOKS,
+    Key,
     Offer,
     SharedCapture,
     SharedCaptures,
     SharedStep,
     first_sight,
-    shared_capture,
 )
 from waterflow.steps.spilling import StepSpiller
 from waterflow.steps.step_profiler import StepProfiler
@@ -69,6 +69,7 @@ class StepBuilder:
         profiler: what the steps allocate.
         spiller: plans the steps into the job's limit.
         prefetcher: brings batches to the device, None where they are there already.
+        is_alone: whether no other job under way is known to look like this one.
         draws: whether a step that was built draws random numbers on the host.
         seconds: what all that was built has taken, without waits for jobs that look alike.
         shared_with: the job whose capture the latest is; None where it is its own.
@@ -84,6 +85,7 @@ class StepBuilder:
     profiler: StepProfiler
     spiller: StepSpiller
     prefetcher: BatchPrefetcher | None = None
+    is_alone: Callable[[], bool] = lambda: False
     draws: bool = False
     seconds: float = 0.0
     shared_with: str | None = None
@@ -139,7 +141,7 @@ class StepBuilder:
         if specialization.offer is not None:
             is_last = specialization.checked.issuperset(specialization.steps)
             offer = specialization.offer
-            narrow = offer.note(specialization.assumptions, is_last)
+            narrow = offer.note(self.job, specialization, is_last)
             if narrow is not None:
                 self.captures.replace(offer.capture, narrow)
             specialization.offer = None if is_last else offer
@@ -147,7 +149,8 @@ class StepBuilder:
     def note_wrong(self, specialization: Specialization) -> None:
         """A check has shown that the step is not the eager one, or changes what it reads."""
         if specialization.offer is not None:
-            self.captures.withdraw(specialization.offer.capture)
+            if specialization.offer.capture is not None:
+                self.captures.withdraw(specialization.offer.capture)
             specialization.offer = None
 
     # Another job's
@@ -203,25 +206,30 @@ class StepBuilder:
         may_try = self.trials.may_precede(signature)
         with TraceWatch(self.job, self.rng, self.caller, seen, may_try) as watch:
             self.trials.demand_for(signature, watch.assumptions)
-            known, state = watch.assumptions.structure(), state_layout(self.job.optimizer)
+            waits = self.is_alone()  # to offer it: a check tells more, and nobody asks before
+            known = None if waits else watch.assumptions.structure()
+            state = state_layout(self.job.optimizer)
             forward = trace_forward(self.job, flat, watch)
             traces = self._optimizer_traces(forward, watch)
             assumptions = watch.assumptions
             if self.opacity.optimizer is not None:
                 assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
-                known = assumptions.structure()
-            if watch.touched_streams:
-                known = None
+                known = None if waits else assumptions.structure()
+            may_share = not watch.touched_streams
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
         self._taken.clear()
         self.shared_with = None
-        if known is not None:
+        if may_share:
             why = self.opacity.optimizer_reason
-            made = shared_capture(sight, self.job, specialization, known, state, why)
-            if made is not None:
-                specialization.offer = Offer(made, copy.copy(assumptions))
-                self.captures.add(made)
+            offer = Offer(sight, state, why, copy.copy(assumptions))
+            if known is not None:
+                key = Key.of(assumptions, known)
+                offer.capture = offer.made(self.job, specialization, key, known)
+            if offer.capture is not None:
+                self.captures.add(offer.capture)
+            if waits or offer.capture is not None:
+                specialization.offer = offer
         return specialization
 
     def _optimizer_traces(self, forward: ForwardTrace, watch: TraceWatch) -> _Traces:

@@ -219,6 +219,10 @@ class Tiers:
         """The job has ended."""
         self.costs.leave(self._kind)
 
+    def is_alone(self) -> bool:
+        """Whether it is the only job under way whose captures others of its kind may share."""
+        return self.costs.alike(self._kind) <= 1
+
     @property
     def remaining(self) -> int:
         """Steps still to come: as many as were made, where nobody knows."""
