@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+import weakref
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ from waterflow.partitioner.graph.effects import only_copied
 from waterflow.partitioner.graph.step_graph import Input, StepGraph
 from waterflow.steps.prepared import PreparedStep, Specialization
 
-#: So many captures are kept for jobs that are alike at first sight, those used last.
-_MOST_ALIKE = 32
+#: So many captures are kept for jobs that are alike at first sight, and so many in all.
+_MOST_ALIKE, _MOST_KEPT = 32, 64
 #: So many times a job is looked at to find out whether one of them serves it.
 MOST_LOOKS = 4
 
@@ -229,16 +230,9 @@ class Offer:
         )
 
 
-@dataclass
-class _Alike:
-    """Captures of jobs that are alike at first sight."""
-
-    turn: threading.Lock = field(default_factory=threading.Lock)
-    captures: list[SharedCapture] = field(default_factory=list)
-
-
 class SharedCaptures:
-    """All captures of one engine.
+    """The captures of one engine that others may have: a bounded number, those used last, as trials
+    of many architectures may pass through.
 
     Attributes:
         traces: of optimizers' steps, which are shared further than captures.
@@ -247,50 +241,66 @@ class SharedCaptures:
     def __init__(self, traces: OptimizerTraces | None = None) -> None:
         """Nothing is kept yet but, where they are given, optimizers' traces."""
         self.traces = traces or OptimizerTraces()
-        self._alike: dict[Hashable, _Alike] = {}
+        # By sight; in both, those used last come last. Lists are replaced, never changed.
+        self._kept: dict[Hashable, list[SharedCapture]] = {}
+        self._turns: weakref.WeakValueDictionary[Hashable, _Turn] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     def known(self, sight: Hashable) -> list[SharedCapture]:
         """The captures of jobs that look like this, those used last first."""
-        return self._of(sight).captures[::-1]
+        return self._kept.get(sight, [])[::-1]
 
     def note_use(self, capture: SharedCapture) -> None:
         """A capture has served another job."""
-        alike = self._of(capture.sight)
         with self._lock:
-            if capture in alike.captures:
-                others = [known for known in alike.captures if known is not capture]
-                alike.captures = [*others, capture]
+            known = self._kept.get(capture.sight, [])
+            if capture in known:
+                self._put(capture.sight, [*(one for one in known if one is not capture), capture])
 
     @contextlib.contextmanager
     def turn(self, sight: Hashable) -> Iterator[None]:
         """Jobs that look alike capture one after another: most need not, then."""
-        with self._of(sight).turn:
+        with self._lock:
+            turn = self._turns.get(sight)
+            if turn is None:
+                turn = self._turns[sight] = _Turn()
+        with turn.lock:
             yield
 
     def add(self, capture: SharedCapture) -> None:
         """Keeps one more capture."""
-        alike = self._of(capture.sight)
         with self._lock:
-            alike.captures = [*alike.captures, capture][-_MOST_ALIKE:]
+            self._put(capture.sight, [*self._kept.get(capture.sight, []), capture])
 
     def replace(self, capture: SharedCapture | None, by: SharedCapture) -> None:
         """From now on another form of a capture is given to others, who may have had none."""
         if capture is None:
             self.add(by)
             return
-        alike = self._of(capture.sight)
         with self._lock:
-            alike.captures = [by if known is capture else known for known in alike.captures]
+            known = self._kept.get(by.sight, [])
+            self._put(by.sight, [by if one is capture else one for one in known])
 
     def withdraw(self, capture: SharedCapture) -> None:
         """Nobody else gets a capture that has turned out wrong for its own job."""
-        alike = self._of(capture.sight)
         with self._lock:
-            alike.captures = [known for known in alike.captures if known is not capture]
+            known = self._kept.get(capture.sight, [])
+            self._put(capture.sight, [one for one in known if one is not capture])
 
-    def _of(self, sight: Hashable) -> _Alike:
-        return self._alike.setdefault(sight, _Alike())
+    def _put(self, sight: Hashable, captures: list[SharedCapture]) -> None:
+        """These are kept for jobs that look like this, which are used now; the lock is held."""
+        self._kept.pop(sight, None)
+        if captures:
+            self._kept[sight] = captures[-_MOST_ALIKE:]
+        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _MOST_KEPT:
+            self._kept.pop(next(iter(self._kept)))
+
+
+class _Turn:
+    """Whose turn it is to capture, among jobs that look alike; kept by those who want it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
 
 
 def first_sight(job: Job, flat: FlatBatch) -> Hashable:

@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import waterflow as wf
 from tests.support.steps import steps_of
 from tests.support.trial_ways import ALIKE, OTHERS, momentum, rows, trial
 from waterflow.job.batch import flatten
-from waterflow.steps import step_builder
+from waterflow.steps import shared_captures, step_builder
 from waterflow.steps.shared_captures import SharedCaptures
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
@@ -240,3 +242,21 @@ def test_a_builder_tells_whether_a_capture_would_be_shared():
     assert not other.builder.is_shared(flat)
     graphs = [each.builder.build(flat).steady.graph.graph for each in (first, second)]
     assert graphs[0] is graphs[1]
+
+
+def test_captures_of_many_kinds_do_not_fill_the_memory(monkeypatch):
+    """Those used last are kept: one that jobs go on to share stays."""
+    monkeypatch.setattr(shared_captures, "_MOST_KEPT", 3)
+    captures = SharedCaptures()
+
+    def built(rows_of_batch):
+        flat = flatten(rows(rows_of_batch))
+        return weakref.ref(
+            steps_of(small("a"), captures=captures).builder.build(flat).steady.graph.graph
+        )
+
+    graphs = {size: built(size) for size in (4, 5, 6)}
+    assert built(4)() is graphs[4]()  # shared, so used last
+    graphs |= {size: built(size) for size in (7, 8)}
+    gc.collect()
+    assert [size for size, graph in graphs.items() if graph() is not None] == [4, 7, 8]
