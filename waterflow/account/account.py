@@ -183,7 +183,7 @@ def _walk_by_reachable_names(
     names = _CALLED
     while True:
         walk = _walk_along(names, roots, skip, executed_only, most)
-        more = names_in(walk.codes.values(), copied=not executed_only)
+        more = _named(walk, executed_only)
         if more is None:
             return None
         if more <= names:
@@ -207,7 +207,7 @@ def _walk_along(
 
 def _named(walk: Walk, executed_only: bool) -> frozenset[str] | None:
     more = names_in(walk.codes.values(), copied=not executed_only)
-    return None if more is None else more | _CALLED
+    return None if more is None else more | _CALLED | walk.handed_names
 
 
 def _kind_of(root: Any) -> int:

@@ -63,6 +63,8 @@ class CodeWalk:
         self.codes: dict[int, types.CodeType] = {}
         #: Built-in functions that code names, by identity.
         self.built_ins: dict[int, types.BuiltinFunctionType] = {}
+        #: Names of what the code that is passed by may call of the user's.
+        self.handed_names: set[str] = set()
         #: Names of the trusted modules that code names.
         self.libraries: set[str] = set()
         #: Objects that can change, by identity, and how they were reached.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import os
 import threading
 import types
@@ -33,10 +34,14 @@ from waterflow.account.class_parts import (
 )
 from waterflow.account.code_walk import CodeWalk
 from waterflow.account.places import Trail
-from waterflow.account.trust import keeps_records
+from waterflow.account.trust import is_trusted_class, keeps_records
 
 #: More objects than this are not walked.
 MOST_OBJECTS = 200_000
+#: Containers that passed-by code holds are looked into so deep, so many items of each.
+_HANDED_DEPTH, _MOST_HANDED = 3, 256
+#: Attributes of classes that nobody calls.
+_VALUES = (str, int, float, bool, type(None), tuple, dict)
 #: Larger arrays are not compared.
 MOST_BYTES = 16 << 20
 
@@ -122,6 +127,8 @@ class Walk(CodeWalk):
                 self._slot(value, descriptor, trail.attribute(name))
         if base is not object:
             _BASE_METHODS[base](self, value, trail)
+        if any(self.passes_by(each.__module__) for each in kind.__mro__):
+            self._hand(value)  # a class of the user's may be derived from one that is passed by
         self._class(kind, Trail(kind.__qualname__))
 
     def _attributes(self, value: Any, trail: Trail) -> None:
@@ -130,6 +137,9 @@ class Walk(CodeWalk):
             return
         found = self.guards.attributes(value, names, skipped or None)
         self.places.append(places.Attributes(trail, value, found, names, skipped))
+        if names is None and self.names is not None:
+            for _, inner in found:
+                self._hand(inner)
         for name, inner in found:
             if name in _REGISTRIES and type(inner) is dict:
                 self._registry(inner, trail)
@@ -150,6 +160,18 @@ class Walk(CodeWalk):
     @functools.cached_property
     def _names_of_optimizer(self) -> frozenset[str]:
         return _OPTIMIZER_NAMES | (self.names or frozenset())
+
+    def _hand(self, value: Any, depth: int = _HANDED_DEPTH) -> None:
+        """Code that is passed by has this, and may call any method that it has of the user's."""
+        if is_a(value, (list, tuple, set, frozenset, dict)) and depth:
+            parts = dict.values(value) if is_a(value, dict) else value
+            for part in itertools.islice(parts, _MOST_HANDED):
+                self._hand(part, depth - 1)
+        for kind in type(value).__mro__:
+            if not (is_trusted_class(kind) or self.passes_by(kind.__module__)):
+                self.handed_names |= {
+                    name for name, own in vars(kind).items() if not isinstance(own, _VALUES)
+                }
 
     def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
         found = self.guards.slot(value, descriptor)

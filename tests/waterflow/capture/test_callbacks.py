@@ -226,6 +226,67 @@ def test_a_callback_that_reaches_too_much_may_look_at_gradients():
     assert looks_at_gradients(job_of(on_step=lambda job: lambda result: len(many)))
 
 
+def reporting(study):
+    """A callback that reports to a trial of a study, and has it pruned."""
+
+    def made(job):
+        trial = study.ask()
+
+        def on_step(result):
+            trial.report(result.loss, result.step)
+            return wf.STOP if trial.should_prune() else None
+
+        return on_step
+
+    return made
+
+
+def test_a_callback_may_report_to_a_long_study():
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study()
+    curves = {"curves": [[float(index)] for index in range(200)]}
+    for _ in range(150):  # 30,000 lists
+        study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs=curves))
+    assert not looks_at_gradients(job_of(on_step=reporting(study)))
+
+
+def test_what_a_user_has_given_a_study_may_look_at_gradients():
+    optuna = pytest.importorskip("optuna")
+
+    class ByGradient(optuna.pruners.BasePruner):
+        def __init__(self, model):
+            self.model = model
+
+        def prune(self, study, trial):
+            return norm_of(self.model) > 1
+
+    class ByStep(optuna.pruners.BasePruner):
+        def __init__(self, model):
+            self.models = [model]
+
+        def prune(self, study, trial):
+            return trial.last_step > 3
+
+    def with_a_pruner(kind):
+        return lambda job: reporting(optuna.create_study(pruner=kind(job.model)))(job)
+
+    assert looks_at_gradients(job_of(on_step=with_a_pruner(ByGradient)))
+    assert not looks_at_gradients(job_of(on_step=with_a_pruner(ByStep)))
+
+
+def test_a_subclass_of_a_librarys_class_is_the_users_code():
+    tqdm = pytest.importorskip("tqdm")
+
+    class Bar(tqdm.tqdm):
+        def display(self, *args):  # which the library calls
+            return norm_of(self.net)
+
+    bar, plain = Bar(disable=True), tqdm.tqdm(disable=True)
+    assert looks_at_gradients(job_of(on_step=lambda job: lambda result: bar.update()))
+    assert not looks_at_gradients(job_of(on_step=lambda job: lambda result: plain.update()))
+
+
 def test_torchs_schedulers_do_not_look_at_gradients():
     for kind in (
         lambda o: lr_scheduler.StepLR(o, 1),
