@@ -79,7 +79,7 @@ def test_a_smaller_budget_is_kept_by_spilling(driver: FakeDriver) -> None:
     job, device = MODELS["cnn"](epochs=3), FakeCudaDevice()
     with wf.Engine(2 * need, device=device, threads=1, spill=True) as engine:
         job.on_step = lambda result: engine.resize(int(need * 0.85)) if result.step == 4 else None
-        engine.submit(job)
+        run = engine.submit(job)._job
     expected = MODELS["cnn"](epochs=3)
     assert_same_numbers(expected, wf.run_eager(expected, threads=1), job, engine.report()["cnn"])
-    assert any(step.spill for step in engine._queue.jobs[0].steps.cache.steps())
+    assert any(step.spill for step in run.steps.cache.steps())

@@ -52,8 +52,8 @@ def eager(name: str) -> tuple[wf.Job, wf.JobReport]:
 def peak(name: str) -> int:
     """Bytes that the job's captured steps need on the device, alone."""
     with Engine("256MiB", device=FakeCudaDevice(), threads=1) as engine:
-        engine.submit(make(name, steps=3))
-    return int(engine._queue.jobs[0].needs.memory.alone_bytes)
+        run = engine.submit(make(name, steps=3))._job
+    return int(run.needs.memory.alone_bytes)
 
 
 def trained(
@@ -63,10 +63,9 @@ def trained(
     options = {"device": FakeCudaDevice(), "threads": 1, "check": True, **options}
     engine = Engine(memory, **options)
     with engine:
-        for one in (job, *others):
-            engine.submit(one)
+        runs = [engine.submit(one)._job for one in (job, *others)]
     log = engine._arena.take_log()
-    return engine.report(), engine._queue.jobs[0], log
+    return engine.report(), runs[0], log
 
 
 def races(log: Any) -> list[str]:

@@ -41,9 +41,7 @@ def deep_job(optimizer="sgd", **options):
 
 def run_of(job, **options):
     with Engine(MEMORY, threads=1, **options) as engine:
-        engine.submit(job)
-    (run,) = engine._queue.jobs
-    return run
+        return engine.submit(job)._job
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -52,8 +52,8 @@ def expected(name: str, **options: Any) -> tuple[wf.Job, wf.JobReport]:
 
 def need(name: str) -> int:
     with Engine("256MiB", device="cuda") as engine:
-        engine.submit(on_gpu(name))
-    return int(engine._queue.jobs[0].needs.memory.alone_bytes)
+        run = engine.submit(on_gpu(name))._job
+    return int(run.needs.memory.alone_bytes)
 
 
 def outside(job: wf.Job) -> bool:
@@ -66,11 +66,11 @@ def test_spilling(name: str) -> None:
     limit, job = int(need(name) * 0.8), on_gpu(name)
     with Engine("256MiB", device="cuda", check=True) as engine:
         job.memory_limit = limit
-        engine.submit(job)
+        run = engine.submit(job)._job
     report = engine.report()
     assert_same_numbers(*expected(name), job, report[name])
     assert report[name].peak_bytes <= limit
-    assert any(step.spill for step in engine._queue.jobs[0].steps.cache.steps())
+    assert any(step.spill for step in run.steps.cache.steps())
     assert report.pinned_bytes > 0
     assert engine.check_races() == []
 

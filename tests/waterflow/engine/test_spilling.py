@@ -35,20 +35,19 @@ def eager(name):
 def peak(name):
     """Bytes that the job's captured steps need, alone."""
     with Engine(MEMORY, threads=1) as engine:
-        engine.submit(JOBS[name]())
-    return engine._queue.jobs[0].needs.memory.alone_bytes
+        run = engine.submit(JOBS[name]())._job
+    return run.needs.memory.alone_bytes
 
 
 def trained(job, limit, *others, **options):
     """Runs a job under a limit, beside others; returns its report and its run."""
     engine = Engine(options.pop("memory", limit), threads=1, check=True, **options)
     with engine:
-        for one in (job, *others):
-            engine.submit(one)
+        runs = [engine.submit(one)._job for one in (job, *others)]
     report = engine.report()
     assert engine.check_races() == []
     assert report.deviations == 0
-    return report, engine._queue.jobs[0]
+    return report, runs[0]
 
 
 def least(name):
@@ -104,8 +103,8 @@ def zoo_eager(task, steps=9):
 @functools.cache
 def zoo_peak(task):
     with Engine(MEMORY, threads=1) as engine:
-        engine.submit(zoo(task, steps=3))
-    return engine._queue.jobs[0].needs.memory.alone_bytes
+        run = engine.submit(zoo(task, steps=3))._job
+    return run.needs.memory.alone_bytes
 
 
 @pytest.mark.parametrize("spill", ["memory", "disk"])
@@ -171,8 +170,8 @@ def test_order_comes_before_spilling():
         )
 
     with Engine(MEMORY, threads=1) as engine:
-        engine.submit(job())
-    need = engine._queue.jobs[0].needs.memory
+        run = engine.submit(job())._job
+    need = run.needs.memory
     limit = need.persistent_bytes + need.step_bytes // 2
     one, twin = job(), job()
     report, run = trained(one, limit, spill=True)
