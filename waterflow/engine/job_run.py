@@ -190,7 +190,7 @@ class JobRun:
             ahead=self._batches_ahead,
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
-            is_due=lambda steps: self.loop.is_due(steps) or self.is_due(steps),
+            is_due=lambda steps: self.loop.is_due(steps) or (steps > 0 and self.is_due(steps)),
             rests_at_ends=self.loop.at_found_ends,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
