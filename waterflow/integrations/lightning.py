@@ -13,6 +13,7 @@ from waterflow.integrations.lightning_loop import (
     Counted,
     State,
     asks_where_it_is,
+    length_of,
     loss_of,
     reads_number,
 )
@@ -75,7 +76,7 @@ def from_lightning(
             limit_val = limit_of(validation, trainer.limit_val_batches, "val", require)
             validation = None if limit_val == 0 else validation
     numbered, accumulated = reads_number(module), options.get("accumulate", 1)
-    counts = limit_train is not None or validation is not None
+    counts = limit_train is not None or validation is not None or length_of(train) is None
     counts = counts or numbered or asks_where_it_is(module)
     state = State(name, options, lambda: len(loader), counts)
     loader = Counted(state, train, numbered, accumulated, limit_train) if counts else train

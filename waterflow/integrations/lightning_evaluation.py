@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
-from waterflow.integrations.lightning_loop import State, logging
+from waterflow.integrations.lightning_loop import State, begun, logging
 from waterflow.job.job import STOP
 
 
@@ -48,10 +47,10 @@ class Validation:
         means: dict[str, _Mean] = {}
         self._state.training, self._state.validating = False, True
         try:
-            batches = iter(self._loader)  # draws a seed, before the hooks
+            batches = begun(self._loader, self._limit)  # draws a seed, before the hooks
             module.on_validation_start()
             module.on_validation_epoch_start()
-            for index, batch in enumerate(itertools.islice(batches, self._limit)):
+            for index, batch in enumerate(batches):
                 batch = module.transfer_batch_to_device(batch, module.device, 0)
                 with logging(module) as logged:
                     module.validation_step(*(batch, index, 0)[: len(parameters)])

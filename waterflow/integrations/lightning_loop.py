@@ -103,6 +103,33 @@ def _names_of(function: Any) -> set[str]:
     return found
 
 
+def length_of(loader: Any) -> int | None:
+    """A loader's batches; None where nobody knows."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # as of a DataLoader of an IterableDataset
+        return None
+
+
+def begun(loader: Any, limit: int | None = None) -> Iterator[Any]:
+    """An epoch's batches, which begins now, drawn when Lightning draws them: of a loader without
+    length one ahead, to know which is the last."""
+    batches = iter(loader)
+    if length_of(loader) is not None:
+        return itertools.islice(batches, limit)
+    return _one_ahead(batches, next(batches, _NOTHING))
+
+
+_NOTHING = object()
+
+
+def _one_ahead(batches: Iterator[Any], batch: Any) -> Iterator[Any]:
+    while batch is not _NOTHING:
+        following = next(batches, _NOTHING)
+        yield batch
+        batch = following
+
+
 class Counted:
     """A loader whose reader's module can ask for the epoch and the step."""
 
@@ -126,11 +153,28 @@ class Counted:
         self._state.current_epoch = self._epochs
         self._epochs += 1
         batches = 0
-        for batch in itertools.islice(self._loader, self._limit):
+        given = begun(self._loader, self._limit)
+        for batch in self._watched(given) if self._accumulated > 1 else given:
             self._state.global_step = self._steps + batches // self._accumulated
             yield (batch, batches) if self._numbered else batch
             batches += 1
         self._steps += -(-batches // self._accumulated)
+
+    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Sees that steps do not draw between batches that draw: Lightning draws each of an
+        update's batches behind the step before, a job all of them at first."""
+        draws, before = False, torch.get_rng_state()
+        for number, batch in enumerate(batches):
+            after = torch.get_rng_state()
+            draws = draws or (number > 0 and not torch.equal(before, after))
+            yield batch
+            before = torch.get_rng_state()
+            if draws and not torch.equal(before, after):
+                raise JobError(
+                    "its data draw random numbers and so do its steps, which with "
+                    "accumulate_grad_batches would be others than Lightning's: draw from a "
+                    "generator of the data's own, or leave out accumulate_grad_batches"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Where the data are before an epoch, for checkpoints."""
@@ -138,6 +182,11 @@ class Counted:
             raise JobError(
                 "its DataLoader has persistent_workers=True, whose random streams live in other "
                 "processes and would be lost: make it without, to take checkpoints"
+            )
+        if length_of(self._loader) is None:
+            raise JobError(
+                "its loader has no length, so it is read one batch ahead, as Lightning does, which "
+                "no checkpoint would find again: use data with a length, to take checkpoints"
             )
         own = self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
         return {"epochs": self._epochs, "steps": self._steps, "loader": own}

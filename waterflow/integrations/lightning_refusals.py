@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
+from waterflow.integrations.lightning_loop import length_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -145,8 +146,11 @@ def limit_of(loader: Any, limit: float, which: str, require: Refusal) -> int | N
     if isinstance(limit, float) and limit == 1.0:
         return None
     given = f"limit_{which}_batches={limit!r}"
-    require(hasattr(loader, "__len__"), f"{given} of a loader without length", "leave it out")
-    count = min(len(loader), limit) if isinstance(limit, int) else int(len(loader) * limit)
+    if limit == 0 and which == "val":
+        return 0
+    length = length_of(loader)
+    require(length is not None, f"{given} of a loader without length", "leave it out")
+    count = min(length or 0, limit) if isinstance(limit, int) else int((length or 0) * limit)
     require(count or which == "val", f"{given}, which leaves no batch", "let it be larger")
     return int(count)
 

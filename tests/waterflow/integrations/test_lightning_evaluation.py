@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import waterflow as wf
 from tests.support.lightning_modules import (
@@ -53,6 +53,22 @@ class Shuffled(Digits):
         return DataLoader(digits(40, 100), 16, shuffle=True)
 
 
+class Noisy(IterableDataset):
+    """Draws for each row, and nobody knows how many there are."""
+
+    def __iter__(self):
+        for image, label in digits(90):
+            yield image + 0.1 * torch.rand(()), label
+
+
+class Streamed(Digits):
+    def train_dataloader(self):
+        return DataLoader(Noisy(), 16)
+
+    def val_dataloader(self):
+        return DataLoader(Noisy(), 32)
+
+
 class Follows(Dropping):
     """Its rate follows the validation's loss."""
 
@@ -98,6 +114,8 @@ def job_of(module, data, name="guest", **options):
         (FollowsByDict, Shuffled, {"max_epochs": 8, "limit_train_batches": 3}),
         (OverEstimated, Digits, {"accumulate_grad_batches": 3}),
         (OverEstimated, Digits, {"limit_train_batches": 5}),
+        (Drawing, Streamed, {}),
+        (Classifier, Streamed, {"accumulate_grad_batches": 4}),
     ],
     ids=lambda given: getattr(given, "__name__", None) or ",".join(given),
 )
@@ -185,6 +203,13 @@ def test_a_training_that_goes_on_is_the_hosts(stop, tmp_path):
     assert report["a"].losses == losses
     assert [each.values["val_loss"] for each in report["a"].evaluations] == found
     same_weights(host, guest)
+
+
+def test_draws_that_would_be_in_another_order_are_an_error():
+    job = job_of(made(Dropping), Streamed(), accumulate_grad_batches=2)
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([job], memory="64MiB")
+    assert "its data draw random numbers and so do its steps" in report["guest"].error
 
 
 class Unlogged(Dropping):
