@@ -6,7 +6,7 @@ Matplotlib's objects alone: `pyplot` would keep figures for the whole process.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from waterflow.cluster.simulator.results import Floats, Results
+from waterflow.report.letters import draw_as_text, drawable
 
 _POINTS = 1500  # more than the picture has pixels show nothing
 _DAY = 86400.0
@@ -23,11 +24,13 @@ def completion_times(results: Mapping[str, Results], kind: str = "png") -> bytes
     """Which share of the jobs is done within a time of their submission."""
 
     def draw(axes: Axes) -> None:
-        for name, found in results.items():
+        for name, found in _named(results):
             times = np.sort(found.completion_times)
             if len(times):
                 axes.plot(
-                    np.maximum(times, 1.0), np.arange(1, len(times) + 1) / len(times), label=name
+                    np.maximum(times, 1.0),
+                    np.arange(1, len(times) + 1) / len(times),
+                    label=name,
                 )
         axes.set(xscale="log", xlabel="seconds from submission", ylabel="share of the jobs done")
 
@@ -38,7 +41,7 @@ def gpus_in_use(results: Mapping[str, Results], gpus: int, kind: str = "png") ->
     """GPUs with a job, over time."""
 
     def draw(axes: Axes) -> None:
-        for name, found in results.items():
+        for name, found in _named(results):
             axes.step(*_over_time(found, found.gpus_in_use), where="post", label=name, lw=0.8)
         axes.axhline(gpus, color="0.5", lw=0.8)
         axes.set(xlabel="days", ylabel="GPUs in use", ylim=(0, gpus * 1.05))
@@ -50,11 +53,15 @@ def queue_length(results: Mapping[str, Results], kind: str = "png") -> bytes:
     """Jobs that wait, over time."""
 
     def draw(axes: Axes) -> None:
-        for name, found in results.items():
+        for name, found in _named(results):
             axes.step(*_over_time(found, found.queue_length), where="post", label=name, lw=0.8)
         axes.set(xlabel="days", ylabel="jobs that wait")
 
     return _picture(draw, kind)
+
+
+def _named(results: Mapping[str, Results]) -> Iterator[tuple[str, Results]]:
+    return ((drawable(name), found) for name, found in results.items())
 
 
 def _over_time(found: Results, values: np.ndarray) -> tuple[Floats, Floats]:
@@ -75,8 +82,7 @@ def _picture(draw: Callable[[Axes], None], kind: str) -> bytes:
     axes = figure.add_subplot()
     draw(axes)
     if axes.get_legend_handles_labels()[0]:
-        for text in axes.legend(fontsize="small").get_texts():
-            text.set_parse_math(False)  # "$" in a name is a dollar, not a formula
+        draw_as_text(axes.legend(fontsize="small").get_texts())
     axes.grid(alpha=0.3)
     buffer = io.BytesIO()
     # Without a date a picture of equal results is the same file, byte for byte.

@@ -120,7 +120,8 @@ class Feeder(Generic[Item]):
             half of them are gone: woken for each, it would be in everybody's way.
         begin: begins an epoch, from the data and its number.
         start: where in the data to begin.
-        is_due: whether somebody wants a boundary after so many steps; asked often, with the lock.
+        is_due: whether somebody wants a boundary after so many steps; asked often, with the lock;
+            after none, before the first batch.
         rests_at_ends: whether there is a boundary at each end of an epoch, where it is found.
         """
         self._data = data
@@ -326,7 +327,8 @@ class Feeder(Generic[Item]):
 
     @property
     def _wants_boundary(self) -> bool:
-        return self._fetched > self._start.steps and self._is_due(self._fetched)
+        has_begun = self._fetched > self._start.steps or self._fetched == 0
+        return has_begun and self._is_due(self._fetched)
 
     def _rest(self, epoch_ended: bool = False) -> None:
         """Hands out a boundary, and waits until whoever takes it is done with it."""

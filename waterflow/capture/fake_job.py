@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -138,7 +139,7 @@ _NOTHING = object()
 
 def name_of(make: Callable[..., Any]) -> str:
     """A factory as errors call it: its name and where it is written."""
-    for function in functions_of(make):
+    for function in functions_of(inspect.unwrap(make)):
         code = function.__code__
         return f"job factory {function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
     return f"job factory {make!r}"

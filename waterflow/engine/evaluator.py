@@ -1,4 +1,5 @@
-"""A job's evaluations: where their memory comes from, and that they change nothing of the job.
+"""A job's evaluations: where their memory comes from, and that they change nothing of the job (a
+host's own but the random streams).
 
 An evaluation is the user's own Python on tensors that nobody has planned. Its tensors come from a
 room of its own, as those of eager steps do, whose block is part of the budget: set aside while jobs
@@ -14,7 +15,7 @@ from typing import Any
 from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.rng import JobRng
-from waterflow.job.evaluation import Evaluated, evaluate
+from waterflow.job.evaluation import Evaluated, evaluate, leaves_streams_alone
 from waterflow.job.job import Job
 
 
@@ -87,12 +88,14 @@ class Evaluator:
         """
 
         def run() -> Evaluated:
-            before, touched = self._rng.state(), self._rng.touched
+            before = self._rng.state() if leaves_streams_alone(self._job) else None
+            touched = self._rng.touched
             try:
                 with memory:
                     return evaluate(self._job)
             finally:
-                self._rng.restore(before)
+                if before is not None:
+                    self._rng.restore(before)
                 self._rng.touched = touched
 
         return self._python(run)  # type: ignore[no-any-return]

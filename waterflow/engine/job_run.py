@@ -269,7 +269,7 @@ class JobRun:
         self._on_ready(self.state is not JobState.RUNNING)
 
     def _is_boundary_due(self, steps: int) -> bool:
-        return self.loop.is_due(steps) or self.is_due(steps)
+        return self.loop.is_due(steps) or (steps > 0 and self.is_due(steps))
 
     @property
     def fetches_in_turn(self) -> bool:

@@ -37,7 +37,7 @@ class UserLoop:
         self._callback = callback or python
         self._times = EvaluationTimes(job)
         self._unanswered: tuple[float, tuple[float, ...]] | None = None
-        self._evaluated = 0  # steps, at the latest evaluation
+        self._evaluated = -1  # steps, at the latest evaluation
         self._end = end
         self._events = events
         self._latest_loss = math.nan
@@ -66,7 +66,8 @@ class UserLoop:
 
     def awaits_evaluation(self, at_end: bool) -> bool:
         """Whether the job is to be evaluated now; `at_end`: at a found end of an epoch."""
-        due = self._unanswered is not None or (at_end and self.at_found_ends)
+        at_start = self.steps == 0 and self._times.is_due(0)
+        due = self._unanswered is not None or at_start or (at_end and self.at_found_ends)
         return due and self._evaluated < self.steps
 
     @property

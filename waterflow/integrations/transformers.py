@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
-from waterflow.integrations.transformers_evaluation import Evaluations, check_evaluation
+from waterflow.integrations.transformers_data import ITEMS, Notes, Updates
+from waterflow.integrations.transformers_evaluation import (
+    Evaluations,
+    check_early_stopping,
+    check_evaluation,
+    evaluates,
+)
 from waterflow.job.job import Job
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ _TAKEN_OVER = frozenset(
         *("eval_steps", "eval_delay", "per_device_eval_batch_size", "prediction_loss_only"),
         *("eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps"),
         *("include_for_metrics", "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval"),
+        "eval_on_start",
     }
 )
 #: Arguments that change no number: what is logged, saved, shown and sent where.
@@ -106,12 +111,9 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
     name = name or trainer.args.run_name or type(trainer.model).__name__
     _check(trainer, name, options)
     trainer.model.train()
-    updates = _Updates(trainer)
-    if _evaluates(trainer):
-        updates.evaluations = Evaluations(
-            trainer, updates.count, updates.in_epoch, lambda: updates.given
-        )
-        options.update(updates.evaluations.options())
+    updates = Updates(trainer)
+    if evaluates(trainer):
+        options.update(Evaluations(trainer, updates).options())
     trainer.create_optimizer_and_scheduler(num_training_steps=updates.count)
     optimizer = cast(torch.optim.Optimizer, trainer.optimizer)
     clipped = trainer.args.max_grad_norm or None
@@ -122,72 +124,13 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
     return Job(
         name,
         model=trainer.model,
+        modules=Notes(trainer, updates),
         data=updates,
         steps=updates.count,
         scheduler=trainer.lr_scheduler,
         seed=trainer.args.seed,
         **options,
     )
-
-
-class _Updates:
-    """The batches of a Trainer as its loop draws them: for each update one, or a list of some."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._loader: Any = None
-        self._epoch = 0
-        with torch.random.fork_rng(devices=[]):
-            loader = trainer.get_train_dataloader()
-            values = trainer.set_initial_training_values(trainer.args, loader)
-        _, self.in_epoch, _, _, _, self._batches, self.count = values
-        self.evaluations: Evaluations | None = None
-        self.given = 0
-
-    def __iter__(self) -> Iterator[Any]:
-        # Made when training begins, in the job's random streams: its sampler takes its seed from
-        # there. The other streams begin as `transformers.set_seed` would have them.
-        if self._loader is None:
-            random.seed(self._trainer.args.seed)
-            np.random.seed(self._trainer.args.seed)
-            self._loader = self._trainer.get_train_dataloader()
-        self._go_on()
-        for part in (self._loader, *_inner_samplers(self._loader)):
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(self._epoch)
-        self._epoch += 1
-        accumulated = self._trainer.args.gradient_accumulation_steps
-        batches = iter(self._loader)
-        for update in range(self.in_epoch):
-            last = update == self.in_epoch - 1
-            wanted = (self._batches % accumulated if last else 0) or accumulated
-            device = self._trainer.args.device
-            samples, items = self._trainer.get_batch_samples(batches, wanted, device)
-            if not samples:
-                return
-            inputs = [_with_items(sample, items) for sample in samples]
-            self.given += 1
-            yield inputs if accumulated > 1 else inputs[0]
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self.evaluations is not None:
-            self.evaluations.go_on()
-
-
-def _inner_samplers(loader: Any) -> Iterator[Any]:
-    wrapper = getattr(loader, "batch_sampler", None)
-    inner = getattr(wrapper, "batch_sampler", None)
-    if inner is not None:
-        yield inner
-
-
-def _with_items(inputs: Mapping[str, Any], items: Any) -> dict[str, Any]:
-    """The inputs, and with them the number by which the loss is divided, where there is one."""
-    return dict(inputs) if items is None else {**inputs, _ITEMS: items}
-
-
-_ITEMS = "num_items_in_batch"
 
 
 def _step_of(
@@ -218,7 +161,7 @@ def _is_scaled(trainer: Trainer, inputs: Mapping[str, Any]) -> bool:
     """Whether the loss of one of several batches is a part of theirs, not a mean of its own."""
     if trainer.loss_is_scaled_for_ga is not None:
         return bool(trainer.loss_is_scaled_for_ga)
-    counted = trainer.model_accepts_loss_kwargs and _ITEMS in inputs
+    counted = trainer.model_accepts_loss_kwargs and ITEMS in inputs
     return bool(counted or trainer.compute_loss_func is not None)
 
 
@@ -229,7 +172,7 @@ def _loss_of(trainer: Trainer) -> Callable[[nn.Module, Any], torch.Tensor]:
 
         def compute_loss(model: nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
             inputs = dict(inputs)
-            items = inputs.pop(_ITEMS, None)
+            items = inputs.pop(ITEMS, None)
             loss: torch.Tensor = trainer.compute_loss(model, inputs, num_items_in_batch=items)
             return loss
 
@@ -256,10 +199,6 @@ def _mixed_precision(trainer: Trainer) -> Callable[[], AbstractContextManager[An
     return lambda: torch.autocast(device, dtype=torch.bfloat16)
 
 
-def _evaluates(trainer: Trainer) -> bool:
-    return str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no"
-
-
 def _overrides(trainer: Trainer, method: str) -> bool:
     from transformers import Trainer
 
@@ -274,16 +213,29 @@ def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
         if not condition:
             raise JobError(f"job {name!r}: from_trainer cannot take over {what}: {remedy}")
 
-    taken = {"model", "optimizer", "loss", "data", "epochs", "steps", "scheduler", "seed"}
+    taken = {
+        "model",
+        "modules",
+        "optimizer",
+        "loss",
+        "data",
+        "epochs",
+        "steps",
+        "scheduler",
+        "seed",
+    }
     for option in sorted(taken & set(options)):
         require(False, f"{option}={options[option]!r}", "it is the Trainer's to say")
     _check_arguments(trainer, require)
-    if _evaluates(trainer):
+    if evaluates(trainer):
         check_evaluation(trainer, options, require)
     _check_methods(trainer, require)
     for callback in trainer.callback_handler.callbacks:
         kind = type(callback).__name__
         module = type(callback).__module__.partition(".")[0]
+        if kind == "EarlyStoppingCallback" and module == "transformers":
+            check_early_stopping(trainer, callback, require)
+            continue
         require(
             kind in _CALLBACKS and module == "transformers",
             f"the callback {kind}",
@@ -300,7 +252,7 @@ def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
 def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], None]) -> None:
     args = trainer.args
     for field in dataclasses.fields(args):
-        if field.name in _TAKEN_OVER | _WITHOUT_NUMBERS:
+        if field.name in _TAKEN_OVER | _WITHOUT_NUMBERS | {"load_best_model_at_end"}:
             continue
         value, default = getattr(args, field.name), _default(field)
         require(
@@ -309,6 +261,16 @@ def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], Non
             f"leave it at {default!r}",
         )
     require(str(args.optim.value) in _OPTIMIZERS, f"optim={args.optim.value!r}", _OPTIMIZER_REMEDY)
+    require(
+        evaluates(trainer) or not args.eval_on_start,
+        "eval_on_start=True without an eval_strategy",
+        "set eval_strategy, or evaluate before training (trainer.evaluate())",
+    )
+    require(
+        not args.load_best_model_at_end,
+        "load_best_model_at_end=True",
+        "leave it out, and keep the best weights in the job's on_step, by its evaluation",
+    )
     require(args.world_size == 1, f"{args.world_size} processes", "train in one process")
     require(args.n_gpu <= 1, f"{args.n_gpu} GPUs", "make one visible with CUDA_VISIBLE_DEVICES")
     plateau = (torch.optim.lr_scheduler.ReduceLROnPlateau,)

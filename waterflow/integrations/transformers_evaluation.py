@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from torch import nn
+
+from waterflow.integrations.transformers_data import Updates
+from waterflow.job.evaluation import HostEvaluation
+from waterflow.job.job import STOP
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -21,58 +23,51 @@ _TIMINGS = ("runtime", "samples_per_second", "steps_per_second", "model_preparat
 class Evaluations:
     """Evaluates a Trainer's model where its training loop would, by ``trainer.evaluate()``.
 
-    A job's evaluations leave its random streams alone. The Trainer's do not: a loader draws a seed
-    whenever it is gone through. So the streams go on from where an evaluation has left them when
-    the job's data are asked for the next batch (`go_on`), as in the loop.
-
-    Attributes:
-        every: after how many steps there may be one, as `Job.evaluate_every`.
+    What they draw (a loader draws a seed whenever it is gone through) is drawn from the training's
+    random streams, as in the loop.
     """
 
-    def __init__(
-        self, trainer: Trainer, updates: int, in_epoch: int, made: Callable[[], int]
-    ) -> None:
-        """Takes the Trainer, its updates, those of an epoch, and how many it has made."""
-        self._trainer = trainer
-        self._last, self._in_epoch, self._made = updates, in_epoch, made
+    def __init__(self, trainer: Trainer, updates: Updates) -> None:
+        """Args beyond the obvious: updates: the Trainer's."""
+        self._trainer, self._updates = trainer, updates
         args = trainer.args
         self._by_epochs = str(args.eval_strategy.value) == "epoch"
         wanted = args.eval_steps or 0
-        steps = math.ceil(updates * wanted) if wanted < 1 else int(wanted)
-        self._period = in_epoch if self._by_epochs else max(1, steps)
-        self.every = math.gcd(self._period, updates)
-        self._streams: tuple[Any, Any] | None = None  # before and after the latest evaluation
+        steps = math.ceil(updates.count * wanted) if wanted < 1 else int(wanted)
+        self._period = updates.in_epoch if self._by_epochs else max(1, steps)
 
     def options(self) -> dict[str, Any]:
         """The arguments of `Job` for them."""
-        return {"evaluate": self._evaluate, "evaluate_every": self.every}
-
-    def go_on(self) -> None:
-        """Before the data give a batch: the streams are where the loop would have them."""
-        streams, self._streams = self._streams, None
-        if streams is not None:
-            _move_streams(*streams)
+        return {
+            "evaluate": HostEvaluation(self._evaluate, self._trainer.args.eval_on_start),
+            "evaluate_every": math.gcd(self._period, self._updates.count),
+        }
 
     def _is_due(self, step: int) -> bool:
-        args = self._trainer.args
-        since = step / self._in_epoch if self._by_epochs else step
-        return (step % self._period == 0 or step == self._last) and args.eval_delay <= since
+        if step == 0:  # asked once, but for a training that goes on before its first step
+            return not self._updates.has_begun
+        args, last = self._trainer.args, self._updates.count
+        since = self._updates.epoch_at(step) if self._by_epochs else step
+        return (step % self._period == 0 or step == last) and args.eval_delay <= since
 
-    def _evaluate(self, model: torch.nn.Module) -> dict[str, float] | None:
-        step = self._made()
+    def _evaluate(self, model: nn.Module) -> Any:
+        step = self._updates.given
         if not self._is_due(step):
             return None
+        self._updates.begin()
         trainer: Any = self._trainer
-        before = _streams()
         state = trainer.state
-        state.global_step, state.epoch = step, step / self._in_epoch
+        state.global_step, state.epoch = step, self._updates.epoch_at(step) if step else 0
         with _apart(trainer):
             metrics: Mapping[str, Any] = trainer.evaluate()
-        self._streams = before, _streams()
+        if step:
+            trainer._determine_best_metric(metrics, None)
         data = trainer.eval_dataset
         prefixes = [f"eval_{name}" for name in data] if isinstance(data, dict) else ["eval"]
         added = {f"{prefix}_{name}" for prefix in prefixes for name in _TIMINGS} | {"epoch"}
-        return {name: value for name, value in metrics.items() if name not in added}
+        found = {name: value for name, value in metrics.items() if name not in added}
+        # Callbacks are told by `trainer.evaluate()`; that of early stopping answers so.
+        return (found, STOP) if trainer.control.should_training_stop else found
 
 
 @contextmanager
@@ -101,21 +96,6 @@ def _apart(trainer: Any) -> Iterator[None]:
         vars(trainer).update(kept)
 
 
-def _streams() -> tuple[Any, Any, Any]:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-
-def _move_streams(before: Any, after: Any) -> None:
-    """Moves each stream that an evaluation has moved, where it still is where that began."""
-    now = _streams()
-    if torch.equal(now[0], before[0]):
-        torch.set_rng_state(after[0])
-    if now[1] == before[1]:
-        random.setstate(after[1])
-    if all(map(np.array_equal, now[2], before[2])):
-        np.random.set_state(after[2])
-
-
 def check_evaluation(
     trainer: Any, options: Mapping[str, Any], require: Callable[[object, str, str], None]
 ) -> None:
@@ -128,3 +108,19 @@ def check_evaluation(
     require(not args.bf16, "bf16=True with an eval_strategy", remedy)
     workers = args.dataloader_num_workers > 0 and args.dataloader_persistent_workers
     require(not workers, "dataloader_persistent_workers=True with an eval_strategy", remedy)
+
+
+def check_early_stopping(
+    trainer: Any, callback: Any, require: Callable[[object, str, str], None]
+) -> None:
+    """Raises, by `require`, for early stopping that the Trainer's loop would not do either."""
+    what, patience = "EarlyStoppingCallback", callback.early_stopping_patience
+    require(evaluates(trainer), f"{what} without an eval_strategy", "set eval_strategy")
+    remedy = "name the metric that it follows, such as 'eval_loss'"
+    require(trainer.args.metric_for_best_model, f"{what} without metric_for_best_model", remedy)
+    require(patience >= 1, f"{what}({patience})", "let its patience be 1 or more")
+
+
+def evaluates(trainer: Any) -> bool:
+    """Whether the Trainer's loop evaluates."""
+    return str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,30 @@ class Evaluated(NamedTuple):
     stops: bool
 
 
+class HostEvaluation:
+    """An `evaluate` that is a host's own, whose loop goes on with the random streams from where
+    that has left them: they are not put back. The same wherever a job runs, as nothing of its data
+    is fetched ahead of an evaluation.
+
+    Attributes:
+        at_start: whether there is one before the first step, too.
+    """
+
+    def __init__(self, function: Callable[[nn.Module], Any], at_start: bool = False) -> None:
+        """Args beyond the attributes: function: what is asked."""
+        self._function = function
+        self.at_start = at_start
+
+    def __call__(self, model: nn.Module) -> Any:
+        """What the host finds."""
+        return self._function(model)
+
+
+def leaves_streams_alone(job: Job) -> bool:
+    """Whether the job's evaluations put its random streams back."""
+    return not isinstance(job.evaluate, HostEvaluation)
+
+
 class EvaluationTimes:
     """After which steps a job is evaluated, as far as its data tell."""
 
@@ -36,14 +60,17 @@ class EvaluationTimes:
         """Args: job: its data's length is that of every epoch."""
         self._every = None if job.evaluate is None else job.evaluate_every
         self.epoch_length = job.length or None
+        self._at_start = isinstance(job.evaluate, HostEvaluation) and job.evaluate.at_start
 
     def ends_epoch(self, steps: int) -> bool | None:
         """Whether the step that makes it `steps` is the last of its epoch; None: unknown."""
         return None if self.epoch_length is None else steps % self.epoch_length == 0
 
     def is_due(self, steps: int) -> bool:
-        """Whether an evaluation follows that step."""
-        if self._every is None or steps < 1:
+        """Whether an evaluation follows that step; 0: comes before the first."""
+        if steps < 1:
+            return self._at_start
+        if self._every is None:
             return False
         if isinstance(self._every, int):
             return steps % self._every == 0

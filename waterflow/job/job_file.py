@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -72,7 +73,22 @@ def load_job_function(path: str | os.PathLike[str], name: str) -> Callable[[int]
         own = [key for key, value in vars(module).items() if _is_own_function(module, value)]
         there = f"; it has {', '.join(own)}" if own else ""
         raise JobError(f"{path} has no function {name}(batch) that returns a wf.Job{there}")
+    if not _takes_one(function):
+        raise JobError(
+            f"{path}: {name}() is given no batch size: let it be {name}(batch), which returns a "
+            f"wf.Job; the file alone ({path}) stands for what its jobs() returns"
+        )
     return _checked_factory(path, name, function)
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(1)
+    except TypeError:
+        return False
+    except ValueError:  # of a kind that has no signature
+        return True
+    return True
 
 
 def _checked_factory(path: Path, name: str, function: Callable[[int], Any]) -> Callable[[int], Job]:

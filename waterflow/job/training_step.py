@@ -7,6 +7,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ import torch
 from waterflow.common.errors import JobError, NonFiniteLossError
 from waterflow.job.batch import moved
 from waterflow.job.epochs import MicroBatches, begin_epoch
-from waterflow.job.evaluation import EvaluationTimes, check_answer, evaluate, process_streams_kept
+from waterflow.job.evaluation import (
+    EvaluationTimes,
+    check_answer,
+    evaluate,
+    leaves_streams_alone,
+    process_streams_kept,
+)
 from waterflow.job.job import Job, StepResult
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.outcome import Outcome, StepTensors
@@ -286,6 +293,9 @@ def draw_seed() -> int:
 def _loop(job: Job, report: JobReport) -> None:
     device, times = job.device, EvaluationTimes(job)
     epoch = 0
+    if times.is_due(0) and _evaluate(job, report):
+        report.state = "stopped"
+        return
     while job.epochs is None or epoch < job.epochs:
         before = report.steps
         for batch in begin_epoch(job.data, epoch, job.accumulate):
@@ -335,7 +345,7 @@ def _after_step(
 
 def _evaluate(job: Job, report: JobReport) -> bool:
     """Evaluates the job and writes down what was found; returns whether it is to stop."""
-    with process_streams_kept(job.device):
+    with process_streams_kept(job.device) if leaves_streams_alone(job) else nullcontext():
         found = evaluate(job)
     if found.values is not None:
         report.evaluations.append(Evaluation(report.steps, found.values))

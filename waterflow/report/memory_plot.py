@@ -6,41 +6,22 @@ that process is the user's: drawing a report must not change their plots or open
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import io
-from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps, font_manager
+from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from waterflow.common.html import shorten
 from waterflow.common.units import format_bytes, format_seconds, unit_of
+from waterflow.report.letters import draw_as_text, drawable
 from waterflow.report.thinning import at_most, idle_stretches, thin_bands
 from waterflow.report.timeline import BytesArray, FloatArray, Spans, Timeline
 
 _MARK = "#a40e26"
 _SHARE = 0.1  # a budget of which less is used is above the picture
-#: Asked in turn for letters that DejaVu Sans, which comes with matplotlib, does not have.
-_FALLBACKS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans SC",
-    "WenQuanYi Micro Hei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Microsoft YaHei",
-    "Arial Unicode MS",
-    "Noto Emoji",
-    "Noto Sans Symbols2",
-    "Symbola",
-)
-_FALLBACK_FILES = ("NotoSansCJK-Regular", "wqy-microhei", "NotoEmoji-Regular", "Symbola_hint")
 _CLOSE = 400  # samples in the close-up; a few steps of a few jobs
 _FORMATS = ("png", "svg", "pdf")
 
@@ -97,7 +78,7 @@ def draw(axes: Any, timeline: Timeline, budget_bytes: int = 0, peak_bytes: int =
     handles: list[Any] = []
     if len(seconds):
         handles += [Patch(color=colour) for colour in _colours(len(timeline.names))]
-    labels = [_label(name) for name in timeline.names] if handles else []
+    labels = [drawable(name, 32) for name in timeline.names] if handles else []
     if budget_bytes:
         handles.append(Line2D([], [], color="black", linestyle="--"))
         above = "" if shown else ", above the picture"
@@ -197,47 +178,4 @@ def _add_legend(axes: Any, handles: list[Any], labels: list[str]) -> None:
         ncols=1 + len(handles) // 28,
         fontsize="small",
     )
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # "$" in a job's name is a dollar, not a formula
-        text.set_fontfamily([name for name, _ in _fonts(text.get_text())])
-
-
-def _label(name: str) -> str:
-    short = shorten(" ".join(name.split()), 32)
-    known = {code for _, letters in _fonts(short) for code in letters}
-    short = "".join(
-        letter if ord(letter) in known else letter.encode("unicode_escape").decode()
-        for letter in short
-    )
-    # matplotlib hides labels that begin with an underscore.
-    return f"\u200b{short}" if short.startswith("_") else short
-
-
-def _fonts(words: str) -> list[tuple[str, frozenset[int]]]:
-    """The fonts to draw `words` with, the first first, and the letters that each has."""
-    fonts = [("DejaVu Sans", _letters("DejaVu Sans"))]
-    if all(ord(letter) in fonts[0][1] for letter in words):
-        return fonts  # the common case asks for no list of the system's fonts
-    _find_fallbacks()
-    return fonts + [(name, letters) for name in _FALLBACKS if (letters := _letters(name))]
-
-
-@functools.cache
-def _find_fallbacks() -> None:
-    """matplotlib's list of fonts is of its first use: those installed since are added."""
-    known = {font.name for font in font_manager.fontManager.ttflist}
-    if known.intersection(_FALLBACKS):
-        return
-    for path in font_manager.findSystemFonts():
-        if Path(path).stem in _FALLBACK_FILES:
-            with contextlib.suppress(OSError, RuntimeError):  # of a kind that it cannot read
-                font_manager.fontManager.addfont(path)
-
-
-@functools.cache
-def _letters(font: str) -> frozenset[int]:
-    try:
-        path = font_manager.findfont(FontProperties(family=font), fallback_to_default=False)
-        return frozenset(font_manager.get_font(path).get_charmap())
-    except (ValueError, OSError, RuntimeError):  # not installed, or of a kind it cannot read
-        return frozenset()
+    draw_as_text(legend.get_texts())

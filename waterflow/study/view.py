@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from waterflow.common.units import format_bytes
+from waterflow.report.letters import draw_as_text, drawable
 from waterflow.report.memory_plot import memory_png
 from waterflow.report.table import Column, FittedTable
 from waterflow.study.estimate import PolicyEstimate, timeline_of
@@ -112,7 +113,9 @@ def draw_frontier(found: MaxBatch, picture_format: str) -> bytes:
     axes.set_ylabel("share of the time with two lanes at work (simulated)")
     axes.set_xlim(0, 1.02)
     axes.set_ylim(-0.02, 1.02)
-    axes.set_title(f"{' + '.join(found.names)}, {format_bytes(found.memory_bytes)}")
+    names = " + ".join(drawable(name) for name in found.names)
+    title = axes.set_title(f"{names}, {format_bytes(found.memory_bytes)}")
+    draw_as_text([title])
     axes.legend()
     return _bytes(figure, picture_format)
 
@@ -134,7 +137,7 @@ def draw_speed_by_limit(rows: Sequence[Mapping[str, Any]], picture_format: str =
     axes.set_ylabel("speed over that without a limit")
     axes.set_ylim(bottom=0)
     if rows:
-        axes.legend()
+        draw_as_text(axes.legend().get_texts())
     return _bytes(figure, picture_format)
 
 
@@ -144,7 +147,7 @@ def _speed_lines(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
             (row for row in rows if row["model"] == model), key=lambda row: row["limit_ratio"]
         )
         ran = [(row["limit_ratio"], row["speed_ratio"]) for row in own if "speed_ratio" in row]
-        (line,) = axes.plot(*np.array(ran).reshape(-1, 2).T, marker="o", label=model)
+        (line,) = axes.plot(*np.array(ran).reshape(-1, 2).T, marker="o", label=drawable(model))
         refused = [row["limit_ratio"] for row in own if "speed_ratio" not in row]
         if refused:
             axes.plot(max(refused), 0, "x", color=line.get_color(), clip_on=False)

@@ -1,5 +1,6 @@
 """Jobs that are built without memory, and in memory where that does not work."""
 
+import functools
 import random
 
 import numpy as np
@@ -119,4 +120,5 @@ def test_a_batch_that_may_hide_tensors_is_refused():
 def test_factories_are_called_by_their_name():
     line = plain.__code__.co_firstlineno
     assert name_of(plain) == f"job factory plain ({__file__}:{line})"
+    assert name_of(functools.wraps(plain)(lambda: None)) == name_of(plain)
     assert name_of(len) == "job factory <built-in function len>"

@@ -1,64 +1,32 @@
 """A LightningModule's training as a job has the bits of Lightning's own loop."""
 
-import logging
-import warnings
-
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import waterflow as wf
+from tests.support.lightning_modules import (
+    SEED,
+    Classifier,
+    Digits,
+    digits,
+    dropout,
+    same_weights,
+    trained_by_host,
+    trainer,
+)
 
 lightning = pytest.importorskip("lightning")
-logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+callbacks = lightning.pytorch.callbacks
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
     pytest.mark.filterwarnings("ignore:.*logging interval.*"),
 ]
-
-SEED = 7
-
-
-def digits(count=100, skipped=0):
-    loaded = load_digits()
-    images = torch.tensor(loaded.data, dtype=torch.float32)[skipped : skipped + count] / 16
-    return TensorDataset(images, torch.tensor(loaded.target)[skipped : skipped + count])
-
-
-class Digits(lightning.LightningDataModule):
-    def train_dataloader(self):
-        return DataLoader(digits(), 16, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(digits(40, 100), 16)
-
-
-class Classifier(lightning.LightningModule):
-    """A classifier of digits by any network."""
-
-    def __init__(self, network=None):
-        super().__init__()
-        self.network = network or nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10))
-
-    def training_step(self, batch, batch_idx):
-        images, labels = batch
-        scores = self.network(images)
-        loss = functional.cross_entropy(scores, labels)
-        self.log("accuracy", (scores.argmax(1) == labels).float().mean())
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        images, labels = batch
-        self.log("val_loss", functional.cross_entropy(self.network(images), labels))
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
 class Plain(Classifier):
@@ -142,10 +110,6 @@ def convolutional():
     )
 
 
-def dropout():
-    return nn.Sequential(nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.5), nn.Linear(24, 10))
-
-
 def attention():
     return nn.Sequential(
         nn.Unflatten(1, (8, 8)),
@@ -173,47 +137,6 @@ MODULES = {
 def made(name):
     torch.manual_seed(3)
     return MODULES[name]()
-
-
-def trainer(**options):
-    options = {"max_epochs": 2, "num_sanity_val_steps": 2, **options}
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return lightning.Trainer(
-            accelerator="cpu", devices=1, enable_model_summary=False, **quiet, **options
-        )
-
-
-def trained_by_host(module, data, **options):
-    """The losses of Lightning's own training, and what it found when it validated."""
-    losses, found = [], []
-
-    class Recorded(type(module)):
-        def backward(self, loss, *arguments, **keywords):
-            losses.append(float(loss))
-            super().backward(loss, *arguments, **keywords)
-
-        def on_validation_end(self):
-            if not self.trainer.sanity_checking:
-                found.append(float(self.trainer.callback_metrics["val_loss"]))
-
-    module.__class__ = Recorded
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(SEED)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer(**options).fit(module, data)
-    torch.set_num_threads(before)
-    return losses, found
-
-
-def same_weights(one, other):
-    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(a, b), name
-    for a, b in zip(one.buffers(), other.buffers(), strict=True):
-        assert torch.equal(a, b)
 
 
 @pytest.fixture(scope="module")
@@ -248,6 +171,8 @@ def test_modules_side_by_side_train_as_by_their_host(name, side_by_side):
         {"gradient_clip_val": 0.5},
         {"accumulate_grad_batches": 3},
         {"precision": "bf16-mixed"},
+        {"limit_train_batches": 3},
+        {"limit_train_batches": 0.5, "accumulate_grad_batches": 2},
     ],
     ids=lambda options: ",".join(options),
 )
@@ -300,28 +225,25 @@ class Adversaries(Plain):
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
 
-class Plateau(Plain):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
-
-
 @pytest.mark.parametrize(
     ("module", "options", "named"),
     [
         (Manual, {}, "Manual's manual optimization"),
         (Hooked, {}, "Hooked.on_train_batch_end"),
         (Adversaries, {}, "2 optimizers"),
-        (Plateau, {}, "ReduceLROnPlateau"),
-        (Plain, {"limit_train_batches": 3}, "limit_train_batches=3"),
         (Plain, {"val_check_interval": 0.5}, "val_check_interval=0.5"),
         (Plain, {"precision": "64-true"}, "precision='64-true'"),
         (
             Plain,
-            {"callbacks": [lightning.pytorch.callbacks.EarlyStopping("val_loss")]},
-            "the callback EarlyStopping",
+            {
+                "callbacks": [callbacks.ModelCheckpoint(monitor="val_loss")],
+                "enable_checkpointing": True,
+            },
+            "ModelCheckpoint(monitor='val_loss')",
         ),
+        (Plain, {"callbacks": [callbacks.Timer("00:00:10:00")]}, "Timer(duration=...)"),
+        (Plain, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "Accumulation"),
+        (Plain, {"limit_train_batches": 0.01}, "limit_train_batches=0.01"),
         (Plain, {"max_epochs": -1}, "without an end"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -358,14 +280,3 @@ def test_an_epoch_that_is_asked_for_elsewhere_is_never_made_up():
     with pytest.warns(wf.JobFailedWarning):
         report = wf.run([job], memory="64MiB")
     assert "current_epoch" in report["hidden"].error
-
-
-def test_a_validation_that_draws_is_refused():
-    class Sampling(Classifier):
-        def validation_step(self, batch, batch_idx):
-            self.log("val_loss", torch.rand(()))
-
-    job = wf.from_lightning(Sampling(), Digits(), epochs=1, name="sampling")
-    with pytest.warns(wf.JobFailedWarning):
-        report = wf.run([job], memory="64MiB")
-    assert "draws random numbers" in report["sampling"].error

@@ -108,3 +108,10 @@ def test_a_function_of_the_batch_size(write):
     assert sized(4).name == "4"
     with pytest.raises(JobError, match=r"sized\(0\) returned no wf.Job but int"):
         sized(0)
+
+
+def test_a_function_that_takes_no_batch_size_is_told_what_it_should_be(write):
+    path = write("def jobs(): return []\ndef keyworded(*, batch): return None")
+    for name in ("jobs", "keyworded"):
+        with pytest.raises(JobError, match=rf"let it be {name}\(batch\).*stands for what"):
+            load_job_function(path, name)

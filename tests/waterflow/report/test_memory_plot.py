@@ -78,7 +78,7 @@ def shown_labels(names):
 
 
 def test_letters_that_no_font_has_are_escaped(monkeypatch):
-    monkeypatch.setattr("waterflow.report.memory_plot._FALLBACKS", ())
+    monkeypatch.setattr("waterflow.report.letters._FALLBACKS", ())
     assert shown_labels(["模 a", "é"]) == [r"\u6a21 a", "é"]
 
 

@@ -105,6 +105,14 @@ def test_pictures(kind):
     assert len(set(drawn)) == 3
 
 
+def test_any_name_can_be_in_a_title_or_a_legend(recwarn):
+    names = ("$a_b$", "\u6a21 \U0001f680", "_x")
+    view.draw_frontier(MaxBatch(1024, "cpu", names, (8,), {}, {"flow": [(0.5, 1.0)]}), "png")
+    rows = [{"model": name, "limit_ratio": 1.0, "speed_ratio": 1.0} for name in names]
+    view.draw_speed_by_limit(rows)
+    assert not list(recwarn)
+
+
 def speed_rows():
     return [
         {"model": "resnet", "limit_ratio": 0.6, "speed_ratio": 0.9},

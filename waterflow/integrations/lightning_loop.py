@@ -1,0 +1,257 @@
+"""Lightning's training loop as a job's data and loss: batches, counts, what a step logs."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from waterflow.common.errors import JobError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
+
+
+class State:
+    """What a module finds as its trainer while it is a job's model: where its training is.
+
+    Whatever else it asks a trainer for is an error: an answer made up would be another number.
+    """
+
+    current_epoch: int  # the next two where batches are counted alone: else asking is an error
+    global_step: int
+
+    def __init__(
+        self, name: str, limits: Mapping[str, Any], batches: Callable[[], int], counts: bool
+    ) -> None:
+        """Args: the job's name; its epochs, steps and accumulate; the batches of an epoch; whether
+        somebody counts them."""
+        epochs, steps = limits.get("epochs"), limits.get("steps")
+        self._name = name
+        self._batches = batches
+        self._accumulated = limits.get("accumulate", 1)
+        self.max_epochs = epochs
+        self.max_steps = -1 if steps is None else steps
+        if counts:
+            self.current_epoch = self.global_step = 0
+        self.world_size = 1
+        self.global_rank = self.local_rank = self.node_rank = 0
+        self.is_global_zero = True
+        self.training = True
+        self.sanity_checking = self.validating = self.testing = self.predicting = False
+        self.fast_dev_run = False
+        self.loggers: list[Any] = []
+        self.logger = None
+
+    @property
+    def num_training_batches(self) -> int:
+        """Batches of an epoch."""
+        return self._batches()
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Updates of the whole training."""
+        in_epoch = -(-self.num_training_batches // self._accumulated)
+        total = None if self.max_epochs is None else self.max_epochs * in_epoch
+        if self.max_steps >= 0:
+            return self.max_steps if total is None else min(total, self.max_steps)
+        if total is None:
+            raise JobError(f"job {self._name!r}: its length is not known: say epochs or steps")
+        return total
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        raise JobError(
+            f"job {self._name!r}: its module asks its trainer for {attribute!r}, which a job has "
+            "not: leave that out, or train it with Lightning"
+        )
+
+
+def asks_where_it_is(module: nn.Module) -> bool:
+    """Whether the module's own code may ask where its training is."""
+    names = {"trainer", "_trainer", "current_epoch", "global_step"}
+    own = (kind for kind in type(module).__mro__ if not _is_librarys(kind))
+    functions = (value for kind in own for value in vars(kind).values())
+    return any(names & _names_of(function) for function in functions)
+
+
+def _is_librarys(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("builtins", "lightning", "torch", "abc")
+
+
+def _names_of(function: Any) -> set[str]:
+    """The names and texts in a function's code and the functions within."""
+    function = inspect.unwrap(getattr(function, "__func__", getattr(function, "fget", function)))
+    found: set[str] = set()
+    codes = [code] if (code := getattr(function, "__code__", None)) is not None else []
+    while codes:
+        code = codes.pop()
+        found.update(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                codes.append(constant)
+            elif isinstance(constant, str):
+                found.add(constant)
+    return found
+
+
+def length_of(loader: Any) -> int | None:
+    """A loader's batches; None where nobody knows."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # as of a DataLoader of an IterableDataset
+        return None
+
+
+def begun(loader: Any, limit: int | None = None) -> Iterator[Any]:
+    """An epoch's batches, which begins now, drawn when Lightning draws them: of a loader without
+    length one ahead, to know which is the last."""
+    batches = iter(loader)
+    if length_of(loader) is not None:
+        return itertools.islice(batches, limit)
+    return _one_ahead(batches, next(batches, _NOTHING))
+
+
+_NOTHING = object()
+
+
+def _one_ahead(batches: Iterator[Any], batch: Any) -> Iterator[Any]:
+    while batch is not _NOTHING:
+        following = next(batches, _NOTHING)
+        yield batch
+        batch = following
+
+
+class Counted:
+    """A loader whose reader's module can ask for the epoch and the step."""
+
+    def __init__(
+        self, state: State, loader: Any, numbered: bool, accumulated: int, limit: int | None
+    ) -> None:
+        """Args: what is told; the loader; whether batches come with their numbers; how many make an
+        update; how many there are in an epoch at most."""
+        self._state = state
+        self._loader = loader
+        self._numbered = numbered
+        self._accumulated = accumulated
+        self._limit = limit
+        self._epochs = self._steps = 0
+
+    def __len__(self) -> int:
+        length = len(self._loader)
+        return length if self._limit is None else min(length, self._limit)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._state.current_epoch = self._epochs
+        self._epochs += 1
+        batches = 0
+        given = begun(self._loader, self._limit)
+        for batch in self._watched(given) if self._accumulated > 1 else given:
+            self._state.global_step = self._steps + batches // self._accumulated
+            yield (batch, batches) if self._numbered else batch
+            batches += 1
+        self._steps += -(-batches // self._accumulated)
+
+    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Sees that steps do not draw between batches that draw: Lightning draws each of an
+        update's batches behind the step before, a job all of them at first."""
+        draws, before = False, torch.get_rng_state()
+        for number, batch in enumerate(batches):
+            after = torch.get_rng_state()
+            draws = draws or (number > 0 and not torch.equal(before, after))
+            yield batch
+            before = torch.get_rng_state()
+            if draws and not torch.equal(before, after):
+                raise JobError(
+                    "its data draw random numbers and so do its steps, which with "
+                    "accumulate_grad_batches would be others than Lightning's: draw from a "
+                    "generator of the data's own, or leave out accumulate_grad_batches"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the data are before an epoch, for checkpoints."""
+        if getattr(self._loader, "persistent_workers", False):
+            raise JobError(
+                "its DataLoader has persistent_workers=True, whose random streams live in other "
+                "processes and would be lost: make it without, to take checkpoints"
+            )
+        if length_of(self._loader) is None:
+            raise JobError(
+                "its loader has no length, so it is read one batch ahead, as Lightning does, which "
+                "no checkpoint would find again: use data with a length, to take checkpoints"
+            )
+        own = self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
+        return {"epochs": self._epochs, "steps": self._steps, "loader": own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on before an epoch, as a checkpoint knows it."""
+        self._epochs, self._steps = state["epochs"], state["steps"]
+        if state["loader"] is not None:
+            self._loader.load_state_dict(state["loader"])
+
+
+def loss_of(
+    module: LightningModule, numbered: bool, names: set[str]
+) -> Callable[[nn.Module, Any], tuple[torch.Tensor, dict[str, Any]]]:
+    """`training_step`, and what it logs as metrics.
+
+    Args:
+        module: whose.
+        numbered: whether batches come with their numbers in the epoch.
+        names: takes in those of what is logged.
+    """
+    count = len(inspect.signature(module.training_step).parameters)
+
+    def loss(model: Any, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
+        batch, number = batch if numbered else (batch, 0)
+        with logging(model) as logged:
+            found = model.training_step(*(batch, number, 0)[:count])
+        names.update(logged)
+        value: torch.Tensor = found["loss"] if isinstance(found, Mapping) else found
+        if value is None:
+            raise JobError("training_step returned None: a job skips no step; return a loss")
+        return value, logged
+
+    return loss
+
+
+def reads_number(module: LightningModule) -> bool:
+    """Whether `training_step` may read its batch's number: a value that changes at every step."""
+    parameters = list(inspect.signature(module.training_step).parameters)
+    return any(_reads(module.training_step, parameter) for parameter in parameters[1:2])
+
+
+def _reads(function: Callable[..., Any], variable: str) -> bool:
+    """Whether a function may read one of its variables."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None or {"locals", "vars", "eval", "exec", "_getframe"} & set(code.co_names):
+        return True
+    instructions = dis.get_instructions(code)
+    return variable in code.co_cellvars or any(
+        variable == read or (isinstance(read, tuple) and variable in read)
+        for read in (instruction.argval for instruction in instructions)
+    )
+
+
+@contextlib.contextmanager
+def logging(module: LightningModule) -> Iterator[dict[str, Any]]:
+    """What the module logs meanwhile."""
+    logged: dict[str, Any] = {}
+
+    def log(name: str, value: Any, *_: Any, **__: Any) -> None:
+        logged[name] = value.detach() if isinstance(value, torch.Tensor) else value
+
+    own = vars(module)
+    own["log"] = log
+    try:
+        yield logged
+    finally:
+        del own["log"]
