@@ -456,8 +456,17 @@ def test_a_step_that_fails_leaves_its_memory_to_the_others() -> None:
 
 
 def foreign_threads() -> int:
-    """Threads of this process that Python did not start."""
-    return len(os.listdir("/proc/self/task")) - threading.active_count()
+    """Threads of this process that Python did not start, without those that are about to end:
+    neither Python nor OpenMP waits for its own to be gone."""
+
+    def now() -> int:
+        return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+    looks = []
+    for _ in range(20):
+        looks.append(now())
+        time.sleep(0.01)
+    return min(looks)
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="the system lists no threads")
@@ -489,7 +498,7 @@ def test_only_the_lanes_keep_intra_op_threads(capture: Any) -> None:
         assert wf.run([job], "64MiB", lanes=1, threads=2).ok
     finally:
         torch.set_num_threads(threads)
-    assert beside[-1] == before + 1
+    assert min(beside[-3:]) == before + 1  # a thread may be about to fetch
 
 
 def test_a_job_whose_optimizer_is_python_goes_on_when_its_whole_step_is() -> None:
