@@ -103,7 +103,7 @@ def test_a_compilation_that_takes_long_is_given_up(monkeypatch, capsys):
     assert "not compiled: not done after 0.01 s" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_compiled_steps():
     seconds = with_compile("mlp-8", Size(steps_fraction=0.01, most_trials=1))
     assert seconds is None or seconds > 0  # None: no compiler here

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,12 +65,49 @@ class Screen:
         return _FOREIGN.findall(_ESCAPES.sub("", self.raw))
 
 
-def in_terminal(
-    *arguments: str, width: int, cwd: Path, timeout: float = 120.0, height: int = 50
-) -> Screen:
+_HEIGHT = 50
+#: Runs a command in a terminal that is given one width after another: to start a process is what
+#: takes the time.
+_AT_WIDTHS = f"""
+import fcntl, struct, sys, termios
+from waterflow.cli.main import main
+
+for width in sys.argv.pop(1).split(","):
+    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", {_HEIGHT}, int(width), 0, 0))
+    code = 0
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code
+    print(end=f"\\0{{code or 0}}\\0", flush=True)
+"""
+_ENDS = re.compile(r"\x00(\d+)\x00")
+
+
+def in_terminal(*arguments: str, width: int, cwd: Path, timeout: float = 120.0) -> Screen:
     """Runs ``python -m waterflow`` with these arguments in a pseudo-terminal."""
+    raw, code = _sent(["-m", "waterflow", *arguments], width, cwd, timeout)
+    return Screen(raw, code, width)
+
+
+def at_widths(
+    *arguments: str, widths: Sequence[int], cwd: Path, timeout: float = 120.0
+) -> list[Screen]:
+    """Runs the command again and again, in one process, in a terminal of one width after another.
+    For what leaves nothing behind that the next one would find."""
+    program = ["-c", _AT_WIDTHS, ",".join(map(str, widths)), *arguments]
+    raw, code = _sent(program, widths[0], cwd, timeout)
+    *found, rest = _ENDS.split(raw)
+    assert code == 0, raw
+    assert rest == ""
+    each = zip(found[::2], found[1::2], widths, strict=True)
+    return [Screen(text, int(ended), width) for text, ended, width in each]
+
+
+def _sent(program: Sequence[str], width: int, cwd: Path, timeout: float) -> tuple[str, int]:
+    """What a Python process sends to a terminal, and its exit code."""
     main, side = pty.openpty()
-    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", _HEIGHT, width, 0, 0))
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -77,7 +115,7 @@ def in_terminal(
     }
     environment |= {"TERM": "xterm-256color", "WATERFLOW_CACHE": str(cwd / "cache")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "waterflow", *arguments],
+        [sys.executable, *program],
         stdin=side, stdout=side, stderr=side, cwd=cwd, env=environment, close_fds=True,
         start_new_session=True,
     )  # fmt: skip
@@ -94,7 +132,7 @@ def in_terminal(
             if not got:
                 break
             sent += got
-        return Screen(sent.decode("utf-8", "replace"), process.wait(timeout=30), width)
+        return sent.decode("utf-8", "replace"), process.wait(timeout=30)
     finally:
         process.kill()
         os.close(main)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.terminal import in_terminal
+from tests.support.terminal import at_widths, in_terminal
 from waterflow.report.report import JobReport, Report, Timeline
 
 WIDTHS = (60, 80, 120)
@@ -58,9 +58,12 @@ def saved(tmp_path):
 
 
 @pytest.mark.virtual
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_report_loses_nothing(saved, width):
-    screen = in_terminal("report", "saved", width=width, cwd=saved)
+def test_a_report_loses_nothing(saved):
+    for screen in at_widths("report", "saved", widths=WIDTHS, cwd=saved):
+        check_report(screen)
+
+
+def check_report(screen):
     assert screen.code == 0
     assert screen.too_wide == []
     assert screen.foreign_controls == []
@@ -71,22 +74,21 @@ def test_a_report_loses_nothing(saved, width):
     for what in ("out_of_memory", "123456", "0.1235", "117.7MiB", "941.9MiB", "2h03min", "opaque"):
         assert screen.joined.count(what) >= len(NAMES), what
     for name in NAMES[1:]:
-        assert shown(name) in screen.joined.replace("─", "") or width >= 80
+        assert shown(name) in screen.joined.replace("─", "") or screen.width >= 80
     for part in NAMES[0].split("-"):
         assert part in screen.text
 
 
 @pytest.mark.virtual
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("command", [(), ("run",), ("cluster",)])
-def test_help_is_whole(tmp_path, width, command):
-    screen = in_terminal(*command, "--help", width=width, cwd=tmp_path)
-    assert screen.code == 0
-    assert screen.too_wide == []
-    assert "..." not in screen.text.replace("[ARGS]...", "").replace("COMMAND [ARGS]", "")
-    if not command:
-        words = " ".join(screen.text.split())
-        assert "Say whether jobs fit a budget together, without training: peak, overlap," in words
+def test_help_is_whole(tmp_path, command):
+    for screen in at_widths(*command, "--help", widths=WIDTHS, cwd=tmp_path):
+        assert screen.code == 0
+        assert screen.too_wide == []
+        assert "..." not in screen.text.replace("[ARGS]...", "").replace("COMMAND [ARGS]", "")
+        if not command:
+            words = " ".join(screen.text.split())
+            assert "Say whether jobs fit a budget together, without training: peak," in words
 
 
 @pytest.mark.cpu
@@ -125,17 +127,16 @@ HEADINGS = {
 
 @pytest.mark.slow
 @pytest.mark.cpu
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("command", STUDIES, ids=lambda command: command[0])
-def test_studies_lose_no_column(tmp_path, command, width):
+def test_studies_lose_no_column(tmp_path, command):
     (tmp_path / "jobs.py").write_text(JOBS.replace("{names!r}", repr(NAMES[:2])))
-    screen = in_terminal(*command, width=width, cwd=tmp_path)
-    assert screen.code == 0, screen.text
-    assert screen.too_wide == []
-    assert "…" not in screen.text
-    for heading in HEADINGS[command[0]]:
-        assert heading in screen.text, heading
-    assert "v100" not in screen.text
+    for screen in at_widths(*command, widths=WIDTHS, cwd=tmp_path):
+        assert screen.code == 0, screen.text
+        assert screen.too_wide == []
+        assert "…" not in screen.text
+        for heading in HEADINGS[command[0]]:
+            assert heading in screen.text, heading
+        assert "v100" not in screen.text
 
 
 @pytest.mark.cpu
