@@ -1,6 +1,7 @@
 """Shared by all tests: profiles go to a folder of the session; programs compile beside tests."""
 
 import contextlib
+import gc
 import os
 
 # Tests of captured steps want them captured from the first one; tests of tiers turn them on.
@@ -45,6 +46,10 @@ def is_worker(config):
 
 
 def pytest_collection_finish(session):
+    # What torch and pytest have made stays: a test that collects garbage, as many do at their end,
+    # need not look through half a million objects.
+    gc.collect()
+    gc.freeze()
     if session.config.option.collectonly or is_worker(session.config):
         return  # every core is busy: each test starts what it waits for
     if any(item.get_closest_marker("fakecuda") for item in session.items):
