@@ -7,6 +7,7 @@ left.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakSet
 
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
@@ -25,7 +26,7 @@ class Admission:
         self._budget = budget
         self._capacity = capacity
         self._residency = residency
-        self._waiting: set[JobRun] = set()  # have been asked since somebody left
+        self._waiting: WeakSet[JobRun] = WeakSet()  # have been asked since somebody left
 
     def is_waiting(self, job: JobRun) -> bool:
         """Whether it is known that the job has no room for now."""

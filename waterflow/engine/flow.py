@@ -149,6 +149,7 @@ class FlowExecutor:
         finally:
             self._jobs = ()
             with self._context.state:
+                self._precedence.end()
                 self._packing.end()
         self._context.arena.synchronize()
         return stretch.left

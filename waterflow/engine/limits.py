@@ -7,6 +7,7 @@ shrinks at its end. All on the engine's thread, between steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.units import format_bytes
@@ -35,9 +36,11 @@ class Limits:
         self._queue = queue
         self._admission = admission
         self.spills = False
-        self.imposed: dict[JobRun, int] = {}
+        self.imposed: WeakKeyDictionary[JobRun, int] = WeakKeyDictionary()
         self.is_learning = False
-        self._full: dict[JobRun, int] = {}  # what jobs need without the imposed limit
+        self._full: WeakKeyDictionary[JobRun, int] = (
+            WeakKeyDictionary()
+        )  # what jobs need without the imposed limit
         self.before_change: Callable[[], None] = lambda: None
 
     def limit_job(self, job: JobRun, limit: int | None) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import DutyChanged
@@ -131,7 +132,7 @@ class Precedence:
 
     def __init__(self, context: RunContext) -> None:
         self._context = context
-        self._first: dict[JobRun, _Guaranteed] = {}
+        self._first: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
         self._others: list[JobRun] = []
         self._working: dict[JobRun, tuple[float, int, Hashable]] = {}
         self._pace = Pace()
@@ -143,13 +144,18 @@ class Precedence:
         first = [job for job in jobs if job.priority is Priority.GUARANTEED]
         if not (first or self._first):  # nobody to look after, and there may be hundreds of jobs
             return
-        self._first = {job: self._first.get(job, _Guaranteed()) for job in first}
+        known = {job: self._first.get(job, _Guaranteed()) for job in first}
+        self._first = WeakKeyDictionary(known)
         self._others = [job for job in jobs if job not in self._first]
         for job in jobs:  # on a device its kernels go first, too
             job.throttle.first = job in self._first
         self._reserved = min(len(first), self._context.lanes.lanes - 1)
         self._choose_timing()
         self._set_duties()
+
+    def end(self) -> None:
+        """They flow no more, and may leave."""
+        self._others, self._timing = [], None
 
     @property
     def is_needed(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.engine.admission import Admission
@@ -50,11 +51,13 @@ class Surges:
         self._limits = limits
         self._replanning = Replanning(context)
         limits.before_change = self._replanning.finish
-        self._least: dict[JobRun, int] = {}  # limits into which jobs cannot be planned
+        # Limits into which jobs cannot be planned.
+        self._least: WeakKeyDictionary[JobRun, int] = WeakKeyDictionary()
         self._patience = _LEAST_PATIENCE
         self._since = 0.0  # when room was made last
         self._looks: float | None = None  # when it is looked at whether the surge is over
-        self._runs: dict[JobRun, dict[object, int]] = {}  # of each kind of step, at the last look
+        # Of each kind of step, at the last look.
+        self._runs: WeakKeyDictionary[JobRun, dict[object, int]] = WeakKeyDictionary()
 
     def are_over(self) -> bool:
         """Whether there is something to be looked at between steps; from any thread."""

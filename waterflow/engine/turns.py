@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from waterflow.engine.admission import Admission
 from waterflow.engine.job_queue import JobQueue
@@ -20,7 +21,7 @@ class Turns:
         self._policy = policy
         self._queue = queue
         self._admission = admission
-        self._shares: dict[JobRun, Share] = {}
+        self._shares: WeakKeyDictionary[JobRun, Share] = WeakKeyDictionary()
         self._since = time.perf_counter()
         self._ends: float | None = None  # of the present turn, where somebody waits for it
 
@@ -64,11 +65,11 @@ class Turns:
         """The time that has passed is that of the jobs in memory."""
         now = time.perf_counter()
         passed, self._since = now - self._since, now
-        for job in self._queue.jobs:
+        for job, share in list(self._shares.items()):
             if job.ended:
-                self._shares.pop(job, None)
-            elif job.resident and job in self._shares:
-                self._shares[job] = self._shares[job].after(passed)
+                del self._shares[job]
+            elif job.resident:
+                self._shares[job] = share.after(passed)
 
     def _share(self, job: JobRun) -> Share:
         known = self._shares.get(job)

@@ -572,6 +572,7 @@ def test_an_open_engine_keeps_nothing_of_a_job_that_has_left(
 ) -> None:
     """Thousands of trials may pass through one engine, each with a model of its own; and nobody
     collects garbage for their sake."""
+    make_job("a")  # torch keeps the frame in which it has made a first optimizer
     with wf.Engine("32MiB", threads=1) as engine:
         gc.collect()
         gc.disable()
@@ -586,3 +587,28 @@ def test_an_open_engine_keeps_nothing_of_a_job_that_has_left(
         assert engine.report()["a"] is report
         with pytest.raises(wf.JobError, match="the name is taken"):
             engine.submit(make_job("a"))
+
+
+@pytest.mark.parametrize("policy", ["flow", "temporal", "time-slice"])
+@pytest.mark.parametrize("priorities", [("normal",) * 4, ("guaranteed", "opportunistic") * 2])
+def test_nor_of_several_whatever_they_were_to_each_other(
+    policy: str, priorities: tuple[str, ...]
+) -> None:
+    if policy != "flow" and priorities[0] != "normal":
+        pytest.skip("priorities are for policies under which jobs flow")
+    make_job("a")  # torch keeps the frame in which it has made a first optimizer
+    with wf.Engine("32MiB", threads=1, policy=policy) as engine:
+        gc.collect()
+        gc.disable()
+        try:
+            handles, kept = [], []
+            for index, priority in enumerate(priorities):
+                job = make_job(str(index), index, steps=6 + 3 * index, priority=priority)
+                kept.append(weakref.ref(job.model))
+                handles.append(engine.submit(job))
+                del job
+            assert all(handle.result().ok for handle in handles)
+            handles.clear()
+            wait_until(lambda: not any(model() for model in kept), 10)
+        finally:
+            gc.enable()
