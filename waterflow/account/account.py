@@ -106,10 +106,7 @@ class Account:
                 walk = Walk(frozenset(), None, {})
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
-        walk = Walk(names, codes, skip or {})
-        walk.most, walk.enters_reporters = most, not executed_only
-        walk.run(roots)
-        return cls(walk)
+        return cls(_walk_along(names, roots, skip or {}, executed_only, most, codes))
 
     def executes(self, code: CodeType) -> bool:
         """Whether a function of this code was looked into."""
@@ -193,13 +190,14 @@ def _walk_by_reachable_names(
 
 
 def _walk_along(
-    names: frozenset[str],
+    names: Collection[str] | None,
     roots: Mapping[str, Any],
     skip: Mapping[int, Any],
     executed_only: bool,
     most: int,
+    codes: Collection[CodeType] | None = None,
 ) -> Walk:
-    walk = Walk(names, None, skip)
+    walk = Walk(names, codes, skip)
     walk.most, walk.enters_reporters = most, not executed_only
     walk.run(roots)
     return walk

@@ -88,9 +88,9 @@ class CodeWalk:
             self.seen[id(value)] = value
             self._waiting.append((value, trail))
 
-    def passes_by(self, module_name: Any) -> bool:
-        """Whether the code of a module, known by its name, is not to be looked into."""
-        return not self.enters_reporters and is_reporters_name(module_name)
+    def passes_by(self, kind: type) -> bool:
+        """Whether the code of a class is not to be looked into."""
+        return not self.enters_reporters and is_reporters_name(kind.__dict__.get("__module__"))
 
     def executes(self, code: types.CodeType) -> bool:
         """Whether a function of this code is to be looked into."""
@@ -232,7 +232,7 @@ class CodeWalk:
             return
         self._read_modules.add((id(module), names))
         namespace = _C.instance_dict(module) or {}
-        if self.passes_by(namespace.get("__name__")):
+        if not self.enters_reporters and is_reporters_name(namespace.get("__name__")):
             return
         trusted = is_trusted_name(namespace.get("__name__"))
         if not trusted:
@@ -298,7 +298,7 @@ class CodeWalk:
             self.reach(type(kind), Trail(type(kind).__qualname__))
 
     def _own_attributes(self, kind: type) -> None:
-        if kind.__flags__ & _IMMUTABLE or is_own_class(kind) or self.passes_by(kind.__module__):
+        if kind.__flags__ & _IMMUTABLE or is_own_class(kind) or self.passes_by(kind):
             return
         skipped = self._skip.get(id(kind), frozenset())
         if skipped is None:

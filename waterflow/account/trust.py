@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import re
 import sys
 import sysconfig
 from types import CodeType, ModuleType
@@ -24,17 +23,19 @@ _BACKPORT = "typing_extensions.py"
 #: Packages that are told of results, and look at no tensor that nobody has handed them.
 _REPORTERS = frozenset(
     {
+        *("optuna", "ray", "hyperopt", "nevergrad", "mlflow", "wandb", "tensorboard"),
         *(
-            "optuna",
-            "ray",
-            "hyperopt",
-            "nevergrad",
-            "mlflow",
-            "wandb",
-            "tensorboard",
             "tensorboardX",
+            "tqdm",
+            "rich",
+            "loguru",
+            "matplotlib",
+            "seaborn",
+            "plotly",
+            "bokeh",
+            "PIL",
+            "pandas",
         ),
-        *("tqdm", "rich", "loguru", "matplotlib", "seaborn", "plotly", "bokeh", "PIL", "pandas"),
         *("scipy", "sklearn", "sqlalchemy", "yaml", "requests", "joblib", "psutil"),
     }
 )
@@ -147,7 +148,7 @@ def is_reporters_file(filename: str) -> bool:
     """Whether a source file is of an installed package that only reports what it is told."""
     path = os.path.realpath(filename)
     found = [path[len(folder) :] for folder in _installed_folders() if path.startswith(folder)]
-    return any(re.split(r"[/\\.]", inside, maxsplit=1)[0] in _REPORTERS for inside in found)
+    return any(inside.split(os.sep)[0].removesuffix(".py") in _REPORTERS for inside in found)
 
 
 def is_reporters_name(module_name: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 import os
 import threading
 import types
@@ -39,9 +38,9 @@ from waterflow.account.trust import is_trusted_class, keeps_records
 #: More objects than this are not walked.
 MOST_OBJECTS = 200_000
 #: Containers that passed-by code holds are looked into so deep, so many items of each.
-_HANDED_DEPTH, _MOST_HANDED = 3, 256
+_HANDED_DEPTH, _MOST_HANDED = 3, 512
 #: Attributes of classes that nobody calls.
-_VALUES = (str, int, float, bool, type(None), tuple, dict)
+_VALUES = frozenset({str, int, float, bool, type(None), tuple, dict})
 #: Larger arrays are not compared.
 MOST_BYTES = 16 << 20
 
@@ -121,13 +120,13 @@ class Walk(CodeWalk):
             return
         self.objects[id(value)] = trail
         self._attributes(value, trail)
-        names = self._wanted_names(value)
+        is_passed = self.passes_by(kind)
         for name, descriptor in slots_of(kind):
-            if names is None or name in names:
+            if is_passed or self.names is None or name in self.names:
                 self._slot(value, descriptor, trail.attribute(name))
         if base is not object:
             _BASE_METHODS[base](self, value, trail)
-        if any(self.passes_by(each.__module__) for each in kind.__mro__):
+        if not self.enters_reporters and any(map(self.passes_by, kind.__mro__)):
             self._hand(value)  # a class of the user's may be derived from one that is passed by
         self._class(kind, Trail(kind.__qualname__))
 
@@ -147,7 +146,7 @@ class Walk(CodeWalk):
                 self.reach(inner, trail.attribute(name))
 
     def _wanted_names(self, value: Any) -> frozenset[str] | None:
-        if self.passes_by(type(value).__module__):
+        if self.passes_by(type(value)):
             return None  # what its code names is not known: a user's object may be anywhere
         if self.names is None or not is_a(value, (nn.Module, torch.optim.Optimizer)):
             return self.names
@@ -164,14 +163,12 @@ class Walk(CodeWalk):
     def _hand(self, value: Any, depth: int = _HANDED_DEPTH) -> None:
         """Code that is passed by has this, and may call any method that it has of the user's."""
         if is_a(value, (list, tuple, set, frozenset, dict)) and depth:
-            parts = dict.values(value) if is_a(value, dict) else value
-            for part in itertools.islice(parts, _MOST_HANDED):
+            for part in gc.get_referents(value)[:_MOST_HANDED]:
                 self._hand(part, depth - 1)
         for kind in type(value).__mro__:
-            if not (is_trusted_class(kind) or self.passes_by(kind.__module__)):
-                self.handed_names |= {
-                    name for name, own in vars(kind).items() if not isinstance(own, _VALUES)
-                }
+            if not (is_trusted_class(kind) or self.passes_by(kind)):
+                own = kind.__dict__.items()
+                self.handed_names |= {name for name, part in own if type(part) not in _VALUES}
 
     def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
         found = self.guards.slot(value, descriptor)

@@ -38,9 +38,8 @@ class Limits:
         self.spills = False
         self.imposed: WeakKeyDictionary[JobRun, int] = WeakKeyDictionary()
         self.is_learning = False
-        self._full: WeakKeyDictionary[JobRun, int] = (
-            WeakKeyDictionary()
-        )  # what jobs need without the imposed limit
+        # What jobs need without the imposed limit.
+        self._full: WeakKeyDictionary[JobRun, int] = WeakKeyDictionary()
         self.before_change: Callable[[], None] = lambda: None
 
     def limit_job(self, job: JobRun, limit: int | None) -> None:
