@@ -86,7 +86,7 @@ def test_opportunistic_jobs_make_room_and_come_back() -> None:
             asked = threading.Thread(target=engine.resize, args=(room,))
             asked.start()
         asked.join(60)
-        assert two.status == "suspended"
+        wait_until(lambda: two.status == "suspended")  # the engine's thread goes on to that
         made = len(two.losses)
         with stops.at(8):
             assert len(two.losses) == made
