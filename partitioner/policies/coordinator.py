@@ -20,10 +20,11 @@ from typing import NamedTuple
 #: By how much a guaranteed job may be slower than alone.
 TOLERANCE = 0.01
 
-#: The duty of jobs of which nothing is known yet, and by how much it goes up where none did harm.
+#: The duty of jobs of which nothing is known yet, and by how much it goes up at least where none
+#: did harm: it doubles.
 _FIRST, _STEP = 0.25, 0.125
-#: Windows without harm before a raise; and before a duty that once did harm is tried again.
-_PATIENCE, _FORGETS_AFTER = 2, 64
+#: Windows without harm before a raise towards a duty that did harm; and before that is tried again.
+_PATIENCE, _FORGETS_AFTER = 2, 32
 #: Differences of duties that do not matter.
 _RESOLUTION = 0.02
 #: A cut leaves at most, and at least, these shares of a duty.
@@ -59,10 +60,7 @@ def next_pace(
     """
     if slowdown > tolerance + error:
         return _cut(pace, tolerance / slowdown)
-    calm, harmless = pace.calm + 1, max(pace.harmless, pace.duty)
-    if calm < _PATIENCE:
-        return pace._replace(harmless=harmless, calm=calm)
-    return _raised(pace._replace(harmless=harmless, calm=calm))
+    return _raised(pace._replace(harmless=max(pace.harmless, pace.duty), calm=pace.calm + 1))
 
 
 def _cut(pace: Pace, by: float) -> Pace:
@@ -77,8 +75,10 @@ def _raised(pace: Pace) -> Pace:
     if pace.duty >= 1.0:
         return pace
     if math.isinf(pace.harmful):
-        return Pace(min(1.0, pace.duty + _STEP), pace.harmless)
+        return Pace(min(1.0, max(2 * pace.duty, pace.duty + _STEP)), pace.harmless)
     gap = pace.harmful - pace.duty
+    if pace.calm < _PATIENCE:
+        return pace
     if gap > max(_RESOLUTION, pace.duty / 10):
         return Pace(pace.duty + gap / 2, pace.harmless, pace.harmful)
     if pace.calm < _FORGETS_AFTER:

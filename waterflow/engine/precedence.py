@@ -1,8 +1,8 @@
 """Who goes before whom while jobs flow, and by how much the others are held back for it.
 
 A guaranteed job finds a lane free when it wants one, and the others beside it are throttled
-(`allocator_ext/core/plan/throttle.h`) as far as they slow it down: its steps are timed alone, with
-the others held, and then beside them, and the coordinator's rule
+(`allocator_ext/core/plan/throttle.h`) as far as they slow it down: its steps alone, with the others
+held, and beside them are timed in turns (`alternation`), and the coordinator's rule
 (`partitioner/policies/coordinator.py`) answers with their duty (AntMan, sections 3.1 and 3.3).
 """
 
@@ -10,121 +10,61 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
+from waterflow.engine.alternation import Alternation, Harm
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import DutyChanged
 from waterflow.engine.job_run import JobRun
-from waterflow.partitioner.policies.coordinator import Pace, next_pace
+from waterflow.partitioner.policies.coordinator import TOLERANCE, Pace, next_pace
 from waterflow.partitioner.policies.fair_share import Priority
 
-#: A window, and the time for which a job is timed alone, lasts until what it is to tell is known as
-#: exactly as this, and for so long at least and at most.
-_EXACT, _LEAST_SECONDS, _MOST_SECONDS = 0.004, 0.05, 0.5
-#: So many stretches of steps do not count at first: somebody else's operator may have gone on.
-_SETTLING = 2
-#: A job is timed alone again after so many times as long as that took; sooner where it makes other
-#: steps than it did alone.
-_AGAIN_AFTER, _ANEW_AFTER = 200, 20
-#: Of each time no more than so many times what was expected counts: a pause of the whole process is
-#: nobody's harm.
-_OUTLIER = 3.0
+#: Where a comparison has changed nothing, the next is made after so many times as long as it took:
+#: in it the others are held for half of the time.
+_AGAIN_AFTER = 8
+#: Where others have come since, it is made after so many times as long.
+_ANEW_AFTER = 2
+#: A job that is compared and makes no steps for so long leaves its place to another.
+_PATIENCE_SECONDS = 1.0
 
 
-@dataclass
-class _Alone:
-    """A guaranteed job's times of one kind of step while the others are held, by stretches."""
+class _Work(NamedTuple):
+    """Steps that a guaranteed job makes."""
 
-    seconds: float = 0.0
-    steps: int = 0
-    times: int = 0
-    squares: float = 0.0  # of the stretches' seconds a step
-
-    def add(self, seconds: float, steps: int) -> None:
-        self.seconds += seconds
-        self.steps += steps
-        self.times += 1
-        self.squares += (seconds / steps) ** 2
-
-    @property
-    def each(self) -> float:
-        return self.seconds / self.steps
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is known exactly enough what a step takes."""
-        if self.seconds < _LEAST_SECONDS or self.times < 3:
-            return False
-        spread = max(0.0, self.squares / self.times - self.each**2)
-        exact = math.sqrt(spread / self.times) < _EXACT * self.each
-        return exact or self.seconds > _MOST_SECONDS
-
-
-@dataclass
-class _Window:
-    """How much slower than expected a guaranteed job has been for a while."""
-
-    expected: float = 0.0
-    excess: float = 0.0
-    squares: float = 0.0
-    times: int = 0
-
-    def add(self, expected: float, seconds: float) -> None:
-        excess = min(seconds, _OUTLIER * expected) - expected
-        self.expected += expected
-        self.excess += excess
-        self.squares += excess**2
-        self.times += 1
-
-    @property
-    def slowdown(self) -> float:
-        return self.excess / self.expected
-
-    @property
-    def error(self) -> float:
-        """The standard error of the slowdown."""
-        if self.times < 2:
-            return math.inf
-        mean = self.excess / self.times
-        spread = max(0.0, self.squares / self.times - mean**2)
-        return math.sqrt(spread * self.times) / self.expected
-
-    @property
-    def is_full(self) -> bool:
-        if self.expected < _LEAST_SECONDS or self.times < 3:
-            return False
-        return self.error < _EXACT or self.expected > _MOST_SECONDS
+    begun: float
+    steps_before: int
+    kind: Hashable
+    disturbed: bool  # whether eager steps of others were under way when they began
 
 
 @dataclass
 class _Guaranteed:
-    """What is known of one guaranteed job's times."""
+    """What is known of one guaranteed job."""
 
-    alone: dict[Hashable, _Alone] = field(default_factory=lambda: defaultdict(_Alone))
-    window: _Window = field(default_factory=_Window)
-    is_timed: bool = False
-    settling: int = _SETTLING
-    since: float = 0.0  # when its times were last taken
+    pace: Pace
+    comparison: Alternation | None = None  # the one under way
+    begun: float = 0.0  # when that began, or the last one
+    noted: float = 0.0  # when its times were last taken
+    took: float = 0.0  # the last one
+    again: float = 0.0  # when the next one may begin
 
-    @property
-    def cost(self) -> float:
-        """The seconds for which the others were held."""
-        return sum(alone.seconds for alone in self.alone.values())
+    def compare(self) -> None:
+        """Begins a comparison."""
+        self.comparison = Alternation(TOLERANCE)
+        self.begun = self.noted = time.perf_counter()
 
-    def lower(self, slowdown: float) -> None:
-        """It has been faster beside others than it was alone, which was not fast enough then."""
-        for alone in self.alone.values():
-            alone.seconds *= 1 + slowdown
-            alone.squares *= (1 + slowdown) ** 2
+    def end(self, now: float) -> None:
+        """The comparison has told what it can."""
+        self.comparison = None
+        self.took = now - self.begun
+        self.again = now + _AGAIN_AFTER * self.took
 
-    def time_again(self) -> None:
-        """Forgets its times."""
-        self.alone.clear()
-        self.window = _Window()
-        self.is_timed, self.settling = False, _SETTLING
+    def sooner(self) -> None:
+        """Something has changed since the last comparison."""
+        self.again = min(self.again, self.begun + (1 + _ANEW_AFTER) * self.took)
 
 
 class Precedence:
@@ -134,28 +74,37 @@ class Precedence:
         self._context = context
         self._first: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
         self._others: list[JobRun] = []
-        self._working: dict[JobRun, tuple[float, int, Hashable]] = {}
-        self._pace = Pace()
+        self._met: WeakSet[JobRun] = WeakSet()  # all that have been beside guaranteed ones
+        self._working: dict[JobRun, _Work] = {}
+        self._unstoppable: set[JobRun] = set()  # others in eager steps, which end when they end
         self._reserved = 0
-        self._timing: JobRun | None = None  # the job that is being timed alone
 
     def begin(self, jobs: Sequence[JobRun]) -> None:
         """These jobs flow from now on, or go before others than they did."""
         first = [job for job in jobs if job.priority is Priority.GUARANTEED]
         if not (first or self._first):  # nobody to look after, and there may be hundreds of jobs
             return
-        known = {job: self._first.get(job, _Guaranteed()) for job in first}
+        known = {job: self._first.get(job, _Guaranteed(Pace())) for job in first}
         self._first = WeakKeyDictionary(known)
         self._others = [job for job in jobs if job not in self._first]
         for job in jobs:  # on a device its kernels go first, too
             job.throttle.first = job in self._first
         self._reserved = min(len(first), self._context.lanes.lanes - 1)
-        self._choose_timing()
+        self._meet(self._others)
         self._set_duties()
+
+    def _meet(self, others: Sequence[JobRun]) -> None:
+        """Jobs that are new may do more harm than those before them, or less."""
+        new = [job for job in others if job not in self._met]
+        self._met.update(new)
+        for known in self._first.values() if new else ():
+            known.sooner()
+            if len(new) == len(others):
+                known.pace = known.pace._replace(harmless=0.0, harmful=math.inf, calm=0)
 
     def end(self) -> None:
         """They flow no more, and may leave."""
-        self._others, self._timing = [], None
+        self._others = []
 
     @property
     def is_needed(self) -> bool:
@@ -190,78 +139,75 @@ class Precedence:
     # Their work
 
     def takes_lane(self, job: JobRun, kind: Hashable) -> None:
-        """The job begins steps of a kind."""
+        """The job begins steps of a kind; None stands for eager ones."""
         if job in self._first:
-            self._working[job] = time.perf_counter(), job.loop.steps, kind
+            disturbed = bool(self._unstoppable)
+            self._working[job] = _Work(time.perf_counter(), job.loop.steps, kind, disturbed)
             self._context.precedence.enter()
+        elif kind is None:
+            self._unstoppable.add(job)
 
     def gives_lane_back(self, job: JobRun) -> None:
         """The job has made those steps."""
-        begun = self._working.pop(job, None)
-        if begun is None:
+        self._unstoppable.discard(job)
+        work = self._working.pop(job, None)
+        if work is None:
             return
         self._context.precedence.leave()
-        started, before, kind = begun
-        steps = job.loop.steps - before
-        if steps and job in self._first:
-            self._note(job, kind, time.perf_counter() - started, steps)
+        steps = job.loop.steps - work.steps_before
+        if steps and job in self._first and self._others:
+            self._note(job, work, time.perf_counter(), steps)
 
-    def _note(self, job: JobRun, kind: Hashable, seconds: float, steps: int) -> None:
+    def _note(self, job: JobRun, work: _Work, now: float, steps: int) -> None:
         known = self._first[job]
-        if self._timing is job:
-            self._note_alone(known, kind, seconds, steps)
+        comparison = known.comparison
+        if comparison is None:
+            self._perhaps_compare(known, now)
             return
-        alone = known.alone.get(kind)
-        if not self._others:
-            return
-        if alone is None:  # a kind of step that it has not made alone
-            self._time_again_after(_ANEW_AFTER, known)
-            return
-        known.window.add(alone.each * steps, seconds)
-        if known.window.is_full:
-            self._judge(job, known)
-
-    def _note_alone(self, known: _Guaranteed, kind: Hashable, seconds: float, steps: int) -> None:
-        if known.settling:
-            known.settling -= 1
-            return
-        known.alone[kind].add(seconds, steps)
-        if known.alone[kind].is_known:
-            known.is_timed, known.since = True, time.perf_counter()
-            self._choose_timing()
+        known.noted, held = now, comparison.holds
+        seconds = now - work.begun
+        comparison.note(work.kind, seconds, steps, disturbed=work.disturbed)
+        harm = comparison.harm
+        if harm is not None:
+            self._judge(job, known, harm, now)
+        elif comparison.holds != held:
             self._set_duties()
 
-    def _judge(self, job: JobRun, known: _Guaranteed) -> None:
-        """After a window: others go faster, or slower."""
-        window, known.window = known.window, _Window()
-        if window.slowdown < -2 * window.error:
-            known.lower(window.slowdown)
-        former = self._pace
-        self._pace = next_pace(former, window.slowdown, window.error)
-        if self._pace.duty != former.duty:
-            self._set_duties()
+    def _perhaps_compare(self, known: _Guaranteed, now: float) -> None:
+        """Begins the comparison of a job, where it is time for one: one job has one at a time."""
+        other = next((one for one in self._first.values() if one.comparison is not None), None)
+        if now < known.again or (other is not None and now < other.noted + _PATIENCE_SECONDS):
+            return
+        if other is not None:
+            other.comparison = None
+        known.compare()
+        self._set_duties()
+
+    def _judge(self, job: JobRun, known: _Guaranteed, harm: Harm, now: float) -> None:
+        """After a comparison: others go faster, or slower."""
+        known.end(now)
+        duty, tried = self._duty, known.pace._replace(duty=self._duty)
+        pace = next_pace(tried, harm.slowdown, harm.error)
+        if known.pace.duty == duty or pace.duty < duty:  # else others hold them back further
+            known.pace = pace
+        after = self._duty
+        self._set_duties()
+        if after != duty:
+            for one in self._first.values():  # whoever bore less, or more, may bear this
+                one.again = now
             others = tuple(other.name for other in self._others)
-            changed = DutyChanged(job.name, others, self._pace.duty, window.slowdown, window.error)
-            self._context.events.publish(changed)
-        self._time_again_after(_AGAIN_AFTER, known)
+            self._context.events.publish(DutyChanged(job.name, others, after, *harm))
 
-    # Times alone
-
-    def _time_again_after(self, times: float, known: _Guaranteed) -> None:
-        """Times the job alone once more, where the last time was so many times its cost ago."""
-        if time.perf_counter() - known.since > times * known.cost:
-            known.time_again()
-            self._choose_timing()
-            self._set_duties()
-
-    def _choose_timing(self) -> None:
-        """The next job whose times alone are to be taken; it needs none where it is alone."""
-        untimed = [job for job, known in self._first.items() if not (known.is_timed or job.ended)]
-        self._timing = untimed[0] if untimed and self._others else None
+    @property
+    def _duty(self) -> float:
+        """What others may work beside all of them."""
+        return min((known.pace.duty for known in self._first.values()), default=1.0)
 
     def _set_duties(self) -> None:
-        duty = 0.0 if self._timing is not None else self._pace.duty
+        comparisons = [known.comparison for known in self._first.values()]
+        held = any(one is not None and one.holds for one in comparisons)
+        duty = 0.0 if held else self._duty
         for job in self._first:  # it may have been held back for another until now
             job.throttle.duty = 1.0
         for job in self._others:
-            job.throttle.duty = duty if self._first else 1.0
+            job.throttle.duty = duty
