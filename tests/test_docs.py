@@ -52,6 +52,30 @@ def test_programs_are_python(page):
         compile(block, str(page), "exec")
 
 
+def unknown_names(text):
+    """The names of waterflow that a text mentions and nobody finds."""
+    found = set(re.findall(r"\bwf((?:\.[A-Za-z_]\w*)+)", text))
+    return {name for name in found if not exists(name.split(".")[1:])}
+
+
+def exists(path):
+    holder = wf
+    for name in path:
+        if not hasattr(holder, name):
+            return False
+        holder = getattr(holder, name)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_names_that_pages_mention_are_there(page):
+    assert unknown_names(page.read_text(encoding="utf-8")) == set()
+
+
+def test_the_check_of_names_sees_them():
+    assert unknown_names("`wf.run` and wf.cluster.ClusterSpec.of, wf.rum") == {".rum"}
+
+
 def test_the_reference_has_every_public_name():
     pages = "\n".join(page.read_text(encoding="utf-8") for page in ROOT.glob("docs/reference/*.md"))
     shown = set(re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE))

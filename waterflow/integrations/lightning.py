@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from waterflow.integrations.lightning_evaluation import Followers, Validation
+from waterflow.integrations.lightning_callbacks import Followers, Plateau
+from waterflow.integrations.lightning_evaluation import Validation
 from waterflow.integrations.lightning_loop import (
     Counted,
     State,
@@ -21,9 +23,11 @@ from waterflow.integrations.lightning_refusals import (
     Refusal,
     check_module,
     clipping,
+    keeps_files,
     limit_of,
     limits,
 )
+from waterflow.integrations.lightning_schedule import Schedule
 from waterflow.job.evaluation import HostEvaluation
 from waterflow.job.job import Job
 
@@ -44,16 +48,18 @@ def from_lightning(
     Its losses and weights are, bit for bit, those of ``torch.manual_seed(seed)`` followed by
     ``fit``: ``training_step`` and ``configure_optimizers`` of the module, its loader, the
     scheduler by its interval. What ``training_step`` logs are the metrics of the job's report; the
-    module is validated after each epoch, and what ``validation_step`` logs, averaged, are the
+    module is validated when the Trainer would, and what ``validation_step`` logs, averaged, are the
     evaluations.
 
     Args:
         module: its optimization is automatic, with one optimizer.
         data: a datamodule, a loader of training batches, or None for the module's own.
         trainer: how long (``max_epochs``, ``max_steps``, `EarlyStopping`), ``gradient_clip_val``,
-            ``accumulate_grad_batches``, ``limit_train_batches``, ``limit_val_batches`` and
-            ``precision``; nothing else may differ from a plain Trainer on one device. None: say
-            ``epochs`` or ``steps``.
+            ``accumulate_grad_batches``, ``limit_train_batches``, ``limit_val_batches``,
+            ``val_check_interval``, ``check_val_every_n_epoch``, ``precision``, and a
+            `ModelCheckpoint` that was asked for something, by epochs or validations: its files
+            hold weights and hyperparameters, for ``load_from_checkpoint``. Nothing else may differ
+            from a plain Trainer on one device. None: say ``epochs`` or ``steps``.
         name: the job's name; None: the module's class.
         options: further arguments of `Job`, such as ``seed`` or ``priority``.
 
@@ -64,40 +70,48 @@ def from_lightning(
     name = name or type(module).__name__
     require = Refusal(name)
     check_module(module, require)
-    limit_train, limit_val, stopping = None, None, []
+    limit_train, limit_val = None, None
     if trainer is not None:
         options = {**limits(trainer, require), **options}
     train, validation = _loaders(module, data, require)
     if trainer is not None:
-        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-        stopping = [each for each in callbacks if type(each).__name__ == "EarlyStopping"]
         limit_train = limit_of(train, trainer.limit_train_batches, "train", require)
         if validation is not None:
             limit_val = limit_of(validation, trainer.limit_val_batches, "val", require)
             validation = None if limit_val == 0 else validation
     numbered, accumulated = reads_number(module), options.get("accumulate", 1)
+    saves = trainer is not None and any(map(keeps_files, trainer.callbacks))  # type: ignore[attr-defined]
     counts = limit_train is not None or validation is not None or length_of(train) is None
-    counts = counts or numbered or asks_where_it_is(module)
+    counts = counts or numbered or saves or asks_where_it_is(module)
     state = State(name, options, lambda: len(loader), counts)
-    loader = Counted(state, train, numbered, accumulated, limit_train) if counts else train
+    counted = Counted(state, train, numbered, accumulated, limit_train)
+    loader = counted if counts else train
     module.trainer = state  # type: ignore[assignment]
     module.on_fit_start()
     optimizer, scheduler, interval, plateau = _optimizers(module, require)
     if trainer is not None:
         options.setdefault("clip_grad_norm", clipping(trainer, module, optimizer, require))
+    followers = Followers(name, plateau, trainer)
+    if (needing := followers.needing_validation) is not None:
+        require(
+            validation is not None, f"{needing} without validation", "validate, or leave it out"
+        )
     module.on_train_start()
-    followers = Followers(name, plateau, stopping)
-    if plateau is not None or stopping:
-        what = "EarlyStopping" if stopping else "ReduceLROnPlateau"
-        require(validation is not None, f"{what} without validation", "validate, or leave it out")
-        require("modules" not in options, f"modules= beside {what}", "put them into the module")
+    if followers:
+        require("modules" not in options, "modules= beside its callbacks", "put them into it")
         options["modules"] = followers
-    if validation is not None:
+        batches = 0 if validation is None else limit_val or length_of(validation) or math.inf
+        followers.begin(trainer, module, data, batches)
+    if validation is not None or followers:
         for option in sorted({"evaluate", "evaluate_every"} & set(options)):
-            remedy = "leave it out, or validation_step"
+            remedy = "leave it out, or validation_step and ModelCheckpoint"
             require(False, f"{option}={options[option]!r} of a module that validates", remedy)
-        validate = Validation(name, validation, limit_val, state, followers)
+        length = length_of(counted)
+        schedule = Schedule(trainer, length, accumulated, validation is not None, require)
+        validate = Validation(validation, limit_val, schedule, counted, followers)
         options["evaluate"] = HostEvaluation(validate)
+        if followers.has_callbacks or not schedule.is_each_epochs_end:
+            options["evaluate_every"] = schedule.every(options.get("steps"))
     return Job(
         name,
         model=module,
@@ -141,7 +155,7 @@ def _is_librarys_function(function: Any) -> bool:
 
 def _optimizers(
     module: LightningModule, require: Refusal
-) -> tuple[torch.optim.Optimizer, Any, str, tuple[Any, str] | None]:
+) -> tuple[torch.optim.Optimizer, Any, str, Plateau | None]:
     """The one optimizer, its scheduler or None, how often that is stepped, and in its place a
     ReduceLROnPlateau and the metric that it follows."""
     found: Any = module.configure_optimizers()
@@ -173,14 +187,15 @@ def _optimizers(
     if isinstance(scheduler, Mapping):
         settings, scheduler = scheduler, scheduler["scheduler"]
     frequency, interval = settings.get("frequency", 1), settings.get("interval", "epoch")
-    require(frequency == 1, f"a scheduler's frequency={frequency}", "let it be 1")
     follows = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     told = settings.get("reduce_on_plateau", follows)
     require(told == follows, f"a scheduler's reduce_on_plateau={told}", "leave it out")
     if not follows:
+        require(frequency == 1, f"a scheduler's frequency={frequency}", "let it be 1")
         return found, scheduler, interval, None
     monitor = settings.get("monitor", monitor)
     require(monitor is not None, "ReduceLROnPlateau without monitor", "name the metric")
     by_steps = "ReduceLROnPlateau with interval='step'"
     require(interval == "epoch", by_steps, "let it follow each epoch's validation")
-    return found, None, interval, (scheduler, str(monitor))
+    strict = settings.get("strict", True)
+    return found, None, interval, Plateau(scheduler, str(monitor), frequency, strict)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
+from waterflow.integrations.lightning_schedule import Place
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -117,16 +118,17 @@ def begun(loader: Any, limit: int | None = None) -> Iterator[Any]:
     batches = iter(loader)
     if length_of(loader) is not None:
         return itertools.islice(batches, limit)
-    return _one_ahead(batches, next(batches, _NOTHING))
+    return (batch for batch, _ in _with_ends(batches, next(batches, _NOTHING)))
 
 
 _NOTHING = object()
 
 
-def _one_ahead(batches: Iterator[Any], batch: Any) -> Iterator[Any]:
+def _with_ends(batches: Iterator[Any], batch: Any) -> Iterator[tuple[Any, bool]]:
+    """Each batch, read one ahead, and whether it is the last; the first has been drawn."""
     while batch is not _NOTHING:
         following = next(batches, _NOTHING)
-        yield batch
+        yield batch, following is _NOTHING
         batch = following
 
 
@@ -138,27 +140,51 @@ class Counted:
     ) -> None:
         """Args: what is told; the loader; whether batches come with their numbers; how many make an
         update; how many there are in an epoch at most."""
-        self._state = state
+        self.state = state
         self._loader = loader
         self._numbered = numbered
         self._accumulated = accumulated
         self._limit = limit
-        self._epochs = self._steps = 0
+        self._epochs = 0
+        self._steps = self._total = 0  # updates and batches of the epochs before
+        self._batch, self._ends = 0, False  # drawn in this one; whether those are all
+
+    @property
+    def place(self) -> Place:
+        """Where the training is behind the update of the batches that were drawn last."""
+        updates = self._steps - (-self._batch // self._accumulated)
+        total = self._total + self._batch
+        return Place(self._epochs - 1, self._batch, total, updates, self._ends)
 
     def __len__(self) -> int:
         length = len(self._loader)
         return length if self._limit is None else min(length, self._limit)
 
     def __iter__(self) -> Iterator[Any]:
-        self._state.current_epoch = self._epochs
+        before = self.place
+        self._steps, self._total = before.updates, before.total
+        self._batch, self._ends = 0, False
+        self.state.current_epoch = self._epochs
         self._epochs += 1
-        batches = 0
-        given = begun(self._loader, self._limit)
+        given = self._drawn()
         for batch in self._watched(given) if self._accumulated > 1 else given:
-            self._state.global_step = self._steps + batches // self._accumulated
-            yield (batch, batches) if self._numbered else batch
-            batches += 1
-        self._steps += -(-batches // self._accumulated)
+            number = self._batch
+            self.state.global_step = self._steps + number // self._accumulated
+            self._batch += 1
+            yield (batch, number) if self._numbered else batch
+
+    def _drawn(self) -> Iterator[Any]:
+        """An epoch's batches; notes behind each whether it is the last."""
+        length = None if length_of(self._loader) is None else len(self)
+        if length is None:
+            batches = iter(self._loader)
+            for batch, is_last in _with_ends(batches, next(batches, _NOTHING)):
+                self._ends = is_last
+                yield batch
+            return
+        for number, batch in enumerate(begun(self._loader, self._limit)):
+            self._ends = number + 1 == length
+            yield batch
 
     def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Sees that steps do not draw between batches that draw: Lightning draws each of an
@@ -189,11 +215,19 @@ class Counted:
                 "no checkpoint would find again: use data with a length, to take checkpoints"
             )
         own = self._loader.state_dict() if hasattr(self._loader, "state_dict") else None
-        return {"epochs": self._epochs, "steps": self._steps, "loader": own}
+        place = self.place
+        return {
+            "epochs": self._epochs,
+            "steps": place.updates,
+            "total": place.total,
+            "loader": own,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on before an epoch, as a checkpoint knows it."""
-        self._epochs, self._steps = state["epochs"], state["steps"]
+        self._epochs = state["epochs"]
+        self._steps, self._total = state["steps"], state["total"]
+        self._batch, self._ends = 0, False
         if state["loader"] is not None:
             self._loader.load_state_dict(state["loader"])
 

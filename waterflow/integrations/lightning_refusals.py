@@ -46,7 +46,6 @@ _CALLBACKS = (
 _PRECISIONS: Mapping[str, torch.dtype | None] = {"32-true": None, "bf16-mixed": torch.bfloat16}
 #: What a Trainer is by default, where the job does nothing else.
 _DEFAULTS: Mapping[str, Any] = {
-    "check_val_every_n_epoch": 1,
     "max_time": None,
     "min_epochs": None,
     "min_steps": None,
@@ -54,7 +53,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "num_nodes": 1,
     "overfit_batches": 0.0,
     "reload_dataloaders_every_n_epochs": 0,
-    "val_check_interval": 1.0,
     "world_size": 1,
 }
 
@@ -121,15 +119,10 @@ def _check_callback(callback: Any, require: Refusal) -> None:
     kind = type(callback).__name__
     own = not type(callback).__module__.startswith(("lightning.", "pytorch_lightning."))
     if kind == "ModelCheckpoint" and not own:
-        # A Trainer has one by default, which keeps nothing of a job either.
-        asked = ("monitor", "dirpath", "filename", "save_last")
-        given = next((name for name in asked if getattr(callback, name, None)), None)
-        require(
-            given is None,
-            f"ModelCheckpoint({given}={getattr(callback, given or '', None)!r})",
-            "leave it out; run(checkpoint=...) keeps the latest state, and on_step can save what "
-            "its evaluation found to be best",
-        )
+        for asked in ("every_n_train_steps", "train_time_interval", "save_on_exception"):
+            value = getattr(callback, f"_{asked}", getattr(callback, asked, None))
+            remedy = "keep files by epochs or validations; run(checkpoint=...) keeps the state"
+            require(not value, f"ModelCheckpoint({asked}={value!r})", remedy)
         return
     timed = kind == "Timer" and getattr(callback, "_duration", None) is not None
     require(not timed, "Timer(duration=...)", "stop the job by its on_step (wf.STOP)")
@@ -138,6 +131,16 @@ def _check_callback(callback: Any, require: Refusal) -> None:
         f"the callback {kind}",
         "leave it out and use the job's on_step or evaluate",
     )
+
+
+def keeps_files(callback: Any) -> bool:
+    """Whether it is a ModelCheckpoint that was asked for anything. A Trainer has one by default,
+    which nothing is known of to be asked: it keeps nothing of a job."""
+    if type(callback).__name__ != "ModelCheckpoint":
+        return False
+    asked = ("monitor", "dirpath", "filename", "save_last", "save_weights_only")
+    given = any(getattr(callback, name) for name in asked)
+    return given or callback.save_top_k != 1 or callback.every_n_epochs != 1
 
 
 def limit_of(loader: Any, limit: float, which: str, require: Refusal) -> int | None:

@@ -16,8 +16,11 @@ from waterflow.integrations.transformers_evaluation import (
     Evaluations,
     check_early_stopping,
     check_evaluation,
+    check_schedule,
     evaluates,
+    follows_evaluations,
 )
+from waterflow.integrations.transformers_saving import check_saving
 from waterflow.job.job import Job
 
 if TYPE_CHECKING:
@@ -38,7 +41,7 @@ _TAKEN_OVER = frozenset(
         *("eval_steps", "eval_delay", "per_device_eval_batch_size", "prediction_loss_only"),
         *("eval_do_concat_batches", "eval_use_gather_object", "eval_accumulation_steps"),
         *("include_for_metrics", "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval"),
-        "eval_on_start",
+        *("eval_on_start", "load_best_model_at_end"),
     }
 )
 #: Arguments that change no number: what is logged, saved, shown and sent where.
@@ -89,10 +92,11 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
     Its losses and weights are, bit for bit, those of ``transformers.set_seed(trainer.args.seed)``
     followed by ``trainer.train()``: the Trainer's own loader, collator, optimizer, schedule, loss,
     clipping, gradient accumulation and evaluations (``eval_strategy``), whose metrics are in the
-    job's report and in ``trainer.state.log_history``. The model is trained in place, and
-    ``trainer.optimizer`` and ``trainer.lr_scheduler`` are the job's: afterwards
-    ``trainer.evaluate()`` and ``trainer.save_model()`` work as ever. Logging, saving and reporting
-    are waterflow's.
+    job's report and in ``trainer.state.log_history``. With ``load_best_model_at_end`` or
+    ``save_strategy="best"`` it writes the models that the loop would (``save_only_model=True``).
+    The model is trained in place, and ``trainer.optimizer`` and ``trainer.lr_scheduler`` are the
+    job's: afterwards ``trainer.evaluate()`` and ``trainer.save_model()`` work as ever. Else
+    logging, saving and reporting are waterflow's.
 
     Args:
         trainer: one that has not trained yet; of a subclass, too, as far as the methods that it
@@ -127,7 +131,7 @@ def from_trainer(trainer: Trainer, name: str | None = None, **options: Any) -> J
         modules=Notes(trainer, updates),
         data=updates,
         steps=updates.count,
-        scheduler=trainer.lr_scheduler,
+        scheduler=None if follows_evaluations(trainer) else trainer.lr_scheduler,
         seed=trainer.args.seed,
         **options,
     )
@@ -252,7 +256,7 @@ def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
 def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], None]) -> None:
     args = trainer.args
     for field in dataclasses.fields(args):
-        if field.name in _TAKEN_OVER | _WITHOUT_NUMBERS | {"load_best_model_at_end"}:
+        if field.name in _TAKEN_OVER | _WITHOUT_NUMBERS:
             continue
         value, default = getattr(args, field.name), _default(field)
         require(
@@ -266,21 +270,10 @@ def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], Non
         "eval_on_start=True without an eval_strategy",
         "set eval_strategy, or evaluate before training (trainer.evaluate())",
     )
-    require(
-        not args.load_best_model_at_end,
-        "load_best_model_at_end=True",
-        "leave it out, and keep the best weights in the job's on_step, by its evaluation",
-    )
+    check_saving(trainer, evaluates(trainer), require)
     require(args.world_size == 1, f"{args.world_size} processes", "train in one process")
     require(args.n_gpu <= 1, f"{args.n_gpu} GPUs", "make one visible with CUDA_VISIBLE_DEVICES")
-    plateau = (torch.optim.lr_scheduler.ReduceLROnPlateau,)
-    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
-    require(
-        not isinstance(trainer.lr_scheduler, plateau)
-        and kind not in ("reduce_lr_on_plateau", "greedy"),
-        f"lr_scheduler_type={kind!r}",
-        "it follows evaluations, which the job's schedule does not know of: take another schedule",
-    )
+    check_schedule(trainer, require)
     require(
         not (args.bf16 and _has_own_loss(trainer)),
         "bf16=True with a loss that is not the model's own",

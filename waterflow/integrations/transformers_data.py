@@ -156,6 +156,8 @@ class Notes(nn.Module):
         from transformers import EarlyStoppingCallback
 
         self._trainer, self._updates = trainer, updates
+        #: Whether the schedule is stepped by evaluations, so that it is no scheduler of the job.
+        self._follows = isinstance(trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
         callbacks = trainer.callback_handler.callbacks
         self._stopping = [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]
 
@@ -166,7 +168,8 @@ class Notes(nn.Module):
         return {
             "drawn_at": self._updates.drawn_at,
             "log": state.log_history,
-            "best": (best, state.best_global_step),
+            "best": (best, state.best_global_step, state.best_model_checkpoint),
+            "plateau": self._trainer.lr_scheduler.state_dict() if self._follows else None,
             "patience": [each.early_stopping_patience_counter for each in self._stopping],
         }
 
@@ -175,7 +178,9 @@ class Notes(nn.Module):
         self._updates.to_draw_at = state["drawn_at"]
         noted: Any = self._trainer.state
         noted.log_history = state["log"]
-        noted.best_metric, noted.best_global_step = state["best"]
+        noted.best_metric, noted.best_global_step, noted.best_model_checkpoint = state["best"]
+        if state["plateau"] is not None:
+            self._trainer.lr_scheduler.load_state_dict(state["plateau"])
         for callback, counter in zip(self._stopping, state["patience"], strict=True):
             callback.early_stopping_patience_counter = counter
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from waterflow.integrations.transformers_data import Updates
+from waterflow.integrations.transformers_saving import Saving
 from waterflow.job.evaluation import HostEvaluation
 from waterflow.job.job import STOP
 
@@ -35,12 +37,13 @@ class Evaluations:
         wanted = args.eval_steps or 0
         steps = math.ceil(updates.count * wanted) if wanted < 1 else int(wanted)
         self._period = updates.in_epoch if self._by_epochs else max(1, steps)
+        self._saving = Saving(trainer, updates)
 
     def options(self) -> dict[str, Any]:
         """The arguments of `Job` for them."""
         return {
             "evaluate": HostEvaluation(self._evaluate, self._trainer.args.eval_on_start),
-            "evaluate_every": math.gcd(self._period, self._updates.count),
+            "evaluate_every": math.gcd(self._period, self._saving.period, self._updates.count),
         }
 
     def _is_due(self, step: int) -> bool:
@@ -51,23 +54,34 @@ class Evaluations:
         return (step % self._period == 0 or step == last) and args.eval_delay <= since
 
     def _evaluate(self, model: nn.Module) -> Any:
-        step = self._updates.given
-        if not self._is_due(step):
+        step, trainer = self._updates.given, self._trainer
+        is_due = self._is_due(step)
+        if step == 0 and not is_due:
             return None
         self._updates.begin()
-        trainer: Any = self._trainer
-        state = trainer.state
+        state: Any = trainer.state
         state.global_step, state.epoch = step, self._updates.epoch_at(step) if step else 0
-        with _apart(trainer):
-            metrics: Mapping[str, Any] = trainer.evaluate()
+        found, is_new_best = self._found(step) if is_due else (None, False)
+        stops = bool(trainer.control.should_training_stop)
         if step:
-            trainer._determine_best_metric(metrics, None)
+            self._saving.act(model, step, is_new_best)
+            if stops or step == self._updates.count:
+                self._saving.end()
+        # Callbacks are told by `trainer.evaluate()`; that of early stopping answers so.
+        if stops:
+            return STOP if found is None else (found, STOP)
+        return found
+
+    def _found(self, step: int) -> tuple[dict[str, float], bool]:
+        """What an evaluation finds, and whether that is the best so far."""
+        trainer: Any = self._trainer
+        with _apart(trainer):  # it steps a ReduceLROnPlateau, too
+            metrics: Mapping[str, Any] = trainer._evaluate(None, None, skip_scheduler=step == 0)
+        is_new_best = bool(step) and trainer._determine_best_metric(metrics, None)
         data = trainer.eval_dataset
         prefixes = [f"eval_{name}" for name in data] if isinstance(data, dict) else ["eval"]
         added = {f"{prefix}_{name}" for prefix in prefixes for name in _TIMINGS} | {"epoch"}
-        found = {name: value for name, value in metrics.items() if name not in added}
-        # Callbacks are told by `trainer.evaluate()`; that of early stopping answers so.
-        return (found, STOP) if trainer.control.should_training_stop else found
+        return {k: v for k, v in metrics.items() if k not in added}, is_new_best
 
 
 @contextmanager
@@ -124,3 +138,24 @@ def check_early_stopping(
 def evaluates(trainer: Any) -> bool:
     """Whether the Trainer's loop evaluates."""
     return str(getattr(trainer.args.eval_strategy, "value", trainer.args.eval_strategy)) != "no"
+
+
+def follows_evaluations(trainer: Any) -> bool:
+    """Whether its schedule is stepped by evaluations, not by updates."""
+    kind = str(getattr(trainer.args.lr_scheduler_type, "value", trainer.args.lr_scheduler_type))
+    if trainer.lr_scheduler is None:
+        return kind == "reduce_lr_on_plateau"
+    return isinstance(trainer.lr_scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def check_schedule(trainer: Any, require: Callable[[object, str, str], None]) -> None:
+    """Raises, by `require`, for a schedule that follows what the job does not know of."""
+    args, given = trainer.args, trainer.lr_scheduler
+    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    greedy = kind == "greedy" if given is None else type(given).__name__ == "GreedyLR"
+    require(not greedy, "lr_scheduler_type='greedy'", "take another schedule")
+    if follows_evaluations(trainer):
+        what = "ReduceLROnPlateau"
+        require(evaluates(trainer), f"{what} without an eval_strategy", "set eval_strategy")
+        named = args.metric_for_best_model
+        require(named, f"{what} without metric_for_best_model", "name the metric that it follows")

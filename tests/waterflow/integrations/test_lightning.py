@@ -231,15 +231,14 @@ class Adversaries(Plain):
         (Manual, {}, "Manual's manual optimization"),
         (Hooked, {}, "Hooked.on_train_batch_end"),
         (Adversaries, {}, "2 optimizers"),
-        (Plain, {"val_check_interval": 0.5}, "val_check_interval=0.5"),
         (Plain, {"precision": "64-true"}, "precision='64-true'"),
         (
             Plain,
             {
-                "callbacks": [callbacks.ModelCheckpoint(monitor="val_loss")],
+                "callbacks": [callbacks.ModelCheckpoint(every_n_train_steps=3)],
                 "enable_checkpointing": True,
             },
-            "ModelCheckpoint(monitor='val_loss')",
+            "ModelCheckpoint(every_n_train_steps=3)",
         ),
         (Plain, {"callbacks": [callbacks.Timer("00:00:10:00")]}, "Timer(duration=...)"),
         (Plain, {"callbacks": [callbacks.GradientAccumulationScheduler({0: 2})]}, "Accumulation"),

@@ -230,7 +230,7 @@ def test_a_training_that_goes_on_is_the_hosts(evaluation, stop, tmp_path):
         ({"bf16": True}, "bf16=True with an eval_strategy"),
         (
             {"load_best_model_at_end": True, "save_strategy": "epoch"},
-            "load_best_model_at_end=True",
+            "load_best_model_at_end=True with save_only_model=False",
         ),
         (
             {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
