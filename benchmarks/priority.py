@@ -3,8 +3,8 @@
     python -m benchmarks.priority --json
 
 `pairs`: the guaranteed job's time a step beside the other one over its time alone, less one, with
-nobody guaranteed (`slowdown_unthrottled`) and with throttling (`slowdown`); `opportunistic_share`
-is the other job's speed over its own alone. Windows of the three are interleaved.
+nobody guaranteed (`slowdown_unthrottled`) and with throttling (`slowdown`, and its standard error);
+`opportunistic_share` is the other job's speed over its own alone. Windows are a tenth of a second.
 
 `table2`: AntMan's two jobs (its Table 2) scaled down: A, opportunistic, is there first; B,
 guaranteed, comes a little later. Seconds from each one's coming to its end; null where the way
@@ -16,14 +16,17 @@ one: its seconds alone, side by side without priorities, and with them. (AntMan,
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
+from waterflow.engine.events import DutyChanged
 from waterflow.models.zoo import TASKS
 
 PAIRS = (
@@ -31,7 +34,12 @@ PAIRS = (
     ("bert_base_small", "lstm_lm_small", 4),
     ("espcn_small", "vae_small", 8),
 )
-WINDOW = 3.0
+#: Seconds of a window, and between two, in which the one that is suspended ends its step.
+WINDOW, SETTLING = 0.1, 0.02
+#: Seconds of windows of one run; without a change of the duty before, or else after, they begin.
+SECONDS, CALM, PATIENCE = 20.0, 10.0, 40.0
+#: Batches of the data: with one, every step would be an epoch, and begin with the user's Python.
+BATCHES = 16
 ENDLESS = 10**9
 MEMORY = "4GiB"
 
@@ -64,56 +72,98 @@ def job(task_name: str, name: str, sizes: Sequence[int], steps: int, priority: s
     )
 
 
-def step_seconds(task: str, other: str | None, size: int, throttled: bool) -> tuple[float, float]:
-    """The first job's seconds a step in one window, and the other one's steps a second."""
-    first = job(task, "first", [size], ENDLESS, "guaranteed" if throttled else "normal")
-    with wf.Engine(MEMORY, threads=1) as engine:
-        handle = engine.submit(first)
-        beside = None
-        if other is not None:
-            rank = "opportunistic" if throttled else "normal"
-            beside = engine.submit(job(other, "other", [size], ENDLESS, rank))
-        handles = [h for h in (handle, beside) if h is not None]
-        while min(len(h.losses) for h in handles) < 5:
-            time.sleep(0.01)
-        time.sleep(WINDOW / 2)  # the coordinator settles
-        begun, before = time.perf_counter(), [len(h.losses) for h in handles]
+class Windows(NamedTuple):
+    """What two jobs did in one engine."""
+
+    slowdowns: list[float]  # the first job's seconds a step over those just before, alone, less one
+    beside: list[float]  # the other one's steps a second beside it
+    alone: list[float]  # and alone
+
+
+class Pair:
+    """Two jobs of one engine and their steps a second, in windows in which not all are at work.
+
+    The windows are short: on a shared machine what a step takes wanders over seconds by far more
+    than what is looked for, so only windows that follow each other can be compared.
+    """
+
+    def __init__(self, first: wf.JobHandle, other: wf.JobHandle) -> None:
+        self._handles = (first, other)
+        self._at_work = [True, True]
+
+    def speeds(self, *at_work: bool) -> list[float]:
+        """In one window, with those suspended that are not to be at work."""
+        for place, handle in enumerate(self._handles):
+            if self._at_work[place] and not at_work[place]:
+                handle.suspend()
+            elif at_work[place] and not self._at_work[place]:
+                handle.resume()
+        self._at_work = list(at_work)
+        time.sleep(SETTLING)
+        begun, before = time.perf_counter(), [len(handle.losses) for handle in self._handles]
         time.sleep(WINDOW)
+        made = [len(h.losses) - b for h, b in zip(self._handles, before, strict=True)]
         took = time.perf_counter() - begun
-        made = [len(h.losses) - b for h, b in zip(handles, before, strict=True)]
+        return [count / took for count in made]
+
+
+def windows(first: str, other: str, size: int, throttled: bool) -> Windows:
+    """Two jobs side by side, with priorities or without."""
+    ranks = ("guaranteed", "opportunistic") if throttled else ("normal", "normal")
+    found = Windows([], [], [])
+    changes = [time.perf_counter()]
+
+    def note(event: object) -> None:
+        if isinstance(event, DutyChanged):
+            changes.append(time.perf_counter())
+
+    with wf.Engine(MEMORY, threads=1) as engine:
+        engine.subscribe(note)
+        sizes = [size] * BATCHES
+        one = engine.submit(job(first, "first", sizes, ENDLESS, ranks[0]))
+        two = engine.submit(job(other, "other", sizes, ENDLESS, ranks[1]))
+        while min(len(one.losses), len(two.losses)) < 5:
+            time.sleep(0.01)
+        begun = time.perf_counter()
+        while throttled and time.perf_counter() < min(changes[-1] + CALM, begun + PATIENCE):
+            time.sleep(0.1)
+        jobs, begun = Pair(one, two), time.perf_counter()
+        while time.perf_counter() < begun + SECONDS:
+            alone, _ = jobs.speeds(True, False)
+            beside, kept = jobs.speeds(True, True)
+            found.slowdowns.append(alone / beside - 1)
+            found.beside.append(kept)
+            if not throttled:  # who is guaranteed would be unknown again after a suspension
+                found.alone.append(jobs.speeds(False, True)[1])
         engine.stop_all()
-    return took / made[0], made[1] / took if len(made) > 1 else 0.0
+    return found
+
+
+def middle(values: Sequence[float]) -> tuple[float, float]:
+    """The mean without a tenth at each end, and its standard error."""
+    ordered = sorted(values)
+    cut = len(ordered) // 10
+    kept = ordered[cut : len(ordered) - cut]
+    return statistics.mean(kept), statistics.stdev(ordered) / math.sqrt(len(ordered))
 
 
 def pair(first: str, other: str, size: int, repeats: int) -> dict[str, object]:
     """One row of `pairs`."""
-    others: list[float] = []
-
-    def managed() -> float:
-        seconds, speed = step_seconds(first, other, size, True)
-        others.append(speed)
-        return seconds
-
-    found = interleaved(
-        {
-            "alone": lambda: step_seconds(first, None, size, False)[0],
-            "beside": lambda: step_seconds(first, other, size, False)[0],
-            "managed": managed,
-            "other alone": lambda: step_seconds(other, None, size, False)[0],
-        },
-        repeats,
-    )
-
-    def slowdown(way: str) -> float:
-        return statistics.median(a / b for a, b in zip(found[way], found["alone"], strict=True)) - 1
-
-    shares = [speed * alone for speed, alone in zip(others, found["other alone"], strict=True)]
+    found = {True: Windows([], [], []), False: Windows([], [], [])}
+    for _ in range(repeats):
+        for throttled, before in found.items():
+            for all_, new in zip(before, windows(first, other, size, throttled), strict=True):
+                all_.extend(new)
+    slowdown, error = middle(found[True].slowdowns)
+    alone, _ = middle(found[False].alone)
     return {
         "guaranteed": first,
         "opportunistic": other,
-        "slowdown_unthrottled": slowdown("beside"),
-        "slowdown": slowdown("managed"),
-        "opportunistic_share": statistics.median(shares),
+        "slowdown_unthrottled": middle(found[False].slowdowns)[0],
+        "slowdown": slowdown,
+        "slowdown_error": error,
+        "opportunistic_share_unthrottled": middle(found[False].beside)[0] / alone,
+        "opportunistic_share": middle(found[True].beside)[0] / alone,
     }
 
 
@@ -153,8 +203,8 @@ def table2(repeats: int) -> dict[str, dict[str, float | None]]:
         for way, found in times.items():
             found.append(ends(way, size_a, size_b, steps, delay))
     for way, found in times.items():
-        middle = [statistics.median(one[place] for one in found) for place in (0, 1)]
-        a, b = (None if seconds == float("inf") else seconds for seconds in middle)
+        medians = [statistics.median(one[place] for one in found) for place in (0, 1)]
+        a, b = (None if seconds == float("inf") else seconds for seconds in medians)
         rows[way] = {"a": a, "b": b}
     return rows
 

@@ -20,11 +20,11 @@ from typing import NamedTuple
 #: By how much a guaranteed job may be slower than alone.
 TOLERANCE = 0.01
 
-#: The duty of jobs of which nothing is known yet, and by how much it goes up at least where none
-#: did harm: it doubles.
-_FIRST, _STEP = 0.25, 0.125
-#: Windows without harm before a raise towards a duty that did harm; and before that is tried again.
-_PATIENCE, _FORGETS_AFTER = 2, 32
+#: The duty of jobs of which nothing is known yet. It doubles where no duty did harm.
+_FIRST = 0.25
+#: Windows without harm before a raise towards a duty that did harm. That one is tried again after
+#: two of them, or four, eight and so on, the more often it did harm: at most so many doublings.
+_PATIENCE, _MOST_FAILURES = 2, 6
 #: Differences of duties that do not matter.
 _RESOLUTION = 0.02
 #: A cut leaves at most, and at least, these shares of a duty.
@@ -39,12 +39,14 @@ class Pace(NamedTuple):
         harmless: the largest duty that is known to do no harm.
         harmful: the smallest that is known to do harm; infinite where none is.
         calm: windows without harm since the duty was changed.
+        failures: how often in a row a duty was tried that did harm.
     """
 
     duty: float = _FIRST
     harmless: float = 0.0
     harmful: float = math.inf
     calm: int = 0
+    failures: int = 0
 
 
 def next_pace(
@@ -55,36 +57,41 @@ def next_pace(
     Args:
         pace: that of the window.
         slowdown: by how much the guaranteed job was slower in it than alone: 0.02 is 2 %.
-        error: the standard error of that; less than this above the tolerance counts as none.
+        error: the standard error of that; less than this above the tolerance changes nothing.
         tolerance: what it may lose.
     """
     if slowdown > tolerance + error:
         return _cut(pace, tolerance / slowdown)
-    return _raised(pace._replace(harmless=max(pace.harmless, pace.duty), calm=pace.calm + 1))
+    if slowdown > tolerance:  # perhaps
+        return pace
+    pace = pace._replace(harmless=max(pace.harmless, pace.duty), calm=pace.calm + 1)
+    if pace.duty >= pace.harmful and pace.calm >= _PATIENCE:  # what did harm there is over
+        pace = pace._replace(harmful=math.inf, failures=0)
+    return _raised(pace)
 
 
 def _cut(pace: Pace, by: float) -> Pace:
     harmful = min(pace.harmful, pace.duty)
+    failures = min(pace.failures + 1, _MOST_FAILURES)
     if 0.0 < pace.harmless < pace.duty:
-        return Pace(pace.harmless, pace.harmless, harmful)
+        return Pace(pace.harmless, pace.harmless, harmful, failures=failures)
+    if pace.harmless:  # it did none here before: the jobs or the machine have changed
+        failures = pace.failures
     duty = pace.duty * min(_LEAST_CUT, max(_MOST_CUT, by))
-    return Pace(duty if duty > _RESOLUTION / 4 else 0.0, 0.0, harmful)
+    return Pace(duty if duty > _RESOLUTION / 4 else 0.0, 0.0, harmful, failures=failures)
 
 
 def _raised(pace: Pace) -> Pace:
     if pace.duty >= 1.0:
         return pace
     if math.isinf(pace.harmful):
-        return Pace(min(1.0, max(2 * pace.duty, pace.duty + _STEP)), pace.harmless)
-    gap = pace.harmful - pace.duty
-    if pace.calm < _PATIENCE:
-        return pace
-    if gap > max(_RESOLUTION, pace.duty / 10):
-        return Pace(pace.duty + gap / 2, pace.harmless, pace.harmful)
-    if pace.calm < _FORGETS_AFTER:
-        return pace
-    harmful = pace.harmful + _STEP
-    return Pace(pace.duty, pace.harmless, harmful if harmful < 1.0 else math.inf)
+        return pace._replace(duty=min(1.0, 2 * max(pace.duty, _RESOLUTION)), calm=0)
+    gap = pace.harmful - pace.duty  # 0 where it is tried again
+    if gap > max(_RESOLUTION, pace.duty / 10) and pace.calm >= _PATIENCE:
+        return pace._replace(duty=pace.duty + gap / 2, calm=0)
+    if pace.calm >= 2**pace.failures:
+        return pace._replace(duty=pace.harmful, calm=0)
+    return pace
 
 
 def settled_duty(

@@ -16,13 +16,13 @@ from typing import NamedTuple
 #: Stretches of steps that do not count after the others were held or let go: work of theirs may
 #: still go on, or not have begun.
 _SETTLING = 1
-#: A turn takes at least so long.
-_TURN_SECONDS = 0.005
+#: A turn alone takes at least so long, and one beside the others.
+_ALONE_SECONDS, _BESIDE_SECONDS = 0.005, 0.015
 #: Of one comparison no more counts, either way: a pause of the whole process is nobody's harm.
 _OUTLIER = math.log(1.5)
 #: Comparisons before anything is said, seconds of turns after which all is said that can be, and
 #: the standard error that is good enough before.
-_FEWEST, _MOST_SECONDS, _EXACT = 6, 4.0, 0.004
+_FEWEST, _MOST_SECONDS, _EXACT = 6, 2.0, 0.01
 #: So many standard errors above what is tolerated are harm at once; few comparisons ask for more,
 #: as their error is itself not known well.
 _SURE, _UNSURE = 3.0, 12.0
@@ -68,7 +68,8 @@ class Alternation:
         before, made = self._turn[kind]
         self._turn[kind] = before + seconds, made + steps
         self._seconds += seconds
-        if sum(taken for taken, _ in self._turn.values()) >= _TURN_SECONDS:
+        least = _ALONE_SECONDS if self.holds else _BESIDE_SECONDS
+        if sum(taken for taken, _ in self._turn.values()) >= least:
             self._end_turn()
 
     def _end_turn(self) -> None:

@@ -22,11 +22,13 @@ from waterflow.engine.job_run import JobRun
 from waterflow.partitioner.policies.coordinator import TOLERANCE, Pace, next_pace
 from waterflow.partitioner.policies.fair_share import Priority
 
-#: Where a comparison has changed nothing, the next is made after so many times as long as it took:
-#: in it the others are held for half of the time.
+#: The longer all has been calm, the rarer are comparisons, in which the others are held again and
+#: again: the next begins after at most so many times as long as the last took.
 _AGAIN_AFTER = 8
 #: Where others have come since, it is made after so many times as long.
 _ANEW_AFTER = 2
+#: Jobs whose duty is 0 cannot be compared: they have done no harm in so many seconds.
+_NOTHING_SECONDS = 1.0
 #: A job that is compared and makes no steps for so long leaves its place to another.
 _PATIENCE_SECONDS = 1.0
 
@@ -60,7 +62,7 @@ class _Guaranteed:
         """The comparison has told what it can."""
         self.comparison = None
         self.took = now - self.begun
-        self.again = now + _AGAIN_AFTER * self.took
+        self.again = now + min(self.pace.calm, _AGAIN_AFTER) * self.took
 
     def sooner(self) -> None:
         """Something has changed since the last comparison."""
@@ -168,6 +170,8 @@ class Precedence:
         seconds = now - work.begun
         comparison.note(work.kind, seconds, steps, disturbed=work.disturbed)
         harm = comparison.harm
+        if not self._duty:
+            harm = Harm(0.0, 0.0) if now - known.begun > _NOTHING_SECONDS else None
         if harm is not None:
             self._judge(job, known, harm, now)
         elif comparison.holds != held:
@@ -185,11 +189,11 @@ class Precedence:
 
     def _judge(self, job: JobRun, known: _Guaranteed, harm: Harm, now: float) -> None:
         """After a comparison: others go faster, or slower."""
-        known.end(now)
         duty, tried = self._duty, known.pace._replace(duty=self._duty)
         pace = next_pace(tried, harm.slowdown, harm.error)
         if known.pace.duty == duty or pace.duty < duty:  # else others hold them back further
             known.pace = pace
+        known.end(now)
         after = self._duty
         self._set_duties()
         if after != duty:

@@ -42,8 +42,8 @@ def test_others_stop_altogether_where_they_never_cease_to_harm(slowdown: float, 
 
 @given(seed=st.integers(0, 2**32 - 1), harm=st.floats(0.02, 1.0))
 def test_noise_does_not_make_it_flap(seed: int, harm: float) -> None:
-    """Windows with errors as large as the tolerance: it moves now and then, and
-    does no harm all the while."""
+    """Windows with errors as large as the tolerance: it moves by little that matters, and does no
+    harm all the while."""
     random = np.random.default_rng(seed)
     pace, duties = Pace(), []
     for _ in range(300):
@@ -51,7 +51,7 @@ def test_noise_does_not_make_it_flap(seed: int, harm: float) -> None:
         pace = next_pace(pace, seen, error=2 * TOLERANCE)
         duties.append(pace.duty)
     late = np.array(duties[150:])
-    assert (np.diff(late) != 0).sum() <= 50
+    assert np.abs(np.diff(late)).mean() * harm <= TOLERANCE
     assert np.mean(late) * harm <= 2 * TOLERANCE
 
 
@@ -73,3 +73,27 @@ def test_a_duty_that_once_did_harm_is_tried_again() -> None:
     for _ in range(1000):
         pace = next_pace(pace, 0.0)
     assert pace.duty == 1.0
+
+
+def test_after_a_burst_of_harm_it_goes_up_again_soon() -> None:
+    """Whatever the duty, the machine was slow for a moment, and is not any more."""
+    pace = Pace()
+    for _ in range(10):
+        pace = next_pace(pace, 0.0)
+    for _ in range(4):
+        pace = next_pace(pace, 0.3)
+    assert pace.duty < 0.02
+    for _ in range(20):
+        pace = next_pace(pace, 0.0)
+    assert pace.duty == 1.0
+
+
+def test_a_duty_that_does_harm_is_tried_ever_more_rarely() -> None:
+    pace, harmed = Pace(), []
+    for window in range(600):
+        slowdown = 0.5 * pace.duty
+        if slowdown > TOLERANCE:
+            harmed.append(window)
+        pace = next_pace(pace, slowdown)
+    between = np.diff(harmed[-4:])
+    assert between.min() > 60
