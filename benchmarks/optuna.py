@@ -126,7 +126,8 @@ def in_threads(digits: Digits, trials: int) -> None:
 
 
 def _process(digits: Digits, storage: str, trials: int) -> None:
-    study = optuna.load_study(study_name="digits", storage=storage)
+    pruner = optuna.pruners.NopPruner()  # a study in a file has none of its own
+    study = optuna.load_study(study_name="digits", storage=storage, pruner=pruner)
     study.optimize(plain_objective(digits), n_trials=trials)
 
 
@@ -178,7 +179,9 @@ def run_one(way: str, trials: int, compares: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     digits = Digits()
     wf.Engine("1MiB", threads=1).close()  # what is imported at first use, for every way alike
-    build(suggest(study_of(1).ask()))
+    model, optimizer = build(suggest(study_of(1).ask()))
+    loss(model, (digits.images[:1], digits.labels[:1])).backward()
+    optimizer.step()  # torch's first one imports its compiler
     started, before = time.perf_counter(), os.times()
     outcome = WAYS[way](digits, trials)
     seconds, after = time.perf_counter() - started, os.times()
