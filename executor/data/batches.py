@@ -12,12 +12,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset, dataloader
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    dataloader,
+)
 from torch.utils.data._utils import collate, fetch
 
 #: Types whose items `stack` and `index_select` both copy as they are.
@@ -29,9 +37,16 @@ _DTYPES = frozenset(
     )
 )
 
+_LISTS = (list, tuple, range)
+
 #: Functions that a fetch goes through: (where, name).
 _PATH: tuple[tuple[Any, str], ...] = (
+    (dataloader._SingleProcessDataLoaderIter, "__next__"),
     (dataloader._SingleProcessDataLoaderIter, "_next_data"),
+    (dataloader._SingleProcessDataLoaderIter, "_next_index"),
+    (BatchSampler, "__iter__"),
+    (RandomSampler, "__iter__"),
+    (SequentialSampler, "__iter__"),
     (fetch._MapDatasetFetcher, "fetch"),
     (TensorDataset, "__getitem__"),
     (Subset, "__getitem__"),
@@ -83,6 +98,44 @@ def batches_of(data: Iterable[Any]) -> Iterator[Any]:
     return iterator
 
 
+def undrawn(iterator: Iterator[Any]) -> int:
+    """How many of the next batches draw no random number, and run no code but torch's own.
+
+    A loader draws when an epoch begins, and its sampler when it is first asked. What follows, up to
+    the end of the epoch, is selected from what was drawn then. So a step that draws, too, finds the
+    streams the same whether these batches are made before it or after.
+
+    Args:
+        iterator: of an epoch, from `batches_of`.
+    """
+    if type(iterator) is not dataloader._SingleProcessDataLoaderIter:
+        return 0
+    # Of torch's sampler the generator, and of torch's batches; what they are was drawn in the first.
+    asked, batches = iterator._sampler_iter, iterator._index_sampler
+    if type(iterator._dataset_fetcher) is not _Selection or not iterator._num_yielded:
+        return 0
+    if type(batches) is not BatchSampler or not isinstance(asked, GeneratorType):
+        return 0
+    sampler = batches.sampler
+    drawn = type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None
+    if not (drawn or type(sampler) is SequentialSampler):
+        return 0
+    source = sampler.data_source
+    if source is not iterator._dataset or not iterator._dataset_fetcher.selects:
+        return 0
+    return max(0, len(batches) - iterator._num_yielded)
+
+
+def tensors_behind(data: Iterable[Any]) -> tuple[torch.Tensor, ...] | None:
+    """The tensors whose rows a loader's batches are; None where it has others, or code of its own."""
+    if type(data) is not dataloader.DataLoader:
+        return None
+    dataset = data.dataset
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return dataset.tensors if type(dataset) is TensorDataset else None
+
+
 class _Selection:
     """In place of a loader's fetcher: selects a batch as a whole, where that is the same."""
 
@@ -91,6 +144,21 @@ class _Selection:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
+
+    @property
+    def selects(self) -> bool:
+        """Whether a batch that is fetched now runs torch's own code alone, whichever it is."""
+        fetcher = self._fetcher
+        if not (fetcher.auto_collation and fetcher.collate_fn is _COLLATE and _is_unpatched()):
+            return False
+        dataset = fetcher.dataset
+        while type(dataset) is Subset:
+            own = dataset.indices
+            listed = type(own) in _LISTS  # of no numbers: torch's own code fetches them
+            if "__getitems__" in vars(dataset) or not (listed or _holds_whole_numbers(own)):
+                return False
+            dataset = dataset.dataset
+        return _selectable(dataset) is not None
 
     def fetch(self, indices: Any) -> Any:
         """A batch; what a fetch depends on may have changed since the last one."""
@@ -122,12 +190,8 @@ def _selected(dataset: Dataset[Any], indices: Any) -> list[torch.Tensor] | None:
         if mapped is None:
             return None
         dataset, indices = dataset.dataset, mapped
-    if type(dataset) is not TensorDataset or hasattr(dataset, "__getitems__"):
-        return None
-    if type(indices) is not list or set(map(type, indices)) != {int}:
-        return None
-    tensors = dataset.tensors
-    if type(tensors) is not tuple or not tensors or not all(map(_is_plain, tensors)):
+    tensors = _selectable(dataset)
+    if tensors is None or type(indices) is not list or set(map(type, indices)) != {int}:
         return None
     if min(indices) < 0 or max(indices) >= min(len(tensor) for tensor in tensors):
         return None  # counted from the end, or an error that is the loader's to raise
@@ -135,11 +199,21 @@ def _selected(dataset: Dataset[Any], indices: Any) -> list[torch.Tensor] | None:
     return [tensor.index_select(0, index) for tensor in tensors]
 
 
+def _selectable(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
+    """The tensors of a dataset whose rows can be selected."""
+    if type(dataset) is not TensorDataset or hasattr(dataset, "__getitems__"):
+        return None
+    tensors = dataset.tensors
+    if type(tensors) is not tuple or not tensors or not all(map(_is_plain, tensors)):
+        return None
+    return tensors
+
+
 def _mapped(own: Any, indices: list[Any]) -> list[Any] | None:
     """Items of a subset's indices, as whole numbers where an array or a tensor holds them."""
     if set(map(type, indices)) != {int}:
         return None
-    listed = type(own) in (list, tuple, range)
+    listed = type(own) in _LISTS
     if not (listed or _holds_whole_numbers(own)):
         return None
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.data.batches import batches_of
+from waterflow.executor.data.batches import batches_of, undrawn
 
 Item = TypeVar("Item")
 
@@ -150,6 +150,7 @@ class Feeder(Generic[Item]):
         self._stopped = False
         self._over = False  # the thread fetches no more
         self._lent: _Lent | None = None
+        self._iterator: Iterator[Any] = iter(())  # the epoch's
         self._batches = self._all_batches()
         self._begun: tuple[int, Any] | None = None  # fetched in lent work that cannot go on with it
         self._error: BaseException | None = None  # of a fetch in lent work
@@ -259,10 +260,15 @@ class Feeder(Generic[Item]):
         """
         if self._stopped or self._queue or self._begun is not None or self._wants_boundary:
             return None
+        return self._followed(self._fetch_leavable, prepare)
+
+    def _followed(
+        self, fetch: Callable[[], tuple[int, Any] | None], prepare: Callable[[Any], Item | None]
+    ) -> FeedItem[Item] | None:
         lent = self._lent
         assert lent is not None
         try:
-            fetched = self._fetched_for(lent)
+            fetched = fetch()
             if fetched is None:
                 return None
             wanted = fetched[1] is not _END_OF_EPOCH and not lent.is_left
@@ -275,7 +281,29 @@ class Feeder(Generic[Item]):
             return None
         return FeedItem(item, fetched[0])
 
-    def _fetched_for(self, lent: _Lent) -> tuple[int, Any] | None:
+    def fetch_undrawn(self, prepare: Callable[[Any], Item | None], most: int) -> None:
+        """In lent work: fetches batches ahead of the steps before them, as long as nothing is drawn
+        for them, to be taken as any others.
+
+        Args:
+            prepare: as for `following`.
+            most: how many at most.
+        """
+        for _ in range(most):
+            if self._stopped or self._begun is not None or self._error is not None:
+                return
+            if self._wants_boundary or not undrawn(self._iterator):
+                return
+            fed = self._followed(self._next_batch, prepare)
+            if fed is None:
+                return
+            with self._changed:
+                self._queue.append(fed)
+
+    def _fetch_leavable(self) -> tuple[int, Any] | None:
+        """The next batch, for which the data's Python may take so long that the lane goes away."""
+        lent = self._lent
+        assert lent is not None
         lent.fetches = True
         try:
             return self._next_batch()
@@ -367,7 +395,7 @@ class Feeder(Generic[Item]):
         if self._stopped or self._fetched == self._done:
             return True
         if self._begun is not None or self._error is not None:
-            return True
+            return self._error is not None or self._fetched - 1 == self._done
         if len(self._queue) > self._rests_until or self._wants_boundary:
             return False
         return self._may_run_ahead()
@@ -379,7 +407,7 @@ class Feeder(Generic[Item]):
             if self._fetched == self._done:
                 self._enter_epoch(epoch)
             self._epoch, self._epoch_began, skipped = epoch, self._fetched - skipped, 0
-            iterator = self._start_epoch(epoch)
+            self._iterator = iterator = self._start_epoch(epoch)
             while self._steps is None or self._fetched < self._steps:
                 try:
                     batch = self._next(iterator)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
 from waterflow.job.several import schedulers_in
@@ -38,8 +39,8 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     plain = type(job.data) in (list, tuple)
     if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
         return False
-    if plain and _runs_torchs_code_alone(job):
-        tensors = _tensors_of(job.data)
+    if _runs_torchs_code_alone(job):
+        tensors = _tensors_of(job.data) if plain else tensors_behind(job.data)
         if tensors is not None:
             return set(map(storage_key, tensors)).isdisjoint(map(storage_key, written))
     data = Account.take({"data": job.data}, most=_MOST_OBJECTS)

@@ -192,7 +192,7 @@ class JobRun:
             adopt_thread=lanes.adopt_helper,
             on_ready=_weakly(self._tell_ready),
             name=job.name,
-            ahead=_weakly(self._batches_ahead),
+            ahead=_weakly(self.batches_ahead),
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
             is_due=_weakly(self._is_boundary_due),
@@ -275,14 +275,16 @@ class JobRun:
     def fetches_in_turn(self) -> bool:
         """Whether each batch is fetched after the step before it, and sooner than one thread hears
         of another: then captured steps run on the thread that fetches."""
-        if self._may_fetch_ahead() or self._callbacks.in_caller or self._device.queues:
+        if self._may_fetch_ahead() or self._device.queues:
             return False
+        if self._callbacks.in_caller and self.loop.acts_between_steps:
+            return False  # whoever makes the callbacks is handed each step anyway
         return self.feeder.fetch_seconds < _SHORT_FETCH_SECONDS
 
     def _may_fetch_ahead(self) -> bool:
-        return self.steps.preparer.draws_apart and self._data_is_apart
+        return self.steps.preparer.draws_apart and self.data_is_apart
 
-    def _batches_ahead(self) -> int:
+    def batches_ahead(self) -> int:
         """How many batches its feeder may hold: enough for the steps of a while, if they are small
         and on the host, where they take no place in the arena."""
         size = self.steps.preparer.batch_bytes
@@ -293,7 +295,8 @@ class JobRun:
         return max(LEAST_AHEAD, most)
 
     @functools.cached_property
-    def _data_is_apart(self) -> bool:
+    def data_is_apart(self) -> bool:
+        """Whether batches that are fetched before the steps before them are the same."""
         return may_fetch_ahead(self.job, self.steps.cache.written())
 
     # Its life

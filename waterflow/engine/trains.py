@@ -174,9 +174,12 @@ def _is_ready(job: JobRun, fed: Fed) -> bool:
 
 def _fetched(job: JobRun) -> list[Fed]:
     """The next batch, fetched on the job's thread, as a list; an empty one where its step needs
-    more than the lane."""
-    fed = job.feeder.following(job.steps.preparer.captured_at_once)
+    more than the lane. Behind it those that can be had without drawing are fetched, too."""
+    prepare = job.steps.preparer.captured_at_once
+    fed = job.feeder.following(prepare)
     if fed is None or _is_ready(job, fed):
+        if fed is not None and job.data_is_apart:
+            job.feeder.fetch_undrawn(prepare, job.batches_ahead() - 1)
         return [] if fed is None else [fed]
     job.feeder.put_back([fed])
     return []
