@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import waterflow as wf
+from tests.support.waiting import wait_until
 from tests.waterflow.engine.test_precedence import ENDLESS, assert_equal_to_eager, make_job
 from waterflow.engine import packing
 from waterflow.engine.events import PackingDecided
@@ -38,11 +39,11 @@ def run_until(decisions: int, capture: bool, **options: Any) -> tuple[wf.Report,
     with wf.Engine("64MiB", threads=1, **options) as engine:
         engine.subscribe(note)
         handles = [engine.submit(job) for job in jobs]
-        assert enough.wait(120)
+        assert enough.wait(300)
         since = time.perf_counter()
         before = [len(handle.losses) for handle in handles]
-        while any(len(h.losses) < b + 200 for h, b in zip(handles, before, strict=True)):
-            time.sleep(0.005)
+        pairs = list(zip(handles, before, strict=True))
+        wait_until(lambda: all(len(handle.losses) >= made + 200 for handle, made in pairs))
         engine.stop_all()
     report = engine.report()
     for job in jobs:

@@ -112,7 +112,7 @@ def test_what_another_thread_changes_counts_from_one_step_on(
         after = len(handle.losses)
         wait_until(lambda: len(handle.losses) > after + 500)
         handle.stop()
-        losses = handle.result(timeout=60).losses
+        losses = handle.result(timeout=300).losses
     plain = wf.run_eager(make_job(epochs=None, steps=len(losses)), threads=1).losses
     pairs = zip(losses, plain, strict=True)
     equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -150,9 +150,9 @@ def test_who_joins_and_who_stops_does_so_while_others_are_under_way() -> None:
         first = engine.submit(make_job("first", steps=ENDLESS))
         wait_until(lambda: len(first.losses) > 100)
         second = engine.submit(make_job("second", steps=200))
-        assert second.result(timeout=60).steps == 200
+        assert second.result(timeout=300).steps == 200
         first.stop()
-        found = first.result(timeout=60)
+        found = first.result(timeout=300)
     assert found.state == "stopped"
     assert found.losses == wf.run_eager(make_job(steps=found.steps), threads=1).losses
 
