@@ -72,10 +72,9 @@ def test_a_weight_is_a_share_of_the_time_in_memory() -> None:
         heavy, light = (engine.submit(job) for job in jobs)
         wait_until(lambda: len(light.losses) >= 100)
         a, b, before = len(heavy.losses), len(light.losses), turns["light"]
-        wait_until(lambda: turns["light"] >= before + 12)
+        wait_until(lambda: turns["light"] >= before + 8)
         a, b = len(heavy.losses) - a, len(light.losses) - b
         engine.stop_all()
-    print("RATIO", a, b, a/b, turns)
     assert 1.5 < a / b < 6
 
 
