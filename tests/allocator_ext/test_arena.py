@@ -123,14 +123,16 @@ def test_timeline_is_bounded_and_fair(arena: _C.Arena) -> None:
     arena.allocate(640, 0, 0)
     arena.allocate(640, 0, 1)
     arena.free(arena.allocate(64, 0, 2), 0)  # a job that ends early
-    for _ in range(100_000):
+    for step in range(100_000):
+        if step == 20_000:
+            early = arena.timeline()[0][-1]
         for job in (0, 1):
             arena.free(arena.allocate(64, job, job), job)
     seconds, jobs, held = arena.timeline()
     assert 5_000 < seconds.size <= 20_000
     assert np.all(np.diff(seconds) >= 0)
     assert np.bincount(jobs)[:2].min() > 0.25 * jobs.size
-    assert seconds[0] < 0.2 * seconds[-1]  # the beginning is still there
+    assert seconds[0] < early  # the beginning is still there
     assert held[jobs == 2][-1] == 0
 
 

@@ -80,12 +80,12 @@ def test_other_threads_are_not_seen():
 
     def work():
         ready.set()
-        go.wait(10)
+        assert go.wait(60)
         plain()
 
     thread = threading.Thread(target=work)
     thread.start()
-    ready.wait(10)
+    assert ready.wait(60)
     with _C.Observer() as seen:
         go.set()
         thread.join()

@@ -104,7 +104,7 @@ def test_a_decision_about_5000_gpus_and_2000_jobs_takes_at_most_50_ms(name, mome
 def test_a_slow_policy_is_found_out():
     class Slow(type(make_policy("fifo"))):
         def decide(self, state):
-            for _ in range(40):
+            for _ in range(8):  # ten times what it may take
                 sorted(range(200_000), key=lambda n: -n)
             return super().decide(state)
 

@@ -22,7 +22,6 @@ REST = [(name, policy) for name in NAMES for policy in POLICIES if (name, policy
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(120),
 ]
 
 

@@ -116,9 +116,9 @@ def test_one_that_rested_has_never_stopped(name, references):
         handles.append(engine.submit(job_of(training, on_step=rest)))
         other = engine.submit(filler(40))
         engine.release()
-        assert rests.wait(60)
-        assert handles[0].suspend(timeout=60)
-        assert other.result(60).state == "finished"
+        assert rests.wait(300)
+        assert handles[0].suspend(timeout=300)
+        assert other.result(300).state == "finished"
         assert len(handles[0].losses) == 5
         handles[0].resume()
-        check(training, handles[0].result(60), references(name))
+        check(training, handles[0].result(300), references(name))

@@ -1,13 +1,13 @@
 """A fake driver of these tests' own: a copy of the library is another driver."""
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.fake_cuda import Cuda, FakeDriver, driver_with, library
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -40,10 +40,7 @@ def fake(session_driver: FakeDriver) -> Iterator[FakeDriver]:
     session_driver.reset()
     yield session_driver
     session_driver.reset()
-    deadline = time.monotonic() + 5
-    while session_driver.busy() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert session_driver.busy() == 0
+    wait_until(lambda: session_driver.busy() == 0)
     assert not any(session_driver.live_objects().values()), session_driver.live_objects()
 
 

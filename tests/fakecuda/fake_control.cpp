@@ -95,6 +95,14 @@ int fake_set_delay(int max_microseconds, unsigned seed) {
   return 0;
 }
 
+// Streams begin no work item while they are held.
+int fake_hold(int on) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  state().held = on != 0;
+  state().changed.notify_all();
+  return 0;
+}
+
 int fake_set_memory(std::size_t total_bytes) {
   std::lock_guard<std::mutex> lock(state().mutex);
   state().memory.total = total_bytes;
@@ -169,6 +177,8 @@ void fake_reset() {
   fake.items_by_priority.clear();
   fake.ignores_waits = false;
   fake.max_delay = 0;
+  fake.held = false;
+  fake.changed.notify_all();
   fake.devices = 1;
   fake.memory.total = kDefaultMemory;
 }

@@ -178,6 +178,7 @@ struct State {
 
   bool ignores_waits = false;
   int max_delay = 0;  // microseconds
+  bool held = false;  // streams begin nothing
   std::mt19937 random;
 
   bool valid(cu::Device device) const { return device >= 0 && device < devices; }

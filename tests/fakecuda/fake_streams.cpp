@@ -51,7 +51,7 @@ void work_off(const std::shared_ptr<StreamObject>& stream) {
   State& fake = state();
   std::unique_lock<std::mutex> lock(fake.mutex);
   while (true) {
-    fake.changed.wait(lock, [&] { return !stream->queue.empty() || stream->closing; });
+    fake.changed.wait(lock, [&] { return stream->queue.empty() ? stream->closing : !fake.held; });
     if (stream->queue.empty()) break;
     Work work = std::move(stream->queue.front());
     stream->queue.pop_front();

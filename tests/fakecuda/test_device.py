@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -513,13 +514,18 @@ def test_a_buffer_waits_for_its_own_copies_only(
     device_input = _C.DeviceInput(copies, device)
     second.wait()  # nothing was sent
     device_input.send(first, block, 64)
-    driver.delay(500_000, seed=0)
+    copies.wait()
+    driver.hold()
     device_input.send(second, block, 64)
-    started = time.monotonic()
-    first.wait()
-    assert time.monotonic() - started < 1
-    driver.delay(0)
-    second.wait()
+    waits = [threading.Thread(target=buffer.wait) for buffer in (first, second)]
+    for thread in waits:
+        thread.start()
+    waits[0].join(60)
+    still_waiting = [thread.is_alive() for thread in waits]
+    driver.hold(False)
+    for thread in waits:
+        thread.join()
+    assert still_waiting == [False, True]
     assert driver.busy() == 0
 
 
@@ -614,14 +620,14 @@ def test_a_buffer_is_released_even_where_waiting_fails(
 
 
 def test_marks_tell_the_time(driver: FakeDriver, streams: _C.LaneStreams) -> None:
-    """Of the steady clock, which is the one of time.monotonic."""
+    """Of the steady clock, which is the one of time.monotonic, in seconds."""
     device = _C.LaneDevice.cuda(streams, True)
     for lane in (0, 1, 0, 1):
+        time.sleep(0.02)  # twenty seconds off where milliseconds are taken for seconds
         earliest = time.monotonic()
         mark = device.mark(lane)
         device.wait(mark)
-        assert earliest - 0.1 < device.seconds(mark) < time.monotonic() + 0.1
-        time.sleep(0.02)
+        assert earliest - 5 < device.seconds(mark) < time.monotonic() + 5
 
 
 def test_marks_of_a_lane_are_in_order(driver: FakeDriver, streams: _C.LaneStreams) -> None:
@@ -639,11 +645,11 @@ def test_a_mark_that_is_not_reached_has_no_time(
     driver: FakeDriver, streams: _C.LaneStreams
 ) -> None:
     device = _C.LaneDevice.cuda(streams, True)
-    driver.delay(500_000, seed=0)
+    driver.hold()
     mark = device.mark(0)
     with pytest.raises(_C.BackendError, match="CUDA_ERROR_NOT_READY"):
         device.seconds(mark)
-    driver.delay(0)
+    driver.hold(False)
     device.wait(mark)
 
 
@@ -672,5 +678,5 @@ def test_the_host_as_a_lane_device() -> None:
     device = _C.LaneDevice()
     marks = [device.mark(0) for _ in range(3)]
     device.wait(marks[0])
-    assert abs(device.seconds(marks[0]) - time.monotonic()) < 1
+    assert abs(device.seconds(marks[0]) - time.monotonic()) < 60
     assert device.seconds(marks[0]) <= device.seconds(marks[2])

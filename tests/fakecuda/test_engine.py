@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from tests.support.differences import assert_same_numbers
 from tests.support.fake_cuda import FakeDriver, nothing_left
 from tests.support.fake_device import FakeCudaDevice, train_hopping
 from tests.support.jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
@@ -171,8 +171,7 @@ def test_jobs_come_and_go(driver, eager):
     driver.delay(100, seed=4)
     with wf.Engine("64MiB", device=FakeCudaDevice(), threads=1) as engine:
         first = engine.submit(JOBS["cnn"]())
-        while not first.losses:
-            time.sleep(0.001)
+        wait_until(lambda: first.losses)
         second = engine.submit(JOBS["noisy"]())
         third = engine.submit(JOBS["plain"]())
         third.stop()
@@ -324,7 +323,7 @@ def test_memory_that_is_gone_when_the_first_job_enters(driver):
     engine = wf.Engine("256MiB", device=device, threads=1)
     driver.memory(32 << 20)
     handle = engine.submit(small_job("a"))
-    report = handle.result(60)
+    report = handle.result(300)
     engine.close()
     assert report.state == "failed"
     assert "cannot be had any more" in str(report.error)
@@ -403,8 +402,7 @@ def test_a_lost_context_ends_the_engine_and_keeps_the_losses(work, breakable, ea
         engine = wf.Engine("64MiB", device=device, threads=1)
         with engine:
             handles = [engine.submit(job) for job in jobs]
-            while not all(handle.losses for handle in handles):
-                time.sleep(0.001)
+            wait_until(lambda: all(handle.losses for handle in handles))
             breakable.break_after(work, ILLEGAL_ADDRESS)
     assert re.search(r"cuda:0 is lost: .*ILLEGAL_ADDRESS.*losses", str(caught.value))
     report = caught.value.report

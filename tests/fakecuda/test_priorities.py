@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tests.support.differences import assert_same_numbers
 from tests.support.fake_cuda import FakeDriver
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS
+from tests.support.waiting import wait_until
 from waterflow.allocator_ext import _C
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
@@ -103,6 +103,6 @@ def test_little_is_queued_of_a_job_that_others_go_before(fake: FakeDriver) -> No
     fake.delay(3000, seed=4)
     assert steps_queued_at_most(fake, first=False) <= 5  # their marks, and those of group and step
     fake.delay(3000, seed=4)
-    time.sleep(0.05)
+    wait_until(lambda: fake.busy() == 0)
     assert steps_queued_at_most(fake, first=True) <= 5  # one piece
     gc.collect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from tests.support.differences import assert_same_numbers
 from tests.support.fake_cuda import FakeDriver, driver_with
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
@@ -32,8 +32,7 @@ def training(*names: str, memory: str = "256MiB") -> Iterator[wf.Engine]:
     jobs = [MODELS[name](epochs=4) for name in names]
     with wf.Engine(memory, device=FakeCudaDevice(), threads=1) as engine:
         handles = [engine.submit(job) for job in jobs]
-        while not all(len(handle.losses) >= 2 for handle in handles):
-            time.sleep(0.001)
+        wait_until(lambda: all(len(handle.losses) >= 2 for handle in handles))
         yield engine
     for job in jobs:
         expected = MODELS[job.name](epochs=4)
@@ -47,10 +46,7 @@ def test_it_shrinks_and_grows(driver: FakeDriver) -> None:
         for budget, taken in (("128MiB", 128 * MIB), ("40MiB", PIECE), ("320MiB", 320 * MIB)):
             engine.resize(budget)
             # A profile of a step that is captured meanwhile lies beside the budget, for a moment.
-            deadline = time.monotonic() + 30
-            while driver.live("memory_bytes") != taken and time.monotonic() < deadline:
-                time.sleep(0.001)
-            assert driver.live("memory_bytes") == taken
+            wait_until(lambda taken=taken: driver.live("memory_bytes") == taken)
     assert engine.budget == 320 * MIB
     assert driver.live("memory_bytes") == 0
 

@@ -39,14 +39,14 @@ class Stop:
     def _look(self, result: wf.StepResult) -> None:
         if result.step == self._step:
             self._reached.set()
-            assert self._goes_on.wait(60)
+            assert self._goes_on.wait(300)
 
     def suspend(self, handle: wf.JobHandle) -> None:
         """Suspends the job at that step, and returns when it rests."""
-        assert self._reached.wait(60)
+        assert self._reached.wait(300)
         handle.suspend()
         self._goes_on.set()
-        assert handle.suspend(timeout=60)
+        assert handle.suspend(timeout=300)
 
 
 def tensors(job: wf.Job) -> list[torch.Tensor]:
@@ -78,10 +78,10 @@ def test_a_job_that_rested_has_the_numbers_of_one_that_did_not(
         assert not any(map(is_inside, tensors(job)))
         assert all(map(_C.is_parked, tensors(job)))
         copy = [tensor.detach().clone() for tensor in tensors(job)]
-        assert other.result(60).state == "finished"
+        assert other.result(300).state == "finished"
         assert all(map(torch.equal, copy, tensors(job)))
         handle.resume()
-        assert handle.result(60).state == "finished"
+        assert handle.result(300).state == "finished"
     assert_same_numbers(*expected(name, epochs=4), job, engine.report()[job.name])
     assert_same_numbers(*expected("tied"), beside, engine.report()[beside.name])
     assert not any(map(_C.is_parked, tensors(job)))
@@ -102,9 +102,9 @@ def test_its_room_is_another_s(driver: FakeDriver) -> None:
         one, other = engine.submit(first), engine.submit(second)
         engine.release()
         stop.suspend(one)
-        assert other.result(60).state == "finished"
+        assert other.result(300).state == "finished"
         one.resume()
-        assert one.result(60).state == "finished"
+        assert one.result(300).state == "finished"
     assert_same_numbers(*expected("cnn", epochs=3), first, engine.report()["cnn"])
     assert engine.report().peak_bytes <= need + need // 8
 
@@ -123,7 +123,7 @@ def test_one_that_ends_while_it_rests_keeps_its_numbers(driver: FakeDriver) -> N
         handle = engine.submit(job)
         stop.suspend(handle)
         handle.stop()
-        assert handle.result(60).state == "stopped"
+        assert handle.result(300).state == "stopped"
         assert not any(map(_C.is_parked, tensors(job)))
     assert all(map(torch.equal, seen[0], job.model.parameters()))
 
@@ -139,7 +139,7 @@ def test_weights_whose_address_somebody_knows_stay(driver: FakeDriver) -> None:
         assert not _C.is_parked(weight)
         assert np.array_equal(array, weight.numpy())
         handle.resume()
-        assert handle.result(60).state == "finished"
+        assert handle.result(300).state == "finished"
     assert_same_numbers(*expected("cnn", epochs=4), job, engine.report()["cnn"])
     assert np.array_equal(array, weight.numpy())
 
@@ -149,7 +149,7 @@ def test_without_page_locked_memory_it_rests_in_the_device_s(driver: FakeDriver)
     stop = Stop(job, 3)
     with wf.Engine("64MiB", device=FakeCudaDevice(), threads=1) as engine:
         handle = engine.submit(job)
-        assert stop._reached.wait(60)
+        assert stop._reached.wait(300)
         for nth in range(1, 9):  # a batch may be on its way
             driver.fail("cuMemHostAlloc", nth, OUT_OF_MEMORY)
         stop.suspend(handle)
@@ -157,7 +157,7 @@ def test_without_page_locked_memory_it_rests_in_the_device_s(driver: FakeDriver)
         driver.memory(2 << 30)
         assert not any(map(is_inside, tensors(job)))
         handle.resume()
-        report = handle.result(60)
+        report = handle.result(300)
     if report.ok:
         assert_same_numbers(*expected("cnn", epochs=4), job, report)
     else:

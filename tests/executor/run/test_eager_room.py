@@ -21,7 +21,6 @@ MiB = 1 << 20
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(60),
 ]
 
 

@@ -71,7 +71,7 @@ def threads_of_process():
 
 def gone(threads):
     """Whether they all end soon: the system takes its time."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while threads & threads_of_process() and time.monotonic() < until:
         time.sleep(0.001)
     return not threads & threads_of_process()

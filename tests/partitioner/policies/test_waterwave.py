@@ -82,9 +82,10 @@ def resembling_a_real_step(nodes, seed):
 
 
 @pytest.mark.parametrize(
-    ("count", "nodes", "seconds"), [(2, 3000, 0.05), (8, 1500, 0.5), (50, 150, 2.0)]
+    ("count", "nodes", "seconds"), [(2, 3000, 0.5), (8, 1500, 1.0), (50, 150, 2.0)]
 )
 def test_planning_is_quick(count, nodes, seconds):
+    """Twenty times what it takes: a plan that compares all nodes with all others takes longer."""
     best = float("inf")
     for _ in range(3):  # fresh profiles, so that nothing is remembered; other load left out
         jobs = named(*(resembling_a_real_step(nodes, seed) for seed in range(count)))

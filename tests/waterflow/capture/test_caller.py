@@ -18,7 +18,7 @@ from tests.support.models import Mlp
 from waterflow.capture.caller import CallerContext
 from waterflow.executor.run.rng import JobRng
 
-pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 LEVEL = contextvars.ContextVar("level", default=0)
 

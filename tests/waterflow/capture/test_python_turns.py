@@ -35,12 +35,13 @@ def test_a_trace_runs_beside_no_step():
     assert set(overlaps) == {0}
 
 
-def test_a_trace_may_run_where_a_step_waits():
+def test_a_trace_may_run_where_a_step_waits(monkeypatch):
+    monkeypatch.setattr(python_turns, "_PATIENCE_SECONDS", 100)
     with PYTHON_TURNS.shared():
         started = time.monotonic()
         with PYTHON_TURNS.paused(), PYTHON_TURNS.alone():
             pass
-        assert time.monotonic() - started < 1
+        assert time.monotonic() - started < 50
 
 
 def test_nobody_waits_for_ever(monkeypatch):

@@ -16,7 +16,7 @@ from tests.support.differences import MEMORY, assert_same_numbers
 from tests.support.models import Recurrent, Tied
 from waterflow.capture.shadow import Shadow, UnkeptChangeError
 
-pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 
 class Hooked(nn.Module):

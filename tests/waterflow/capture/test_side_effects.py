@@ -20,7 +20,6 @@ from waterflow.executor.run.rng import JobRng
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning"),
 ]
 

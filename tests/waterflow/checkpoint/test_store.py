@@ -162,7 +162,7 @@ with folder.opened(["a"]):
 
 def test_a_full_disk_leaves_the_former_checkpoint_and_nothing_else(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=250
     )
     assert done.stdout == "kept\n", done.stderr
 

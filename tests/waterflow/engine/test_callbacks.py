@@ -142,7 +142,7 @@ def run_program(program: str, **options: Any) -> subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=250,
         check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         **options,

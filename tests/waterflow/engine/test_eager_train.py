@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
+from tests.support.waiting import wait_until
 from waterflow.allocator_ext import _C
 from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.events import StepDone
@@ -119,7 +120,7 @@ def test_a_job_goes_over_to_captured_steps_with_the_numbers_of_the_loop(policy):
     for job, own in zip(jobs, ({"on_step": lambda result: torch.rand(1)}, {}), strict=True):
         found = report.jobs[job.name]
         assert found.captured == "captured"
-        assert 2 <= found.eager_steps < 30
+        assert 2 <= found.eager_steps < found.steps
         assert "captured after" in found.tiers[0]
         twin = make(**options, on_step=(lambda result: torch.rand(1) and None) if own else None)
         assert_equal_to_loop(job, report, twin)
@@ -275,8 +276,7 @@ def test_whoever_listens_hears_of_each_step_of_a_train():
 def test_a_job_is_stopped_within_a_step_and_another_may_join_meanwhile():
     with wf.Engine(memory="64MiB", threads=1) as engine:
         endless = engine.submit(make("endless", steps=10**9))
-        while len(endless.losses) < 20:
-            time.sleep(0.005)
+        wait_until(lambda: len(endless.losses) >= 20)
         joined = engine.submit(make("joined", steps=10)).result()
         assert joined.state == "finished"
         before = len(endless.losses)

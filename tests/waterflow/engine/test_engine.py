@@ -367,7 +367,7 @@ def test_ctrl_c_ends_at_the_step_boundary_with_a_report(tmp_path: Path) -> None:
     try:
         assert process.stdout.readline().strip() == "started"
         process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=250)
         assert output.strip() == "report True stopped True"
         assert process.returncode == 0
     finally:
@@ -381,13 +381,12 @@ def test_engine_jobs_come_and_go() -> None:
     second_job = make_job("b", 2)  # built apart: a running engine lends torch's generator
     with wf.Engine(memory="32MiB", threads=1) as engine:
         first = engine.submit(make_job("a", 1, steps=10**9))
-        while len(first.losses) < 3:
-            time.sleep(0.01)
+        wait_until(lambda: len(first.losses) >= 3)
         assert first.status == "running"
         second = engine.submit(second_job)
-        assert second.result(timeout=60).state == "finished"
+        assert second.result(timeout=300).state == "finished"
         first.stop()
-        assert first.result(timeout=60).state == "stopped"
+        assert first.result(timeout=300).state == "stopped"
         with pytest.raises(wf.JobError, match="name is taken"):
             engine.submit(make_job("a", 1))
     assert_equal_to_eager(second_job, second.result(), make_job("b", 2))
@@ -418,7 +417,7 @@ def test_engine_ends_the_jobs_of_a_block_that_raises() -> None:
 
 def test_engine_takes_a_job_that_does_not_fit_as_failed() -> None:
     with wf.Engine(memory="8KiB", threads=1) as engine:
-        report = engine.submit(make_job("a", 1)).result(timeout=60)
+        report = engine.submit(make_job("a", 1)).result(timeout=300)
     assert isinstance(report.exception, wf.BudgetError)
 
 
@@ -433,7 +432,7 @@ def test_jobs_joining_and_leaving_at_random_do_not_disturb_each_other() -> None:
             time.sleep(chance.random() * 0.2)
             if chance.random() < 0.3:
                 chance.choice(handles).stop()
-        reports = [handle.result(timeout=120) for handle in handles]
+        reports = [handle.result(timeout=300) for handle in handles]
         assert engine.check_races() == []
     for report in reports:
         seed, _ = made[report.name]
@@ -450,7 +449,7 @@ def test_every_run_is_free_of_races(policy: str, lanes: int) -> None:
         opaque = make_job("eager", 5, capture=False)
         handles = [engine.submit(make_job(f"j{seed}", seed)) for seed in range(4)]
         handles.append(engine.submit(opaque))
-        states = [handle.result(timeout=120).state for handle in handles]
+        states = [handle.result(timeout=300).state for handle in handles]
         assert engine.check_races() == []
     assert states == ["finished"] * 5
 
@@ -481,18 +480,17 @@ def test_a_slow_loader_does_not_stop_the_others() -> None:
 
     def slow() -> Iterator[Any]:
         yield IMAGES[:32], LABELS[:32]
-        gate.wait(60)
+        gate.wait(300)
         yield IMAGES[:32], LABELS[:32]
 
     with wf.Engine(memory="32MiB", threads=1) as engine:
         waiting = engine.submit(make_job("slow", 1, data=Loop(slow), epochs=1))
-        while not waiting.losses:
-            time.sleep(0.01)
+        wait_until(lambda: waiting.losses)
         quick = engine.submit(make_job("quick", 2))
-        assert quick.result(timeout=60).state == "finished"
+        assert quick.result(timeout=300).state == "finished"
         assert waiting.status == "running"
         gate.set()
-        assert waiting.result(timeout=60).steps == 2
+        assert waiting.result(timeout=300).steps == 2
 
 
 def test_a_loader_with_worker_processes_keeps_the_numbers() -> None:

@@ -72,7 +72,7 @@ def pressed(program: str, tmp_path: Path, presses: int) -> tuple[str, str, int]:
             if press == 0 and presses > 1:  # until it says that it waits
                 assert "interrupt again" in process.stderr.readline()
                 time.sleep(0.1)
-        output, said = process.communicate(timeout=120)
+        output, said = process.communicate(timeout=250)
         return output, said, process.returncode
     finally:
         process.kill()

@@ -15,7 +15,6 @@ from tests.support.models import Mlp
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning"),
 ]
 

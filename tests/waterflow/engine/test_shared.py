@@ -164,8 +164,8 @@ def test_who_comes_late_begins_at_the_beginning():
     assert listed(first) == expected[0][2:]
     with wf.Engine(memory="10MiB") as engine:
         early = engine.submit(job("early", data))
-        early.result(60)
-        assert engine.submit(job("late", data)).result(60).losses == early.losses
+        early.result(300)
+        assert engine.submit(job("late", data)).result(300).losses == early.losses
 
 
 def test_memory_is_kept_for_those_who_read_and_a_window_more():
@@ -235,7 +235,7 @@ def test_many_threads_see_the_same():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert [found[name] for name in range(6)] == [expected] * 6
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
 from tests.support.needs import needed
+from tests.support.waiting import wait_until
 from waterflow.engine import surges
 from waterflow.engine.events import MemoryLent
 from waterflow.models.gpt2 import Gpt2, Gpt2Config
@@ -130,10 +130,9 @@ def test_a_longer_sequence_finds_its_memory_and_gives_it_back(
     with wf.Engine(long + int(wide * share), threads=1, check=True) as engine:
         told = lent(engine)
         two = engine.submit(other)
-        while not two.losses:
-            time.sleep(0.01)
+        wait_until(lambda: two.losses)
         one = engine.submit(reader)
-        assert one.result(120).state == "finished"
+        assert one.result(300).state == "finished"
         two.stop()
     report = engine.report()
     assert engine.check_races() == []
@@ -171,7 +170,7 @@ def test_a_surge_that_comes_back_is_met_without_planning_anew(impatient: None) -
     with wf.Engine(long + int(wide * 0.6), threads=1) as engine:
         told = lent(engine)
         one, two = engine.submit(reader), engine.submit(other)
-        assert one.result(120).state == "finished"
+        assert one.result(300).state == "finished"
         two.stop()
     assert limits().count(0) <= 1
     after = limits()[limits().index(None) + 1 :]
@@ -231,10 +230,9 @@ def test_a_second_phase(capture: Any) -> None:
     with wf.Engine(room, threads=1) as engine:
         told = lent(engine)
         two = engine.submit(other)
-        while not two.losses:
-            time.sleep(0.01)
+        wait_until(lambda: two.losses)
         one = engine.submit(job)
-        assert one.result(120).state == "finished", one.result().error
+        assert one.result(300).state == "finished", one.result().error
     assert told[0].job == "other"
     assert engine.report().peak_bytes <= room
     assert_equal_to_eager(job, one.result(), make_phases())
@@ -249,12 +247,11 @@ def test_a_guaranteed_job_that_joins_finds_room() -> None:
     room = max(2 * wide, needed(make_phases(capture=True, on_step=None)) + 4096)
     with wf.Engine(room, threads=1) as engine:
         handles = [engine.submit(other) for other in others]
-        while not all(handle.losses for handle in handles):
-            time.sleep(0.01)
-        assert engine.submit(job).result(120).state == "finished"
+        wait_until(lambda: all(handle.losses for handle in handles))
+        assert engine.submit(job).result(300).state == "finished"
         made = [len(handle.losses) for handle in handles]
-        while any(len(h.losses) <= count for h, count in zip(handles, made, strict=True)):
-            time.sleep(0.01)
+        pairs = list(zip(handles, made, strict=True))
+        wait_until(lambda: all(len(handle.losses) > count for handle, count in pairs))
         engine.stop_all()
     for other, handle in zip(others, handles, strict=True):
         fresh = make_wide(other.name, steps=len(handle.losses))

@@ -63,11 +63,11 @@ class Stops:
     def __call__(self, result: wf.StepResult) -> None:
         if result.step in self.reached:
             self.reached[result.step].set()
-            assert self.gone_on[result.step].wait(60)
+            assert self.gone_on[result.step].wait(300)
 
     @contextlib.contextmanager
     def at(self, step: int):
-        assert self.reached[step].wait(60)
+        assert self.reached[step].wait(300)
         try:
             yield
         finally:
@@ -91,12 +91,12 @@ def test_a_job_that_rests_has_the_numbers_of_one_that_does_not(policy: str, capt
         for step in (4, 17):
             with stops.at(step):
                 first.suspend()
-            assert first.suspend(timeout=60)
+            assert first.suspend(timeout=300)
             assert first.status == "suspended"
             assert len(first.losses) == step
             assert held["resting"][-1] == 0
             first.resume()
-        assert first.result(60).state == second.result(60).state == "finished"
+        assert first.result(300).state == second.result(300).state == "finished"
     assert len(held["resting"]) == 6
     assert_equal_to_eager(resting, first.result(), make_job("resting", 1))
     assert_equal_to_eager(beside, second.result(), make_job("beside", 2))
@@ -114,10 +114,10 @@ def test_who_waits_for_room_has_it_while_another_rests() -> None:
         with stops.at(3):
             assert other.status == "queued"
             one.suspend()
-        assert other.result(60).state == "finished"
+        assert other.result(300).state == "finished"
         assert one.status == "suspended"
         one.resume()
-        assert one.result(60).state == "finished"
+        assert one.result(300).state == "finished"
         assert engine.report().peak_bytes <= alone + alone // 8
     assert_equal_to_eager(first, one.result(), make_job("first", 1, epochs=1))
     assert_equal_to_eager(second, other.result(), make_job("second", 1, epochs=1))
@@ -132,7 +132,7 @@ def test_one_that_has_not_begun_rests_too_and_closing_resumes() -> None:
         )
         engine.hold()
         handle = engine.submit(job)
-        assert handle.suspend(timeout=60)
+        assert handle.suspend(timeout=300)
         engine.release()
         assert handle.status == "suspended"
         assert not handle.losses
@@ -164,7 +164,7 @@ def test_a_job_suspends_itself_in_its_callback() -> None:
         engine.hold()
         handles.append(engine.submit(job))
         engine.release()
-        assert rests.wait(60)
+        assert rests.wait(300)
         assert len(handles[0].losses) == 5
         handles[0].resume()
     assert_equal_to_eager(job, handles[0].result(), make_job("a", epochs=1))
@@ -177,9 +177,9 @@ def test_a_job_that_rests_can_be_stopped() -> None:
         handle = engine.submit(job)
         with stops.at(4):
             handle.suspend()
-        assert handle.suspend(timeout=60)
+        assert handle.suspend(timeout=300)
         handle.stop()
-        assert handle.result(60).state == "stopped"
+        assert handle.result(300).state == "stopped"
         assert len(handle.losses) == 4
         for verb in (handle.suspend, handle.resume):
             with pytest.raises(wf.JobError, match=r"job 'a' is stopped and cannot be"):
@@ -203,7 +203,7 @@ def test_resumed_at_the_very_moment_at_which_it_was_suspended() -> None:
         handles.append(engine.submit(job))
         with stops.at(4):
             handles[0].suspend()
-        assert handles[0].result(60).state == "finished"
+        assert handles[0].result(300).state == "finished"
     assert moments == 1
     assert_equal_to_eager(job, handles[0].result(), make_job("a", 1))
 
@@ -226,7 +226,7 @@ def test_wishes_that_change_faster_than_they_are_granted(capture: bool) -> None:
             with contextlib.suppress(wf.JobError):
                 handle.resume()
         for handle in handles:
-            handle.result(60)
+            handle.result(300)
     assert asked > 20
     for job, handle, seed in zip(jobs, handles, (1, 2), strict=True):
         assert_equal_to_eager(job, handle.result(), make_job(job.name, seed, epochs=40))
@@ -251,7 +251,7 @@ def test_gradients_of_a_job_that_rests_stay() -> None:
         handle = engine.submit(job)
         with stops.at(3):
             handle.suspend()
-        assert handle.suspend(timeout=60)
+        assert handle.suspend(timeout=300)
         handle.resume()
     assert_equal_to_eager(job, handle.result(), fresh)
     gathered, expected = job.model[1].weight.grad, fresh.model[1].weight.grad

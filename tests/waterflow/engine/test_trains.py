@@ -15,6 +15,7 @@ from torch import nn
 
 import waterflow as wf
 from tests.support.waiting import wait_until
+from waterflow.engine import job_run, trains
 from waterflow.engine.events import GroupsRan, StepDone
 
 pytestmark = pytest.mark.cpu
@@ -112,7 +113,7 @@ def test_what_another_thread_changes_counts_from_one_step_on(
         after = len(handle.losses)
         wait_until(lambda: len(handle.losses) > after + 500)
         handle.stop()
-        losses = handle.result(timeout=60).losses
+        losses = handle.result(timeout=300).losses
     plain = wf.run_eager(make_job(epochs=None, steps=len(losses)), threads=1).losses
     pairs = zip(losses, plain, strict=True)
     equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -150,9 +151,9 @@ def test_who_joins_and_who_stops_does_so_while_others_are_under_way() -> None:
         first = engine.submit(make_job("first", steps=ENDLESS))
         wait_until(lambda: len(first.losses) > 100)
         second = engine.submit(make_job("second", steps=200))
-        assert second.result(timeout=60).steps == 200
+        assert second.result(timeout=300).steps == 200
         first.stop()
-        found = first.result(timeout=60)
+        found = first.result(timeout=300)
     assert found.state == "stopped"
     assert found.losses == wf.run_eager(make_job(steps=found.steps), threads=1).losses
 
@@ -203,8 +204,13 @@ class Drawn(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_batches_that_come_in_turn_are_fetched_between_steps(lanes: int, slow: bool) -> None:
+def test_batches_that_come_in_turn_are_fetched_between_steps(
+    lanes: int, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the thread that makes the steps, unless they take so long that others have the lane."""
+    if not slow:  # however busy the machine is
+        monkeypatch.setattr(job_run, "_SHORT_FETCH_SECONDS", 60.0)
+        monkeypatch.setattr(trains, "_PATIENCE_SECONDS", 60.0)
     callers: dict[str, list[int]] = {}
 
     def make(name: str) -> wf.Job:
@@ -226,5 +232,5 @@ def test_batches_that_come_in_turn_are_fetched_between_steps(lanes: int, slow: b
     assert engine.check_races() == []
     for job in jobs:
         own = sum(thread in job.data.dataset.threads for thread in callers[job.name])
-        assert slow or own > 10, "of 160 steps"
+        assert slow or own > 100, "of 160 steps"
         assert_equal(job, report[job.name], make(job.name))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 
 import waterflow as wf
+from tests.support.waiting import wait_until
 from tests.waterflow.engine.test_suspension import assert_equal_to_eager, make_job, needed
 from waterflow.engine.events import MemoryMoved
 
@@ -42,9 +44,9 @@ def test_a_job_that_somebody_suspended_has_no_turn() -> None:
     jobs = [make_job(name, 1, epochs=8) for name in "ab"]
     with wf.Engine(room, policy="time-slice", quantum=0.05, threads=1) as engine:
         one, other = (engine.submit(job) for job in jobs)
-        assert one.suspend(timeout=60)
+        assert one.suspend(timeout=300)
         before = len(one.losses)
-        assert other.result(60).state == "finished"
+        assert other.result(300).state == "finished"
         time.sleep(0.2)
         assert len(one.losses) == before
         assert one.status == "suspended"
@@ -59,12 +61,18 @@ def test_a_weight_is_a_share_of_the_time_in_memory() -> None:
         make_job("heavy", 1, epochs=10**6, weight=3.0, capture=True),
         make_job("light", 1, epochs=10**6, capture=True),
     ]
+    turns = Counter[str]()
+
+    def count(event: Any) -> None:
+        if isinstance(event, MemoryMoved) and event.held:
+            turns[event.job] += 1
+
     with wf.Engine(room, policy="time-slice", quantum=0.1, threads=1) as engine:
+        engine.subscribe(count)
         heavy, light = (engine.submit(job) for job in jobs)
-        while len(light.losses) < 100:
-            time.sleep(0.01)
-        a, b = len(heavy.losses), len(light.losses)
-        time.sleep(6)
+        wait_until(lambda: len(light.losses) >= 100)
+        a, b, before = len(heavy.losses), len(light.losses), turns["light"]
+        wait_until(lambda: turns["light"] >= before + 8)
         a, b = len(heavy.losses) - a, len(light.losses) - b
         engine.stop_all()
     assert 1.5 < a / b < 6

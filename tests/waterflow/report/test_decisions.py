@@ -21,7 +21,7 @@ def test_a_run_tells_what_was_decided(tmp_path):
         handle = engine.submit(make_job("a", 1, on_step=stops))
         with stops.at(3):
             handle.suspend()
-        assert handle.suspend(60)
+        assert handle.suspend(300)
         engine.resize("32MiB")
         handle.set_weight(2)
         handle.resume()

@@ -210,7 +210,7 @@ def test_hovering_tells_the_job_and_the_moment(browser, plain, width):
     assert opened.page.evaluate(TIPS) == []
     opened.page.mouse.move(box["x"] + box["width"] / 3, box["y"] + box["height"] / 3)
     opened.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] * 0.8)
-    opened.page.wait_for_function(f"({TIPS})().length == 2", timeout=20_000)
+    opened.page.wait_for_function(f"({TIPS})().length == 2", timeout=60_000)
     job, moment = sorted(opened.page.evaluate(TIPS), key=lambda tip: len(tip[0]))
     assert "first" in job[0]
     for told in ("second", "together", "2.0 MiB", "third 1.0 MiB", "first 341.3 KiB"):

@@ -23,7 +23,6 @@ from waterflow.steps.step_binder import StepBinder
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.usefixtures("one_thread"),
-    pytest.mark.timeout(60),
 ]
 
 STEPS = 10
@@ -289,7 +288,7 @@ job = wf.Job(
 report = wf.run([job], memory="64MiB")
 assert report.ok, report.jobs["a"].error
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=250)
 
 
 def test_data_that_are_fetched_ahead_may_draw_while_a_step_is_checked():

@@ -564,7 +564,7 @@ def test_a_fresh_process_finds_the_same_key(package, tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=250,
         )
         assert done.returncode == 0, done.stderr
         keys.append(done.stdout.strip())
