@@ -116,7 +116,7 @@ def from_lightning(
         name,
         model=module,
         optimizer=optimizer,
-        loss=loss_of(module, numbered, followers.names_of_steps),
+        loss=loss_of(module, name, numbered, followers.names_of_steps),
         data=loader,
         scheduler=scheduler,
         scheduler_every=interval,
