@@ -76,6 +76,7 @@ def trained_by_host(module, data, **options):
             super().backward(loss, *arguments, **keywords)
 
         def on_validation_end(self):
+            super().on_validation_end()
             if not self.trainer.sanity_checking:
                 found.append(float(self.trainer.callback_metrics["val_loss"]))
 

@@ -21,6 +21,7 @@ from waterflow.integrations.lightning_loop import (
 )
 from waterflow.integrations.lightning_refusals import (
     Refusal,
+    check_data,
     check_module,
     clipping,
     keeps_files,
@@ -70,6 +71,7 @@ def from_lightning(
     name = name or type(module).__name__
     require = Refusal(name)
     check_module(module, require)
+    check_data(data, require)
     limit_train, limit_val = None, None
     if trainer is not None:
         options = {**limits(trainer, require), **options}
@@ -116,7 +118,7 @@ def from_lightning(
         name,
         model=module,
         optimizer=optimizer,
-        loss=loss_of(module, numbered, followers.names_of_steps),
+        loss=loss_of(module, name, numbered, followers.names_of_steps),
         data=loader,
         scheduler=scheduler,
         scheduler_every=interval,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 
 from waterflow.integrations.lightning_callbacks import Followers
-from waterflow.integrations.lightning_loop import Counted, begun, logging
+from waterflow.integrations.lightning_logging import Epoch, logging
+from waterflow.integrations.lightning_loop import Counted, begun
 from waterflow.integrations.lightning_schedule import Schedule
 from waterflow.job.job import STOP
 
@@ -55,7 +57,8 @@ class Validation:
 
     def _validate(self, module: Any, loader: Iterable[Any]) -> dict[str, torch.Tensor]:
         parameters = list(inspect.signature(module.validation_step).parameters)
-        means: dict[str, _Mean] = {}
+        job = self._state.job
+        during, behind = Epoch(job), Epoch(job)
         self._state.training, self._state.validating = False, True
         try:
             batches = begun(loader, self._limit)  # draws a seed, before the hooks
@@ -63,52 +66,16 @@ class Validation:
             module.on_validation_epoch_start()
             for index, batch in enumerate(batches):
                 batch = module.transfer_batch_to_device(batch, module.device, 0)
-                with logging(module) as logged:
+                with logging(module, job) as logged:
                     module.validation_step(*(batch, index, 0)[: len(parameters)])
-                size = _batch_size(batch)
-                for key, value in logged.items():
-                    means.setdefault(key, _Mean()).add(value, size)
-            with logging(module) as logged:
+                during.add(logged, functools.partial(_batch_size, batch))
+            with logging(module, job) as logged:
                 module.on_validation_epoch_end()
+            behind.add(logged, lambda: 1)
             module.on_validation_end()
         finally:
             self._state.training, self._state.validating = True, False
-        values = {key: mean.value for key, mean in means.items()}
-        return values | {key: _number(value) for key, value in logged.items()}
-
-
-class _Mean:
-    """Over batches, by their sizes; of a metric of torchmetrics, what that computes."""
-
-    def __init__(self) -> None:
-        self._sum = torch.zeros(())
-        self._count = 0
-        self._metric: Any = None
-
-    def add(self, value: Any, size: int) -> None:
-        """Takes in the value of one batch."""
-        if _is_metric(value):
-            self._metric = value
-            return
-        self._sum = self._sum + torch.as_tensor(value).detach().cpu() * size
-        self._count += size
-
-    @property
-    def value(self) -> torch.Tensor:
-        """Of all batches; a metric begins anew."""
-        return _number(self._sum / self._count if self._metric is None else self._metric)
-
-
-def _is_metric(value: Any) -> bool:
-    return hasattr(value, "compute") and hasattr(value, "reset")
-
-
-def _number(value: Any) -> torch.Tensor:
-    if _is_metric(value):
-        computed = torch.as_tensor(value.compute())
-        value.reset()
-        return computed
-    return torch.as_tensor(value).detach()
+        return during.values() | behind.values()
 
 
 def _batch_size(batch: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
 import itertools
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
+from waterflow.integrations.lightning_logging import logging, of_step
 from waterflow.integrations.lightning_schedule import Place
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class State:
         """Args: the job's name; its epochs, steps and accumulate; the batches of an epoch; whether
         somebody counts them."""
         epochs, steps = limits.get("epochs"), limits.get("steps")
-        self._name = name
+        self.job = name
         self._batches = batches
         self._accumulated = limits.get("accumulate", 1)
         self.max_epochs = epochs
@@ -64,14 +64,14 @@ class State:
         if self.max_steps >= 0:
             return self.max_steps if total is None else min(total, self.max_steps)
         if total is None:
-            raise JobError(f"job {self._name!r}: its length is not known: say epochs or steps")
+            raise JobError(f"job {self.job!r}: its length is not known: say epochs or steps")
         return total
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
         raise JobError(
-            f"job {self._name!r}: its module asks its trainer for {attribute!r}, which a job has "
+            f"job {self.job!r}: its module asks its trainer for {attribute!r}, which a job has "
             "not: leave that out, or train it with Lightning"
         )
 
@@ -233,12 +233,13 @@ class Counted:
 
 
 def loss_of(
-    module: LightningModule, numbered: bool, names: set[str]
+    module: LightningModule, job: str, numbered: bool, names: set[str]
 ) -> Callable[[nn.Module, Any], tuple[torch.Tensor, dict[str, Any]]]:
     """`training_step`, and what it logs as metrics.
 
     Args:
         module: whose.
+        job: its name.
         numbered: whether batches come with their numbers in the epoch.
         names: takes in those of what is logged.
     """
@@ -246,8 +247,9 @@ def loss_of(
 
     def loss(model: Any, batch: Any) -> tuple[torch.Tensor, dict[str, Any]]:
         batch, number = batch if numbered else (batch, 0)
-        with logging(model) as logged:
+        with logging(model, job) as noted:
             found = model.training_step(*(batch, number, 0)[:count])
+        logged = of_step(job, noted)
         names.update(logged)
         value: torch.Tensor = found["loss"] if isinstance(found, Mapping) else found
         if value is None:
@@ -273,19 +275,3 @@ def _reads(function: Callable[..., Any], variable: str) -> bool:
         variable == read or (isinstance(read, tuple) and variable in read)
         for read in (instruction.argval for instruction in instructions)
     )
-
-
-@contextlib.contextmanager
-def logging(module: LightningModule) -> Iterator[dict[str, Any]]:
-    """What the module logs meanwhile."""
-    logged: dict[str, Any] = {}
-
-    def log(name: str, value: Any, *_: Any, **__: Any) -> None:
-        logged[name] = value.detach() if isinstance(value, torch.Tensor) else value
-
-    own = vars(module)
-    own["log"] = log
-    try:
-        yield logged
-    finally:
-        del own["log"]

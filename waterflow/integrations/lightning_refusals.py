@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,16 +21,32 @@ _TAKEN_OVER = frozenset(
         *("training_step", "configure_optimizers", "forward", "train_dataloader"),
         *("val_dataloader", "test_dataloader", "predict_dataloader", "test_step", "predict_step"),
         *("validation_step", "on_validation_epoch_start", "on_validation_epoch_end"),
-        *("on_validation_start", "on_validation_end", "prepare_data", "setup", "teardown"),
-        *("on_fit_start", "on_train_start", "configure_model", "transfer_batch_to_device"),
+        *("on_validation_start", "on_validation_end", "prepare_data", "setup"),
+        *("on_fit_start", "on_train_start", "configure_model"),
         *("on_test_start", "on_test_end", "on_test_epoch_start", "on_test_epoch_end"),
         *("on_predict_start", "on_predict_end", "on_predict_epoch_start", "on_predict_epoch_end"),
         *("on_test_batch_start", "on_test_batch_end", "on_predict_batch_start"),
         *("on_predict_batch_end", "on_test_model_eval", "on_test_model_train"),
-        *("on_predict_model_eval", "on_predict_model_train", "configure_callbacks"),
+        *("on_predict_model_eval", "on_predict_model_train"),
         *("train", "eval", "extra_repr", "example_input_array"),
     }
 )
+#: Methods that a datamodule may have of its own, likewise.
+_DATA_TAKEN_OVER = frozenset(
+    {
+        *("prepare_data", "setup", "train_dataloader", "val_dataloader", "test_dataloader"),
+        *("predict_dataloader", "on_exception"),
+    }
+)
+#: What to do instead, where that is not to be done in a step.
+_REMEDIES = {
+    **dict.fromkeys(
+        ("transfer_batch_to_device", "on_before_batch_transfer", "on_after_batch_transfer"),
+        "do it in training_step and validation_step, or in the dataset or its collate_fn",
+    ),
+    "configure_callbacks": "give the callbacks to the Trainer",
+    "teardown": "do it when wf.run has returned",
+}
 #: Callbacks of a Trainer that change no number.
 _CALLBACKS = (
     "DeviceStatsMonitor",
@@ -46,7 +62,8 @@ _CALLBACKS = (
 _PRECISIONS: Mapping[str, torch.dtype | None] = {"32-true": None, "bf16-mixed": torch.bfloat16}
 #: What a Trainer is by default, where the job does nothing else.
 _DEFAULTS: Mapping[str, Any] = {
-    "max_time": None,
+    "barebones": False,
+    "fast_dev_run": False,
     "min_epochs": None,
     "min_steps": None,
     "num_devices": 1,
@@ -55,6 +72,10 @@ _DEFAULTS: Mapping[str, Any] = {
     "reload_dataloaders_every_n_epochs": 0,
     "world_size": 1,
 }
+#: What a Trainer keeps under another name, and is not asked for by default.
+_PRIVATE = {"_detect_anomaly": "detect_anomaly", "_model_registry": "model_registry"}
+#: The kinds of its strategy and of what its precision is made by, on one device.
+_PLUGINS = ("SingleDeviceStrategy", "Precision", "MixedPrecision")
 
 
 class Refusal:
@@ -81,14 +102,27 @@ def check_module(module: LightningModule, require: Refusal) -> None:
         f"{kind}'s manual optimization",
         "write the step as a function and give it to Job(step=...)",
     )
-    for method in dir(LightningModule):
-        if method.startswith("_") or method in _TAKEN_OVER:
+    _check_methods(module, LightningModule, _TAKEN_OVER, require)
+
+
+def check_data(data: Any, require: Refusal) -> None:
+    """Refuses a datamodule that does what a job would not."""
+    from lightning.pytorch import LightningDataModule
+
+    if isinstance(data, LightningDataModule):
+        _check_methods(data, LightningDataModule, _DATA_TAKEN_OVER, require)
+
+
+def _check_methods(of: Any, known: type, taken_over: Collection[str], require: Refusal) -> None:
+    for method in dir(known):
+        if method.startswith("_") or method in taken_over:
             continue
-        inherited = inspect.getattr_static(LightningModule, method)
-        if not callable(getattr(LightningModule, method)):
+        inherited = inspect.getattr_static(known, method)
+        if not callable(getattr(known, method)):
             continue
-        own = inspect.getattr_static(module, method) is not inherited
-        require(not own, f"{kind}.{method}", "do it in training_step, or in the job's on_step")
+        own = inspect.getattr_static(of, method) is not inherited
+        remedy = _REMEDIES.get(method, "do it in training_step, or in the job's on_step")
+        require(not own, f"{type(of).__name__}.{method}", remedy)
 
 
 def limits(trainer: Trainer, require: Refusal) -> dict[str, Any]:
@@ -96,14 +130,21 @@ def limits(trainer: Trainer, require: Refusal) -> dict[str, Any]:
     for attribute, default in _DEFAULTS.items():
         value = getattr(trainer, attribute, default)
         require(value == default, f"Trainer({attribute}={value!r})", f"leave it at {default!r}")
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        _check_callback(callback, require)
     precision = trainer.precision
     require(
         precision in _PRECISIONS,
         f"Trainer(precision={precision!r})",
         f"take one of {', '.join(_PRECISIONS)}",
     )
+    for private, argument in _PRIVATE.items():
+        value = getattr(trainer, private, None)
+        require(not value, f"Trainer({argument}={value!r})", "leave it out")
+    for argument in ("strategy", "precision_plugin"):
+        value = type(getattr(trainer, argument))
+        plain = value.__name__ in _PLUGINS and value.__module__.startswith("lightning.")
+        require(plain, f"the Trainer's {argument} {value.__name__}", "leave it out")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        _check_callback(callback, require)
     found: dict[str, Any] = {}
     if trainer.max_epochs is not None and trainer.max_epochs >= 0:
         found["epochs"] = trainer.max_epochs
