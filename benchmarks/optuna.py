@@ -125,25 +125,32 @@ def in_threads(digits: Digits, trials: int) -> None:
     study_of(trials).optimize(plain_objective(digits), n_trials=trials, n_jobs=2)
 
 
-def _process(digits: Digits, storage: str, trials: int) -> None:
+def _storage(path: str) -> optuna.storages.BaseStorage:
+    """A study in a file: as a journal, since two processes may take the same trial from SQLite."""
+    return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
+
+
+def _process(digits: Digits, path: str, trials: int) -> None:
     pruner = optuna.pruners.NopPruner()  # a study in a file has none of its own
-    study = optuna.load_study(study_name="digits", storage=storage, pruner=pruner)
+    study = optuna.load_study(study_name="digits", storage=_storage(path), pruner=pruner)
     study.optimize(plain_objective(digits), n_trials=trials)
 
 
 def in_processes(digits: Digits, trials: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        storage = f"sqlite:///{folder}/study.db"
-        study_of(trials, storage=storage)
+        path = f"{folder}/study.log"
+        study_of(trials, storage=_storage(path))
         context = multiprocessing.get_context("fork")
         shares = (trials // 2, trials - trials // 2)
         processes = [
-            context.Process(target=_process, args=(digits, storage, share)) for share in shares
+            context.Process(target=_process, args=(digits, path, share)) for share in shares
         ]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
+        if any(process.exitcode for process in processes):
+            raise RuntimeError("a process of plain Optuna has failed")
 
 
 def in_waterflow(digits: Digits, trials: int) -> wf.Report:

@@ -6,7 +6,11 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "bind/device.h"
 #include "bind/errors.h"
@@ -40,6 +44,25 @@ class Manager {
   std::tuple<Parts...> parts_;
   std::unique_ptr<Scope> scope_;
 };
+
+// Rows of each tensor, stacked. Where they are few the interpreter lock stays: operators called
+// from Python give it up one by one, and each time it may be long in coming back.
+std::vector<at::Tensor> select_rows(const std::vector<at::Tensor>& tensors,
+                                    const std::vector<std::int64_t>& rows) {
+  constexpr std::size_t kFewBytes = 1 << 18;
+  std::size_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const auto all = static_cast<std::size_t>(std::max<std::int64_t>(tensor.size(0), 1));
+    bytes += tensor.nbytes() / all * rows.size();
+  }
+  std::optional<py::gil_scoped_release> unlocked;
+  if (bytes > kFewBytes) unlocked.emplace();
+  const at::Tensor index = at::tensor(rows, at::TensorOptions().dtype(at::kLong));
+  std::vector<at::Tensor> selected;
+  selected.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) selected.push_back(tensor.index_select(0, index));
+  return selected;
+}
 
 using LaneManager = Manager<LaneScope, LaneContext>;
 using ThreadStateManager = Manager<ThreadStateScope, ThreadState>;
@@ -513,6 +536,7 @@ void bind_torch(py::module_& m) {
   m.def("register_arena", &register_arena);
   m.def("retire_arena", &retire_arena);
   m.def("set_job_name", &set_job_name);
+  m.def("select_rows", &select_rows, py::arg("tensors"), py::arg("rows"));
   py::class_<LaneManager>(m, "LaneScope")
       .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job,
                        std::optional<py::function> more) {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.data.batches import batches_of, undrawn
+from waterflow.executor.data.batches import batches_of, next_undrawn, undrawn
 
 Item = TypeVar("Item")
 
@@ -289,16 +289,30 @@ class Feeder(Generic[Item]):
             prepare: as for `following`.
             most: how many at most.
         """
-        for _ in range(most):
-            if self._stopped or self._begun is not None or self._error is not None:
-                return
-            if self._wants_boundary or not undrawn(self._iterator):
-                return
-            fed = self._followed(self._next_batch, prepare)
+        if self._stopped or self._begun is not None or self._error is not None:
+            return
+        free = min(most, undrawn(self._iterator))
+        if self._steps is not None:
+            free = min(free, self._steps - self._fetched)
+        wanted = 0
+        while wanted < free and not self._is_due(self._fetched + wanted):
+            wanted += 1
+        if wanted:
+            self._python(lambda: self._fetch_all(prepare, wanted))
+
+    def _fetch_all(self, prepare: Callable[[Any], Item | None], count: int) -> None:
+        epoch = self._epoch
+        for _ in range(count):
+            fed = self._followed(lambda: (epoch, self._next_undrawn()), prepare)
             if fed is None:
                 return
             with self._changed:
                 self._queue.append(fed)
+
+    def _next_undrawn(self) -> Any:
+        batch = next_undrawn(self._iterator)
+        self._fetched += 1
+        return batch
 
     def _fetch_leavable(self) -> tuple[int, Any] | None:
         """The next batch, for which the data's Python may take so long that the lane goes away."""

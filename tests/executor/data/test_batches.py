@@ -293,3 +293,73 @@ def test_a_mode_sees_the_loaders_operators(selected):
 def test_inference_mode(selected):
     with torch.inference_mode():
         assert_same(lambda: DataLoader(dataset(), batch_size=4), [1], True)
+
+
+def drawn_by(make):
+    """The random stream's state after `make`."""
+    make()
+    return torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("name", ["in order", "shuffled", "drop_last", "of one", "larger than all"])
+def test_what_follows_an_epochs_first_batch_draws_nothing(name):
+    make = LOADERS[name]
+    torch.manual_seed(3)
+    alone = [look(batch) for batch in make(dataset())]
+    torch.manual_seed(3)
+    iterator = batches_of(make(dataset()))
+    assert batches.undrawn(iterator) == 0
+    found, left = [look(next(iterator))], len(alone) - 1
+    while left:
+        assert batches.undrawn(iterator) == left
+        before = torch.get_rng_state().tolist()
+        found.append(look(batches.next_undrawn(iterator)))
+        assert drawn_by(lambda: None) == before
+        left -= 1
+    assert batches.undrawn(iterator) == 0
+    assert found == alone
+    assert next(iterator, None) is None
+
+
+class OwnSampler(data.RandomSampler):
+    """Somebody's own."""
+
+
+class OwnDataset(TensorDataset):
+    """Somebody's own, which may draw."""
+
+
+DRAWING = {
+    "replacement": LOADERS["replacement"],
+    "a generator of the loader's": LOADERS["generator"],
+    "another sampler": LOADERS["sampler"],
+    "batch_sampler": LOADERS["batch_sampler"],
+    "a sampler of one's own": lambda d: DataLoader(d, batch_size=4, sampler=OwnSampler(d)),
+    "a dataset of one's own": lambda d: DataLoader(OwnDataset(*d.tensors), 4, shuffle=True),
+    "a collation of one's own": lambda d: DataLoader(d, 4, shuffle=True, collate_fn=lambda b: b),
+    "tensors that are not plain": lambda d: DataLoader(
+        TensorDataset(d.tensors[0].clone().requires_grad_()), 4, shuffle=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_whatever_else_may_draw_for_each_batch(name):
+    iterator = batches_of(DRAWING[name](dataset()))
+    next(iterator)
+    assert batches.undrawn(iterator) == 0
+
+
+def test_what_is_patched_amid_an_epoch_may_draw(monkeypatch):
+    iterator = batches_of(DataLoader(dataset(), 4, shuffle=True))
+    next(iterator)
+    assert batches.undrawn(iterator) > 0
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda *_: torch.randn(3))
+    assert batches.undrawn(iterator) == 0
+
+
+def test_the_tensors_behind_a_loader():
+    tensors = dataset()
+    assert batches.tensors_behind(DataLoader(Subset(tensors, [1]))) is tensors.tensors
+    assert batches.tensors_behind(DataLoader(OwnDataset(*tensors.tensors))) is None
+    assert batches.tensors_behind([1]) is None

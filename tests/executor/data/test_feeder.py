@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from tests.support.waiting import wait_until
 from waterflow.executor.data.feeder import Feeder, Start
@@ -271,6 +272,36 @@ def test_lent_work_ends_at_a_boundary():
         fed.feeder.step_done()
     assert fed.feeder.place.steps == 3
     fed.feeder.stop()
+
+
+def test_in_lent_work_batches_are_fetched_ahead_as_far_as_nothing_is_drawn_for_them():
+    """Up to the end of the epoch, of the steps, and to where somebody wants a boundary."""
+
+    def loader():
+        rows = torch.arange(20.0)
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), 2, shuffle=True)
+
+    def run(most, **options):
+        torch.manual_seed(0)
+        fed = Fed(loader(), may_run_ahead=lambda: False, **options)
+        first = fed.take(step=False)
+        ahead = []
+
+        def work():
+            fed.feeder.fetch_undrawn(lambda batch: batch, most)
+            ahead.extend(fed.feeder.take_while(lambda _: True, 100))
+
+        fed.feeder.lend(work)
+        fed.feeder.stop()
+        return [each.item[0].tolist() for each in (first, *ahead)]
+
+    torch.manual_seed(0)
+    alone = [batch[0].tolist() for batch in loader()]
+    assert run(4) == alone[:5]
+    assert run(100) == alone
+    assert run(100, steps=7) == alone[:7]
+    assert run(100, is_due=Wish(3)) == alone[:3]
+    assert run(0) == alone[:1]
 
 
 @pytest.mark.parametrize("patience", [None, 0.002])

@@ -234,3 +234,75 @@ def test_batches_that_come_in_turn_are_fetched_between_steps(
         own = sum(thread in job.data.dataset.threads for thread in callers[job.name])
         assert slow or own > 100, "of 160 steps"
         assert_equal(job, report[job.name], make(job.name))
+
+
+class Held(nn.Module):
+    """Has its data as a buffer, which its steps write to where `writes`."""
+
+    def __init__(self, rows: torch.Tensor, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+        self.register_buffer("rows", rows)
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.writes and self.training:
+            self.get_buffer("rows").mul_(0.999)
+        return self.layers(x)
+
+
+SHUFFLED: dict[str, dict[str, Any]] = {
+    "epochs": {"epochs": 12},
+    "steps that end amid one": {"steps": 61},
+    "evaluated": {"epochs": 8, "evaluate": lambda model: float(model.layers[0].weight.sum())},
+    "evaluated by steps": {"steps": 50, "evaluate": lambda model: 1.0, "evaluate_every": 3},
+    "drawn in evaluation": {"epochs": 8, "evaluate": lambda model: torch.rand(()).item()},
+    "accumulated": {"epochs": 6, "accumulate": 2},
+    "subset": {"epochs": 12, "subset": True},
+    "a generator": {"epochs": 12, "own": True},
+    "data that steps change": {"epochs": 12, "writes": True},
+    "scheduled": {"epochs": 12, "every": "epoch"},
+    "called back": {"epochs": 12, "callback": True},
+}
+
+
+@pytest.mark.parametrize("name", SHUFFLED)
+@pytest.mark.parametrize("capture", [True, "auto"])
+def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None:
+    """Dropout beside a loader that shuffles: with batches fetched ahead or not, and callbacks in
+    the caller's thread, too."""
+
+    def make(job: str, subset=False, own=False, writes=False, every=None, callback=False, **more):
+        torch.manual_seed(4)
+        rows, labels = torch.randn(53, 8), torch.randint(4, (53,))
+        model = Held(rows, writes)
+        data: Any = torch.utils.data.TensorDataset(rows, labels)
+        if subset:
+            data = torch.utils.data.Subset(data, list(range(50, 0, -2)))
+        generator = torch.Generator().manual_seed(2) if own else None
+        loader = torch.utils.data.DataLoader(data, 4, shuffle=True, generator=generator)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        settings: dict[str, Any] = {"seed": 0, "data": loader, **more}
+        if every:
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            settings.update(scheduler=scheduler, scheduler_every=every)
+        if callback:
+            settings["on_step"] = lambda step: torch.manual_seed(step.step) and None
+        loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
+        return wf.Job(job, model=model, optimizer=optimizer, loss=loss, **settings)
+
+    settings = SHUFFLED[name]
+    for callbacks in ("lane", "caller"):
+        jobs = [make(each, capture=capture, **settings) for each in "ab"]
+        with wf.Engine("8MiB", threads=1, check=True, callbacks=callbacks) as engine:
+            for job in jobs:
+                engine.submit(job)
+        report = engine.report()
+        assert engine.check_races() == []
+        for job in jobs:
+            fresh = make(job.name, **settings)
+            eager = wf.run_eager(fresh, threads=1)
+            assert report[job.name].error is None
+            assert report[job.name].losses == eager.losses
+            assert report[job.name].evaluations == eager.evaluations
+            assert all(map(torch.equal, job.model.state_dict().values(), fresh.model.state_dict().values()))
