@@ -112,32 +112,32 @@ def undrawn(iterator: Iterator[Any]) -> int:
     """
     if type(iterator) is not dataloader._SingleProcessDataLoaderIter:
         return 0
-    # Of torch's sampler the generator, and of torch's batches; what they are was drawn in the first.
-    asked, batches = iterator._sampler_iter, iterator._index_sampler
     if type(iterator._dataset_fetcher) is not _Selection or not iterator._num_yielded:
         return 0
-    if type(batches) is not BatchSampler or not isinstance(asked, GeneratorType):
+    batches = iterator._index_sampler
+    # What an iterable of its own yields, or a sampler of somebody's own, may be drawn one by one.
+    if type(batches) is not BatchSampler or type(iterator._sampler_iter) is not GeneratorType:
         return 0
-    sampler = batches.sampler
+    sampler: Any = batches.sampler
     drawn = type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None
     if not (drawn or type(sampler) is SequentialSampler):
         return 0
-    source = sampler.data_source
-    if source is not iterator._dataset or not iterator._dataset_fetcher.selects:
+    own = sampler.data_source is iterator._dataset
+    if not (own and iterator._dataset_fetcher.selects):
         return 0
     return max(0, len(batches) - iterator._num_yielded)
 
 
 def next_undrawn(iterator: Iterator[Any]) -> Any:
-    """The next batch of an iterator that has one `undrawn`: what `next` does but for a record of its
-    time for torch's profiler, two operators more."""
+    """The next batch of an iterator that has one `undrawn`: as `next` makes it, without the two
+    operators that tell torch's profiler of the time."""
     batch = iterator._next_data()  # type: ignore[attr-defined]
     iterator._num_yielded += 1  # type: ignore[attr-defined]
     return batch
 
 
 def tensors_behind(data: Iterable[Any]) -> tuple[torch.Tensor, ...] | None:
-    """The tensors whose rows a loader's batches are; None where it has others, or code of its own."""
+    """The tensors whose rows a loader's batches are; None where that is not so."""
     if type(data) is not dataloader.DataLoader:
         return None
     dataset = data.dataset

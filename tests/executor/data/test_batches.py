@@ -325,10 +325,6 @@ class OwnSampler(data.RandomSampler):
     """Somebody's own."""
 
 
-class OwnDataset(TensorDataset):
-    """Somebody's own, which may draw."""
-
-
 DRAWING = {
     "replacement": LOADERS["replacement"],
     "a generator of the loader's": LOADERS["generator"],

@@ -305,4 +305,5 @@ def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None
             assert report[job.name].error is None
             assert report[job.name].losses == eager.losses
             assert report[job.name].evaluations == eager.evaluations
-            assert all(map(torch.equal, job.model.state_dict().values(), fresh.model.state_dict().values()))
+            states = job.model.state_dict(), fresh.model.state_dict()
+            assert all(map(torch.equal, *(state.values() for state in states)))
