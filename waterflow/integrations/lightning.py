@@ -89,7 +89,7 @@ def from_lightning(
     counted = Counted(state, train, numbered, accumulated, limit_train)
     loader = counted if counts else train
     module.trainer = state  # type: ignore[assignment]
-    module.on_fit_start()
+    _undrawn(require, module, "on_fit_start")
     optimizer, scheduler, interval, plateau = _optimizers(module, require)
     if trainer is not None:
         options.setdefault("clip_grad_norm", clipping(trainer, module, optimizer, require))
@@ -98,7 +98,7 @@ def from_lightning(
         require(
             validation is not None, f"{needing} without validation", "validate, or leave it out"
         )
-    module.on_train_start()
+    _undrawn(require, module, "on_train_start")
     if followers:
         require("modules" not in options, "modules= beside its callbacks", "put them into it")
         options["modules"] = followers
@@ -131,20 +131,34 @@ def _loaders(module: LightningModule, data: Any, require: Refusal) -> tuple[Any,
     from lightning.pytorch import LightningDataModule, LightningModule
 
     if isinstance(data, LightningDataModule):
-        data.prepare_data()
-        data.setup("fit")
-    module.prepare_data()
-    module.setup("fit")
-    module.configure_model()
+        _undrawn(require, data, "prepare_data")
+        _undrawn(require, data, "setup", "fit")
+    _undrawn(require, module, "prepare_data")
+    _undrawn(require, module, "setup", "fit")
+    _undrawn(require, module, "configure_model")
     source = module if data is None else data
     if not isinstance(source, (LightningDataModule, LightningModule)):
         return data, None
     validation = None
     if _has_own(module, "validation_step") and _has_own(source, "val_dataloader"):
-        validation = source.val_dataloader()
+        validation = _undrawn(require, source, "val_dataloader")
         one = isinstance(validation, torch.utils.data.DataLoader)
         require(one, f"val_dataloader() -> {validation!r}", "return one DataLoader")
-    return source.train_dataloader(), validation
+    return _undrawn(require, source, "train_dataloader"), validation
+
+
+def _undrawn(require: Refusal, of: Any, hook: str, *arguments: Any) -> Any:
+    """What a hook that runs before the training returns; its job's streams begin at the seed, and
+    would not go on from where the hook has left those of the process."""
+    before = torch.get_rng_state()
+    found = getattr(of, hook)(*arguments)
+    require(
+        torch.equal(before, torch.get_rng_state()),
+        f"{hook}() that draws random numbers",
+        "draw before the job is made, or from a generator of your own, such as "
+        "random_split(..., generator=torch.Generator().manual_seed(0))",
+    )
+    return found
 
 
 def _has_own(of: Any, method: str) -> bool:
@@ -160,7 +174,7 @@ def _optimizers(
 ) -> tuple[torch.optim.Optimizer, Any, str, Plateau | None]:
     """The one optimizer, its scheduler or None, how often that is stepped, and in its place a
     ReduceLROnPlateau and the metric that it follows."""
-    found: Any = module.configure_optimizers()
+    found: Any = _undrawn(require, module, "configure_optimizers")
     schedulers: Sequence[Any] = ()
     monitor: str | None = None
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], (list, tuple)):

@@ -175,3 +175,28 @@ def test_a_strategy_of_several_processes_is_refused_by_name():
     given = trainer(strategy="ddp")
     with pytest.raises(wf.JobError, match="strategy DDPStrategy"):
         wf.from_lightning(Classifier(), Digits(), given, name="mine")
+
+
+EARLY = (
+    *("setup", "prepare_data", "configure_model", "on_fit_start", "on_train_start"),
+    *("train_dataloader", "val_dataloader", "configure_optimizers"),
+)
+
+
+@pytest.mark.parametrize("hook", EARLY)
+def test_a_hook_before_the_training_that_draws_is_refused(hook):
+    """Its numbers would come from another stream than Lightning's, and leave the job's alone."""
+
+    def drawing(self, *arguments):
+        torch.rand(())
+        return getattr(super(type(self), self), hook)(*arguments)
+
+    name = rf"{hook}\(\) that draws random numbers: .* a generator of your own"
+    data = Digits()
+    if hook.endswith("dataloader"):
+        data = type("Drawing", (Digits,), {hook: drawing})()
+        module = Classifier()
+    else:
+        module = type("Drawing", (Classifier,), {hook: drawing})()
+    with pytest.raises(wf.JobError, match=name):
+        wf.from_lightning(module, data, trainer(max_epochs=1), seed=SEED)
