@@ -10,6 +10,7 @@ cores, 22 November 2026).
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, GeneratorType
@@ -40,6 +41,9 @@ _DTYPES = frozenset(
 )
 
 _LISTS = (list, tuple, range)
+
+#: Iterators that run no code of anybody's, so it does not matter when and where they are asked.
+PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 #: Functions that a fetch goes through: (where, name).
 _PATH: tuple[tuple[Any, str], ...] = (
@@ -110,6 +114,8 @@ def undrawn(iterator: Iterator[Any]) -> int:
     Args:
         iterator: of an epoch, from `batches_of`.
     """
+    if type(iterator) in PLAIN_ITERATORS:
+        return operator.length_hint(iterator)
     if type(iterator) is not dataloader._SingleProcessDataLoaderIter:
         return 0
     if type(iterator._dataset_fetcher) is not _Selection or not iterator._num_yielded:
@@ -131,6 +137,8 @@ def undrawn(iterator: Iterator[Any]) -> int:
 def next_undrawn(iterator: Iterator[Any]) -> Any:
     """The next batch of an iterator that has one `undrawn`: as `next` makes it, without the two
     operators that tell torch's profiler of the time."""
+    if type(iterator) in PLAIN_ITERATORS:
+        return next(iterator)
     batch = iterator._next_data()  # type: ignore[attr-defined]
     iterator._num_yielded += 1  # type: ignore[attr-defined]
     return batch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.data.batches import batches_of, next_undrawn, undrawn
+from waterflow.executor.data.batches import PLAIN_ITERATORS, batches_of, next_undrawn, undrawn
 
 Item = TypeVar("Item")
 
@@ -19,9 +19,6 @@ _END_OF_EPOCH: Any = object()
 
 #: A fetch may have waited for the interpreter's lock: the shortest of so many did not.
 _TIMED_FETCHES = 4
-
-#: Iterators that run no code of the user's, so it does not matter where they are asked.
-_PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 
 @dataclass
@@ -446,6 +443,6 @@ class Feeder(Generic[Item]):
         return self._python(lambda: self._begin(self._data, epoch))  # type: ignore[no-any-return]
 
     def _next(self, iterator: Iterator[Any]) -> Any:
-        if type(iterator) in _PLAIN_ITERATORS:
+        if type(iterator) in PLAIN_ITERATORS:
             return next(iterator)
         return self._python(lambda: next(iterator))

@@ -359,3 +359,12 @@ def test_the_tensors_behind_a_loader():
     assert batches.tensors_behind(DataLoader(Subset(tensors, [1]))) is tensors.tensors
     assert batches.tensors_behind(DataLoader(OwnDataset(*tensors.tensors))) is None
     assert batches.tensors_behind([1]) is None
+
+
+def test_a_list_draws_nothing():
+    iterator = batches_of([1, 2, 3])
+    assert batches.undrawn(iterator) == 3
+    assert batches.next_undrawn(iterator) == 1
+    assert batches.undrawn(iterator) == 2
+    assert batches.undrawn(iter({1: 2})) == 0
+    assert batches.undrawn(number for number in range(3)) == 0

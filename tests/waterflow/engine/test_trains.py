@@ -263,6 +263,9 @@ SHUFFLED: dict[str, dict[str, Any]] = {
     "data that steps change": {"epochs": 12, "writes": True},
     "scheduled": {"epochs": 12, "every": "epoch"},
     "called back": {"epochs": 12, "callback": True},
+    "a list": {"epochs": 12, "listed": True},
+    "a list that steps change": {"epochs": 12, "listed": True, "writes": True},
+    "a list that callbacks change": {"epochs": 12, "listed": True, "callback": True},
 }
 
 
@@ -272,7 +275,16 @@ def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None
     """Dropout beside a loader that shuffles: with batches fetched ahead or not, and callbacks in
     the caller's thread, too."""
 
-    def make(job: str, subset=False, own=False, writes=False, every=None, callback=False, **more):
+    def make(
+        job: str,
+        subset: bool = False,
+        own: bool = False,
+        listed: bool = False,
+        writes: bool = False,
+        every: str | None = None,
+        callback: bool = False,
+        **more: Any,
+    ) -> wf.Job:
         torch.manual_seed(4)
         rows, labels = torch.randn(53, 8), torch.randint(4, (53,))
         model = Held(rows, writes)
@@ -280,18 +292,28 @@ def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None
         if subset:
             data = torch.utils.data.Subset(data, list(range(50, 0, -2)))
         generator = torch.Generator().manual_seed(2) if own else None
-        loader = torch.utils.data.DataLoader(data, 4, shuffle=True, generator=generator)
+        loader: Any = torch.utils.data.DataLoader(data, 4, shuffle=True, generator=generator)
+        if listed:  # views of what the model holds
+            loader = list(zip(rows.split(4), labels.split(4), strict=True))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         settings: dict[str, Any] = {"seed": 0, "data": loader, **more}
         if every:
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
             settings.update(scheduler=scheduler, scheduler_every=every)
         if callback:
-            settings["on_step"] = lambda step: torch.manual_seed(step.step) and None
+
+            def on_step(step: wf.StepResult) -> None:
+                torch.manual_seed(step.step)
+                if listed:
+                    loader[step.step % len(loader)][0].mul_(1.01)
+
+            settings["on_step"] = on_step
         loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])  # noqa: E731
         return wf.Job(job, model=model, optimizer=optimizer, loss=loss, **settings)
 
     settings = SHUFFLED[name]
+    if "writes" in settings and "listed" in settings:
+        capture = "auto"  # a step that changes its batch is never captured
     for callbacks in ("lane", "caller"):
         jobs = [make(each, capture=capture, **settings) for each in "ab"]
         with wf.Engine("8MiB", threads=1, check=True, callbacks=callbacks) as engine:
