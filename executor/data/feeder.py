@@ -126,6 +126,7 @@ class Feeder(Generic[Item]):
         self._is_due = is_due
         self._rests_at_ends = rests_at_ends
         self._at_boundary = False
+        self._shown_after = start.steps - 1  # the last boundary
         self._epoch, self._epoch_began = start.epoch, start.steps - start.batches
         self._prepare = prepare
         self._python = python
@@ -288,6 +289,8 @@ class Feeder(Generic[Item]):
         """
         if self._stopped or self._begun is not None or self._error is not None:
             return
+        if self._done <= self._shown_after:
+            return
         free = min(most, undrawn(self._iterator))
         if self._steps is not None:
             free = min(free, self._steps - self._fetched)
@@ -370,8 +373,10 @@ class Feeder(Generic[Item]):
         return has_begun and self._is_due(self._fetched)
 
     def _rest(self, epoch_ended: bool = False) -> None:
-        """Hands out a boundary, and waits until whoever takes it is done with it."""
+        """Hands out a boundary, and waits until whoever takes it is done with it. What he does may
+        change what steps do to the data, which the first one after it shows."""
         self._at_boundary = True
+        self._shown_after = self._fetched
         self._put(FeedItem(epoch=self._epoch, boundary=True, epoch_ended=epoch_ended))
         self._wait_until(lambda: self._stopped or not self._at_boundary)
 
@@ -409,7 +414,7 @@ class Feeder(Generic[Item]):
             return self._error is not None or self._fetched - 1 == self._done
         if len(self._queue) > self._rests_until or self._wants_boundary:
             return False
-        return self._may_run_ahead()
+        return self._done > self._shown_after and self._may_run_ahead()
 
     def _all_batches(self) -> Generator[tuple[int, Any], None, None]:
         """The batches with their epochs; whoever asks for one knows that it may be fetched."""

@@ -175,6 +175,7 @@ class JobRun:
         )
         self.loop = UserLoop(job, in_turn, _weakly(self.end), events, callback)
         self.evaluator = Evaluator(number, job, self._rng, callback)
+        self._data_is_apart = (0, False)  # by captures
         start = self._go_on_from(resumed)
         begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
@@ -294,10 +295,13 @@ class JobRun:
         most = min(MOST_AHEAD, _AHEAD_BYTES // size, int(_AHEAD_SECONDS / step))
         return max(LEAST_AHEAD, most)
 
-    @functools.cached_property
+    @property
     def data_is_apart(self) -> bool:
         """Whether batches that are fetched before the steps before them are the same."""
-        return may_fetch_ahead(self.job, self.steps.cache.written())
+        cache = self.steps.cache
+        if self._data_is_apart[0] != cache.captures:  # others may write to other tensors
+            self._data_is_apart = cache.captures, may_fetch_ahead(self.job, cache.written())
+        return self._data_is_apart[1]
 
     # Its life
 

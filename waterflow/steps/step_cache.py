@@ -43,6 +43,7 @@ class StepCache:
     is never changed beside a capture. What is kept may be looked at by anybody without a lock.
 
     Attributes:
+        captures: how many have been made.
         recaptures: captures made because something that a step reads had changed.
     """
 
@@ -61,6 +62,7 @@ class StepCache:
         self._builder = builder
         self._opacity = opacity
         self._trials = trials
+        self.captures = 0
         self.recaptures = Recaptures(job.name)
         self._over: set[PreparedStep] = set()  # first steps whose state is there
         self._lock = threading.RLock()
@@ -229,6 +231,7 @@ class StepCache:
                 users_line(None, self._job.loss),
             )
         self._kept.add(flat.signature, specialization)
+        self.captures += 1
         return specialization
 
     def _too_many_shapes(self) -> ManyShapesError:

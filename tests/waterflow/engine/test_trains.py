@@ -239,11 +239,12 @@ def test_batches_that_come_in_turn_are_fetched_between_steps(
 class Held(nn.Module):
     """Has its data as a buffer, which its steps write to where `writes`."""
 
-    def __init__(self, rows: torch.Tensor, writes: bool) -> None:
+    def __init__(self, rows: torch.Tensor, writes: bool, rate: float) -> None:
         super().__init__()
         self.writes = writes
         self.register_buffer("rows", rows)
-        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
+        dropout = [nn.Dropout(rate)] if rate else []
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *dropout, nn.Linear(16, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.writes and self.training:
@@ -261,6 +262,8 @@ SHUFFLED: dict[str, dict[str, Any]] = {
     "subset": {"epochs": 12, "subset": True},
     "a generator": {"epochs": 12, "own": True},
     "data that steps change": {"epochs": 12, "writes": True},
+    "data that steps change later": {"epochs": 12, "later": True},
+    "data that steps change later, without dropout": {"epochs": 12, "later": True, "rate": 0.0},
     "scheduled": {"epochs": 12, "every": "epoch"},
     "called back": {"epochs": 12, "callback": True},
     "a list": {"epochs": 12, "listed": True},
@@ -281,13 +284,15 @@ def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None
         own: bool = False,
         listed: bool = False,
         writes: bool = False,
+        later: bool = False,
+        rate: float = 0.3,
         every: str | None = None,
         callback: bool = False,
         **more: Any,
     ) -> wf.Job:
         torch.manual_seed(4)
         rows, labels = torch.randn(53, 8), torch.randint(4, (53,))
-        model = Held(rows, writes)
+        model = Held(rows, writes, rate)
         data: Any = torch.utils.data.TensorDataset(rows, labels)
         if subset:
             data = torch.utils.data.Subset(data, list(range(50, 0, -2)))
@@ -300,6 +305,13 @@ def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None
         if every:
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
             settings.update(scheduler=scheduler, scheduler_every=every)
+        if later:
+            evaluations = itertools.count()
+
+            def evaluate(model: Any) -> None:
+                model.writes = next(evaluations) > 5
+
+            settings["evaluate"] = evaluate
         if callback:
 
             def on_step(step: wf.StepResult) -> None:
