@@ -102,7 +102,7 @@ class Precedence:
         for known in self._first.values() if new else ():
             known.sooner()
             if len(new) == len(others):
-                known.pace = known.pace._replace(harmless=0.0, harmful=math.inf, calm=0)
+                known.pace = known.pace._replace(harmless=0.0, harmful=math.inf, calm=0, failures=0)
 
     def end(self) -> None:
         """They flow no more, and may leave."""
