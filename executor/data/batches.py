@@ -148,9 +148,7 @@ def tensors_behind(data: Iterable[Any]) -> tuple[torch.Tensor, ...] | None:
     """The tensors whose rows a loader's batches are; None where that is not so."""
     if type(data) is not dataloader.DataLoader:
         return None
-    dataset = data.dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
+    _, dataset = _unwrapped(data.dataset)
     return dataset.tensors if type(dataset) is TensorDataset else None
 
 
@@ -166,26 +164,20 @@ class _Selection:
     @property
     def selects(self) -> bool:
         """Whether a batch that is fetched now runs torch's own code alone, whichever it is."""
-        fetcher = self._fetcher
-        if not (fetcher.auto_collation and fetcher.collate_fn is _COLLATE and _is_unpatched()):
-            return False
-        dataset = fetcher.dataset
-        while type(dataset) is Subset:
-            own = dataset.indices
-            listed = type(own) in _LISTS  # of no numbers: torch's own code fetches them
-            if "__getitems__" in vars(dataset) or not (listed or _holds_whole_numbers(own)):
-                return False
-            dataset = dataset.dataset
-        return _selectable(dataset) is not None
+        subsets, dataset = _unwrapped(self._fetcher.dataset)
+        plain = all(map(_is_plain_subset, subsets)) and _selectable(dataset) is not None
+        return plain and self._stacks
 
     def fetch(self, indices: Any) -> Any:
         """A batch; what a fetch depends on may have changed since the last one."""
+        found = _selected(self._fetcher.dataset, indices) if self._stacks else None
+        return self._fetcher.fetch(indices) if found is None else found
+
+    @property
+    def _stacks(self) -> bool:
+        """Whether a batch is items put together by torch's own functions."""
         fetcher = self._fetcher
-        if fetcher.auto_collation and fetcher.collate_fn is _COLLATE and _is_unpatched():
-            found = _selected(fetcher.dataset, indices)
-            if found is not None:
-                return found
-        return fetcher.fetch(indices)
+        return bool(fetcher.auto_collation and fetcher.collate_fn is _COLLATE and _is_unpatched())
 
 
 def _is_unpatched() -> bool:
@@ -201,19 +193,31 @@ def _is_unpatched() -> bool:
 
 def _selected(dataset: Dataset[Any], indices: Any) -> list[torch.Tensor] | None:
     """What `default_collate` makes of the items; None where that is not known for sure."""
-    while type(dataset) is Subset:
-        if type(indices) is not list or "__getitems__" in vars(dataset):
-            return None
-        mapped = _mapped(dataset.indices, indices)
-        if mapped is None:
-            return None
-        dataset, indices = dataset.dataset, mapped
+    subsets, dataset = _unwrapped(dataset)
+    for subset in subsets:
+        indices = _mapped(subset.indices, indices) if _is_plain_subset(subset) else None
     tensors = _selectable(dataset)
-    if tensors is None or type(indices) is not list or set(map(type, indices)) != {int}:
+    if tensors is None or not _are_whole_numbers(indices):
         return None
     if min(indices) < 0 or max(indices) >= min(len(tensor) for tensor in tensors):
         return None  # counted from the end, or an error that is the loader's to raise
     return _C.select_rows(tensors, indices)
+
+
+def _unwrapped(dataset: Dataset[Any]) -> tuple[list[Subset[Any]], Dataset[Any]]:
+    """The subsets around a dataset, the outermost first, and what is inside."""
+    subsets: list[Subset[Any]] = []
+    while type(dataset) is Subset:
+        subsets.append(dataset)
+        dataset = dataset.dataset
+    return subsets, dataset
+
+
+def _is_plain_subset(subset: Subset[Any]) -> bool:
+    """Whether no code but torch's own says which items it has; of a list of other things than
+    whole numbers, torch's own code fetches them."""
+    own = subset.indices
+    return "__getitems__" not in vars(subset) and (type(own) in _LISTS or _holds_whole_numbers(own))
 
 
 def _selectable(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
@@ -226,18 +230,19 @@ def _selectable(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
     return tensors
 
 
-def _mapped(own: Any, indices: list[Any]) -> list[Any] | None:
-    """Items of a subset's indices, as whole numbers where an array or a tensor holds them."""
-    if set(map(type, indices)) != {int}:
-        return None
-    listed = type(own) in _LISTS
-    if not (listed or _holds_whole_numbers(own)):
+def _are_whole_numbers(indices: Any) -> bool:
+    return type(indices) is list and set(map(type, indices)) == {int}
+
+
+def _mapped(own: Any, indices: Any) -> list[Any] | None:
+    """Items of a plain subset's indices, as whole numbers where an array or a tensor holds them."""
+    if not _are_whole_numbers(indices):
         return None
     try:
         found = [own[index] for index in indices]
     except IndexError:  # the loader's own fetch raises it again
         return None
-    return found if listed else [int(item) for item in found]
+    return found if type(own) in _LISTS else [int(item) for item in found]
 
 
 def _holds_whole_numbers(own: Any) -> bool:

@@ -279,40 +279,41 @@ class Feeder(Generic[Item]):
             return None
         return FeedItem(item, fetched[0])
 
-    def fetch_undrawn(self, prepare: Callable[[Any], Item | None], most: int) -> None:
-        """In lent work: fetches batches ahead of the steps before them, as long as nothing is drawn
-        for them, to be taken as any others.
+    def undrawn(self, most: int) -> int:
+        """In lent work: how many batches may be fetched ahead of the steps before them, `most` at
+        most, as nothing is drawn for them."""
+        if self._stopped or self._begun is not None or self._error is not None:
+            return 0
+        if self._done <= self._shown_after:
+            return 0
+        most = min(most, undrawn(self._iterator))
+        if self._steps is not None:
+            most = min(most, self._steps - self._fetched)
+        due = (ahead for ahead in range(most) if self._is_due(self._fetched + ahead))
+        return next(due, max(0, most))
+
+    def fetch_undrawn(self, prepare: Callable[[Any], Item | None], count: int) -> None:
+        """In lent work: fetches so many that are `undrawn`, to be taken as any others; fewer where
+        the work cannot go on with one.
 
         Args:
             prepare: as for `following`.
-            most: how many at most.
+            count: how many.
         """
-        if self._stopped or self._begun is not None or self._error is not None:
-            return
-        if self._done <= self._shown_after:
-            return
-        free = min(most, undrawn(self._iterator))
-        if self._steps is not None:
-            free = min(free, self._steps - self._fetched)
-        wanted = 0
-        while wanted < free and not self._is_due(self._fetched + wanted):
-            wanted += 1
-        if wanted:
-            self._python(lambda: self._fetch_all(prepare, wanted))
+        self._python(lambda: self._fetch_all(prepare, count))
 
     def _fetch_all(self, prepare: Callable[[Any], Item | None], count: int) -> None:
-        epoch = self._epoch
         for _ in range(count):
-            fed = self._followed(lambda: (epoch, self._next_undrawn()), prepare)
+            fed = self._followed(self._next_undrawn, prepare)
             if fed is None:
                 return
             with self._changed:
                 self._queue.append(fed)
 
-    def _next_undrawn(self) -> Any:
+    def _next_undrawn(self) -> tuple[int, Any]:
         batch = next_undrawn(self._iterator)
         self._fetched += 1
-        return batch
+        return self._epoch, batch
 
     def _fetch_leavable(self) -> tuple[int, Any] | None:
         """The next batch, for which the data's Python may take so long that the lane goes away."""
@@ -350,6 +351,7 @@ class Feeder(Generic[Item]):
             self._served.notify_all()
         self._put(fed)
         self._batches.close()  # it knows the feeder
+        self._iterator = iter(())  # it may have processes
         del owner
 
     def _fetch(self) -> tuple[int, Any] | None:
@@ -423,10 +425,10 @@ class Feeder(Generic[Item]):
             if self._fetched == self._done:
                 self._enter_epoch(epoch)
             self._epoch, self._epoch_began, skipped = epoch, self._fetched - skipped, 0
-            self._iterator = iterator = self._start_epoch(epoch)
+            self._iterator = self._start_epoch(epoch)
             while self._steps is None or self._fetched < self._steps:
                 try:
-                    batch = self._next(iterator)
+                    batch = self._next(self._iterator)
                 except StopIteration:
                     break
                 self._fetched += 1

@@ -15,6 +15,13 @@ logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 SEED = 7
 
+#: Marks of all tests with these modules.
+MARKS = [
+    pytest.mark.cpu,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*logging interval.*"),
+]
+
 
 def digits(count=100, skipped=0):
     loaded = load_digits()

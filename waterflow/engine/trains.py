@@ -177,9 +177,13 @@ def _fetched(job: JobRun) -> list[Fed]:
     more than the lane. Behind it those that can be had without drawing are fetched, too."""
     prepare = job.steps.preparer.captured_at_once
     fed = job.feeder.following(prepare)
-    if fed is None or _is_ready(job, fed):
-        if fed is not None and job.data_is_apart:
-            job.feeder.fetch_undrawn(prepare, job.batches_ahead() - 1)
-        return [] if fed is None else [fed]
-    job.feeder.put_back([fed])
-    return []
+    if fed is None:
+        return []
+    if not _is_ready(job, fed):
+        job.feeder.put_back([fed])
+        return []
+    if not job.loop.acts_between_steps:  # else a train has one step
+        count = job.feeder.undrawn(job.batches_ahead() - 1)
+        if count and job.data_is_apart:  # which takes a walk to know
+            job.feeder.fetch_undrawn(prepare, count)
+    return [fed]

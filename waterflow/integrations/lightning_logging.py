@@ -85,7 +85,7 @@ def logging(module: LightningModule, job: str) -> Iterator[list[tuple[str, Logge
 def of_step(job: str, logged: list[tuple[str, Logged]]) -> dict[str, Any]:
     """What a training step logged, as the metrics of a job: each step's own values."""
     for name, each in logged:
-        if is_metric(each.value):
+        if _is_metric(each.value):
             remedy = "log its value: of torchmetrics.functional, or computed in validation_step"
             raise _refused(job, name, "a metric of torchmetrics in training_step", remedy)
     return {name: each.value for name, each in logged}
@@ -107,7 +107,7 @@ class Epoch:
                 raise _refused(self._job, name, "on_epoch=False in validation", remedy)
             reduced = self._reduced.setdefault(name, _Reduced(each))
             weight = 1
-            if each.reduction == "mean" and not is_metric(each.value):
+            if each.reduction == "mean" and not _is_metric(each.value):
                 weight = batch_size() if each.batch_size is None else each.batch_size
             reduced.add(each.value, weight)
 
@@ -135,7 +135,7 @@ class _Reduced:
 
     def add(self, value: Any, weight: int) -> None:
         """Takes in a batch's; in at least the default type, as Lightning does."""
-        if is_metric(value):
+        if _is_metric(value):
             self._metric = value
             return
         value = torch.as_tensor(value).detach().cpu().squeeze()
@@ -158,7 +158,7 @@ class _Reduced:
         return self._value / self._weight if self._reduction == "mean" else self._value
 
 
-def is_metric(value: Any) -> bool:
+def _is_metric(value: Any) -> bool:
     """Whether it is a metric of torchmetrics."""
     return hasattr(value, "compute") and hasattr(value, "reset")
 

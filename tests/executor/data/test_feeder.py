@@ -288,7 +288,7 @@ def test_in_lent_work_batches_are_fetched_ahead_as_far_as_nothing_is_drawn_for_t
         ahead = []
 
         def work():
-            fed.feeder.fetch_undrawn(lambda batch: batch, most)
+            fed.feeder.fetch_undrawn(lambda batch: batch, fed.feeder.undrawn(most))
             ahead.extend(fed.feeder.take_while(lambda _: True, 100))
 
         fed.feeder.lend(work)

@@ -59,6 +59,15 @@ def assert_equal(job: wf.Job, report: wf.JobReport, fresh: wf.Job) -> None:
     assert job.optimizer.param_groups[0]["lr"] == fresh.optimizer.param_groups[0]["lr"]
 
 
+def run_checked(jobs: list[wf.Job], **options: Any) -> wf.Report:
+    """Runs jobs together, every event of their memory judged."""
+    with wf.Engine("8MiB", threads=1, check=True, **options) as engine:
+        for job in jobs:
+            engine.submit(job)
+    assert engine.check_races() == []
+    return engine.report()
+
+
 @pytest.mark.parametrize("every", [None, "epoch", "step"])
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_the_numbers_are_those_of_the_loop(every: str | None, lanes: int) -> None:
@@ -66,11 +75,7 @@ def test_the_numbers_are_those_of_the_loop(every: str | None, lanes: int) -> Non
         return [make_job(name, every, epochs=40) for name in "abc"]
 
     jobs = make()
-    with wf.Engine("8MiB", threads=1, lanes=lanes, check=True) as engine:
-        for job in jobs:
-            engine.submit(job)
-    report = engine.report()
-    assert engine.check_races() == []
+    report = run_checked(jobs, lanes=lanes)
     assert report.deviations == 0
     for job, fresh in zip(jobs, make(), strict=True):
         assert_equal(job, report[job.name], fresh)
@@ -225,11 +230,7 @@ def test_batches_that_come_in_turn_are_fetched_between_steps(
         return make_job(name, data=data, on_step=on_step, capture=True, epochs=20)
 
     jobs = [make(name) for name in "ab"]
-    with wf.Engine("8MiB", threads=1, lanes=lanes, check=True) as engine:
-        for job in jobs:
-            engine.submit(job)
-    report = engine.report()
-    assert engine.check_races() == []
+    report = run_checked(jobs, lanes=lanes)
     for job in jobs:
         own = sum(thread in job.data.dataset.threads for thread in callers[job.name])
         assert slow or own > 100, "of 160 steps"
@@ -328,11 +329,7 @@ def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None
         capture = "auto"  # a step that changes its batch is never captured
     for callbacks in ("lane", "caller"):
         jobs = [make(each, capture=capture, **settings) for each in "ab"]
-        with wf.Engine("8MiB", threads=1, check=True, callbacks=callbacks) as engine:
-            for job in jobs:
-                engine.submit(job)
-        report = engine.report()
-        assert engine.check_races() == []
+        report = run_checked(jobs, callbacks=callbacks)
         for job in jobs:
             fresh = make(job.name, **settings)
             eager = wf.run_eager(fresh, threads=1)

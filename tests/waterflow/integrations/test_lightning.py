@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 import waterflow as wf
 from tests.support.lightning_modules import (
+    MARKS,
     SEED,
     Classifier,
     Digits,
@@ -22,11 +23,7 @@ from tests.support.lightning_modules import (
 lightning = pytest.importorskip("lightning")
 callbacks = lightning.pytorch.callbacks
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*logging interval.*"),
-]
+pytestmark = MARKS
 
 
 class Plain(Classifier):

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import waterflow as wf
 from tests.support.lightning_modules import (
+    MARKS,
     SEED,
     Classifier,
     Digits,
@@ -23,9 +24,7 @@ lightning = pytest.importorskip("lightning")
 EarlyStopping = lightning.pytorch.callbacks.EarlyStopping
 
 pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*logging interval.*"),
+    *MARKS,
     pytest.mark.filterwarnings("ignore:.*shuffling enabled.*"),
 ]
 

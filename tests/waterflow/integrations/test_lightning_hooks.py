@@ -8,6 +8,7 @@ import torch
 
 import waterflow as wf
 from tests.support.lightning_modules import (
+    MARKS,
     SEED,
     Classifier,
     Digits,
@@ -20,11 +21,7 @@ from tests.support.lightning_modules import (
 lightning = pytest.importorskip("lightning")
 callbacks = lightning.pytorch.callbacks
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*logging interval.*"),
-]
+pytestmark = MARKS
 
 #: Hooks that are called at Lightning's moments.
 CALLED = {

@@ -8,16 +8,19 @@ import torch
 from torch.nn import functional
 
 import waterflow as wf
-from tests.support.lightning_modules import SEED, Classifier, Digits, trained_by_host, trainer
+from tests.support.lightning_modules import (
+    MARKS,
+    SEED,
+    Classifier,
+    Digits,
+    trained_by_host,
+    trainer,
+)
 
 lightning = pytest.importorskip("lightning")
 torchmetrics = pytest.importorskip("torchmetrics")
 
-pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*logging interval.*"),
-]
+pytestmark = MARKS
 
 #: Options of `self.log` in validation_step, of values that differ from batch to batch.
 OPTIONS = {

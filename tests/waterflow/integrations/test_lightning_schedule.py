@@ -7,6 +7,7 @@ import torch
 
 import waterflow as wf
 from tests.support.lightning_modules import (
+    MARKS,
     SEED,
     Digits,
     same_weights,
@@ -28,9 +29,7 @@ EarlyStopping = lightning.pytorch.callbacks.EarlyStopping
 ModelCheckpoint = lightning.pytorch.callbacks.ModelCheckpoint
 
 pytestmark = [
-    pytest.mark.cpu,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:.*logging interval.*"),
+    *MARKS,
     pytest.mark.filterwarnings("ignore:.*shuffling enabled.*"),
     pytest.mark.filterwarnings("ignore:.*exists and is not empty.*"),
 ]
