@@ -531,6 +531,7 @@ void bind_torch(py::module_& m) {
   prepare_random_scopes();
   bind_device(m);
   m.def("install_lane_allocator", &install_lane_allocator);
+  m.def("set_intra_op_threads", &set_intra_op_threads, py::arg("count"));
   m.def("release_intra_op_threads", &release_intra_op_threads,
         py::call_guard<py::gil_scoped_release>());
   m.def("register_arena", &register_arena);

@@ -2,6 +2,13 @@
 
 namespace waterflow {
 
+// Gives the calling thread, and no other, so many intra-op threads. Returns whether the libraries
+// that PyTorch runs with can do that.
+//
+// PyTorch's own call sets a default for all later threads, too, and makes a pool of threads anew
+// that is one for the process: milliseconds, and threads that spin for a while.
+bool set_intra_op_threads(int count);
+
 // Ends the intra-op threads that wait for the calling thread's next parallel kernel, which starts
 // new ones. Returns whether the OpenMP that PyTorch runs with can do that.
 //

@@ -246,8 +246,12 @@ class Feeder(Generic[Item]):
         if not (lent.done or lent.is_left):
             lent.do()
         self._lent = None
-        if lent.error is not None:
-            raise lent.error
+        error, lent.error = lent.error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it knows this frame
 
     def following(self, prepare: Callable[[Any], Item | None]) -> FeedItem[Item] | None:
         """In lent work, after the step on the batch before: the next batch, where there is one that
@@ -404,6 +408,7 @@ class Feeder(Generic[Item]):
             lent.do()
             with self._changed:
                 self._served.notify_all()
+            del lent  # nor what it has worked on: the next wait may be long
 
     @property
     def _has_work(self) -> bool:

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.common.machine import MemoryLimit, memory_limit
+from waterflow.common.machine import MemoryLimit, machine_memory, memory_limit
 from waterflow.executor.device.base import Device, cannot_have
+
+#: Addresses of a scratch arena, as a multiple of the machine's memory: of gaps there are few. Where
+#: there are not so many, so many bytes serve.
+_ADDRESSES, _LEAST_SCRATCH = 4, 1 << 30
 
 
 class HostDevice(Device):
@@ -32,12 +36,13 @@ class HostDevice(Device):
         return memory_limit()
 
     def scratch(self) -> tuple[Any, Any]:
-        """See `Device`. A mapping whose pages cost nothing until they are used."""
-        size = 1 << 42
+        """See `Device`. A mapping whose pages cost nothing until they are used; but jobs by the
+        hundred may have one each, and a process has no more than 128 TiB of addresses."""
+        size = max(_LEAST_SCRATCH, _ADDRESSES * machine_memory())
         while True:
             try:
                 return _C.Arena.host(size, 1), _C.LaneDevice()
             except RuntimeError:
-                if size <= 1 << 30:
+                if size <= _LEAST_SCRATCH:
                     raise
                 size //= 2

@@ -8,6 +8,8 @@ from collections.abc import Collection
 
 import torch
 
+from waterflow.allocator_ext import _C
+
 #: Between the two settings that `set_threads_here` makes, no other thread may make its own.
 _default_lock = threading.Lock()
 
@@ -15,9 +17,14 @@ _default_lock = threading.Lock()
 def set_threads_here(count: int, default: int) -> None:
     """Gives the calling thread `count` intra-op threads.
 
-    torch remembers the count set last as the one that threads started later begin with, so the
-    default is set once more, from a thread that ends at once.
+    Args:
+        count: how many.
+        default: what threads begin with that are started later. Where only torch's own call can
+            set the count, it sets that, too; so it is set once more, from a thread that ends at
+            once.
     """
+    if _C.set_intra_op_threads(count):
+        return
     with _default_lock:
         torch.set_num_threads(count)
         torch.get_num_threads()  # a thread takes the default over at its first look, not before

@@ -16,6 +16,11 @@ class MemoryLimit(NamedTuple):
     source: str
 
 
+def machine_memory() -> int:
+    """Bytes of memory that the machine has."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def memory_limit(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")) -> MemoryLimit:
     """The smallest of the machine's memory and the limits of the groups that the process is in.
 
@@ -23,8 +28,7 @@ def memory_limit(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")
         cgroups: where the kernel shows control groups, version 2 or 1.
         own: the file that tells the groups of this process.
     """
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [MemoryLimit(machine, "this machine has")]
+    limits = [MemoryLimit(machine_memory(), "this machine has")]
     limits += [MemoryLimit(size, "this container may have") for size in _group_limits(cgroups, own)]
     return min(limits)
 

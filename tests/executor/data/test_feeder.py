@@ -1,7 +1,9 @@
 """A feeder hands out batches in the loop's order, as far ahead as it may."""
 
+import contextlib
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -271,6 +273,24 @@ def test_lent_work_ends_at_a_boundary():
     while not fed.take(step=False).boundary:
         fed.feeder.step_done()
     assert fed.feeder.place.steps == 3
+    fed.feeder.stop()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_lent_work_knew_is_gone_while_the_thread_waits_for_more(fails):
+    fed = Fed([1, 2, 3, 4], may_run_ahead=lambda: False)
+    fed.take(step=False)
+    known = torch.zeros(1)
+    reference = weakref.ref(known)
+
+    def work(known=known):
+        if fails:
+            raise KeyError(known)
+
+    with pytest.raises(KeyError) if fails else contextlib.nullcontext():
+        fed.feeder.lend(work)
+    del known, work
+    wait_until(lambda: reference() is None)
     fed.feeder.stop()
 
 

@@ -25,11 +25,11 @@ def test_a_thread_has_its_own_count_and_later_threads_the_default():
     before = torch.get_num_threads()
 
     def lane():
-        set_threads_here(3, default=2)
+        set_threads_here(3, default=before)
         return torch.get_num_threads(), on_a_thread(torch.get_num_threads)
 
     try:
-        assert on_a_thread(lane) == (3, 2)
+        assert on_a_thread(lane) == (3, before)
         assert torch.get_num_threads() == before
     finally:
         on_a_thread(lambda: torch.set_num_threads(before))
