@@ -9,8 +9,9 @@ environment has every step captured before it runs first, as `Job(capture=True)`
 from __future__ import annotations
 
 import os
+import statistics
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ _TENSORS = 100
 _JOIN_SECONDS = 0.015
 #: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
 #: first; and the seconds of steps from which on what is seen outweighs that.
-_SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 5e-6, 0.6, 0.1
+_SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
 #: Two lanes of eager Python side by side were slower than one after another where an operator that
 #: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.6 to 1.8 at 8 in a recurrent
 #: network); what is longer gains so much at least.
@@ -35,11 +36,14 @@ FINE_SECONDS, _GAIN_BESIDE = 5e-6, 1.3
 #: That depends on the machine, and on how much of a step is Python: where steps side by side are
 #: seen to take so much of the time of one after another, those up to a bit longer go in turn.
 _LOSES_BESIDE, _AND_MORE = 0.9, 1.25
-#: A capture has to save so many times what it takes: forecasts err, and steps may end early.
-_MARGIN = 4.0
+#: A capture has to save so many times what it takes, as forecasts err, and eager steps to have taken
+#: so much of that before: whoever pays for nothing until then never pays much more than needed.
+_MARGIN, _SPENT_BEFORE = 2.0, 0.5
+#: So many jobs, those that have ended last, tell how early others may end.
+_MOST_ENDS = 64
 #: Steps of a shape that come before a decision: the first is not like the others.
 _LEAST_STEPS = 2
-#: So many steps of a shape are measured, and then every so many.
+#: So many steps of a shape are measured, and then every so many; so many are remembered.
 _MEASURED = 16
 
 #: A job may need so many times its parameters (gradients, the optimizer's state), and so many times
@@ -65,15 +69,14 @@ class _Shape:
     """Eager steps on batches of one signature."""
 
     steps: int = 0
-    measured: int = 0  # of all but the first
-    seconds: float = 0.0  # of those
+    measured: deque[float] = field(default_factory=lambda: deque(maxlen=_MEASURED))
     tensors: int = _TENSORS  # that one of them makes
     next_look: int = _LEAST_STEPS  # when to decide again
 
     @property
-    def mean(self) -> float:
-        """Seconds of a step."""
-        return self.seconds / max(1, self.measured)
+    def seconds(self) -> float:
+        """Of a step, as a rule: the second one may take ten times as long as the others."""
+        return statistics.median_low(self.measured) if self.measured else 0.0
 
 
 class CaptureCosts:
@@ -86,6 +89,7 @@ class CaptureCosts:
         self._expected, self._taken = 0.0, 0.0
         self._joins, self._joined = 0, 0.0
         self._eager, self._captured = 0.0, 0.0
+        self._ends: deque[float] = deque(maxlen=_MOST_ENDS)  # how much of its steps each had made
         self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
         self._made: set[Hashable] = set()  # captures that others may join
         self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
@@ -95,10 +99,18 @@ class CaptureCosts:
         with self._lock:
             self._alike[kind] += 1
 
-    def leave(self, kind: Hashable) -> None:
-        """It has ended."""
+    def leave(self, kind: Hashable, made: float = 1.0) -> None:
+        """It has ended, with so much of its steps made."""
         with self._lock:
             self._alike[kind] -= 1
+            self._ends.append(made)
+
+    def expected(self, made: float) -> float:
+        """What part of its steps a job is expected to make yet, with so much of them made: as much
+        as those made that have ended later, and as if one more had come to its end."""
+        with self._lock:
+            later = [1.0, *(end for end in self._ends if end > made)]
+        return statistics.fmean(later) - made
 
     def alike(self, kind: Hashable) -> int:
         """How many of a kind have not ended."""
@@ -217,7 +229,7 @@ class Tiers:
 
     def close(self) -> None:
         """The job has ended."""
-        self.costs.leave(self._kind)
+        self.costs.leave(self._kind, self._made)
 
     def is_alone(self) -> bool:
         """Whether it is the only job under way whose captures others of its kind may share."""
@@ -225,9 +237,16 @@ class Tiers:
 
     @property
     def remaining(self) -> int:
-        """Steps still to come: as many as were made, where nobody knows."""
+        """Steps still to come, as far as can be expected: as many as were made, where nobody
+        knows; and jobs may end early, as a search's trials do."""
         total = self.job.total_steps
-        return max(0, total - self._steps) if total is not None else self._steps
+        return self._steps if total is None else round(total * self.costs.expected(self._made))
+
+    @property
+    def _made(self) -> float:
+        """How much of its steps it has made."""
+        total = self.job.total_steps
+        return min(1.0, self._steps / total) if total else 1.0
 
     def measures(self, signature: Hashable) -> bool:
         """Whether the time of the next eager step on such a batch is to be taken."""
@@ -249,8 +268,7 @@ class Tiers:
             shape = self._shapes[signature] = _Shape()
         shape.steps += 1
         if shape.steps > 1 and seconds is not None:
-            shape.measured += 1
-            shape.seconds += seconds
+            shape.measured.append(seconds)
         if tensors is not None:
             shape.tensors = tensors
 
@@ -277,8 +295,10 @@ class Tiers:
         saved = self._gain(shape) * alike
         cost = self.costs.capture_seconds(shape.tensors, (self._kind, signature), alike)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
-        if saved < _MARGIN * cost:
-            self._reasons[signature] = f"{text}, so it does not pay"
+        pays = saved >= _MARGIN * cost
+        if not pays or shape.steps * shape.seconds * alike < _SPENT_BEFORE * cost:
+            why = "but is not made before steps have taken half of that" if pays else ""
+            self._reasons[signature] = f"{text}, {why or 'so it does not pay'}"
             return True
         self._reasons.pop(signature, None)
         self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"
@@ -296,7 +316,7 @@ class Tiers:
         """So many captured steps on such batches have taken so many seconds of a lane."""
         shape = self._shapes.get(signature)
         if shape is not None and shape.measured:
-            self.costs.note_steps(shape.mean * steps, seconds)
+            self.costs.note_steps(shape.seconds * steps, seconds)
 
     def reasons(self) -> list[str]:
         """What ran in which tier, and why: a line for each kind of batch, the commonest first."""
@@ -311,8 +331,8 @@ class Tiers:
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        beside = shape.mean > self.costs.fine_seconds * shape.tensors
-        saved = self.costs.saved_seconds(shape.mean, shape.tensors, beside)
+        beside = shape.seconds > self.costs.fine_seconds * shape.tensors
+        saved = self.costs.saved_seconds(shape.seconds, shape.tensors, beside)
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager
         return saved * expected
