@@ -45,11 +45,17 @@ class Manager {
   std::unique_ptr<Scope> scope_;
 };
 
+// Bytes of the host that are copied sooner than another thread gives the interpreter lock back.
+constexpr std::size_t kFewBytes = 1 << 18;
+
+bool takes_a_while(const at::Tensor& tensor) {
+  return !tensor.is_cpu() || !tensor.has_storage() || tensor.storage().nbytes() > kFewBytes;
+}
+
 // Rows of each tensor, stacked. Where they are few the interpreter lock stays: operators called
-// from Python give it up one by one, and each time it may be long in coming back.
+// from Python give it up one by one.
 std::vector<at::Tensor> select_rows(const std::vector<at::Tensor>& tensors,
                                     const std::vector<std::int64_t>& rows) {
-  constexpr std::size_t kFewBytes = 1 << 18;
   std::size_t bytes = 0;
   for (const at::Tensor& tensor : tensors) {
     const auto all = static_cast<std::size_t>(std::max<std::int64_t>(tensor.size(0), 1));
@@ -62,6 +68,25 @@ std::vector<at::Tensor> select_rows(const std::vector<at::Tensor>& tensors,
   selected.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) selected.push_back(tensor.index_select(0, index));
   return selected;
+}
+
+// Whether a tensor's elements are what its memory holds. Asked from Python, a tensor gives up the
+// interpreter lock for each of these questions.
+bool has_plain_bits(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// What else tells one tensor from another of its shape: whether it is a leaf, asks for its gradient,
+// retains it, was made in inference mode, and is lazily conjugated or negated.
+std::tuple<bool, bool, bool, bool, bool, bool> tensor_flags(const at::Tensor& tensor) {
+  return {tensor.is_leaf(),      tensor.requires_grad(), tensor.retains_grad(),
+          tensor.is_inference(), tensor.is_conj(),       tensor.is_neg()};
+}
+
+// Whether rows of a tensor, stacked, are what `select_rows` gives.
+bool has_plain_rows(const at::Tensor& tensor) {
+  return has_plain_bits(tensor) && tensor.is_cpu() && tensor.dim() > 0 && tensor.is_contiguous() &&
+         !tensor.requires_grad() && !tensor.is_inference();
 }
 
 using LaneManager = Manager<LaneScope, LaneContext>;
@@ -324,6 +349,8 @@ void bind_tape(py::module_& m) {
       .def("__len__", &Tape::size)
       .def("set_forward_length", &Tape::set_forward_length)
       .def("set_slot", &Tape::set_slot)
+      .def("set_alias", [](Tape& tape, int slot,
+                           const at::Tensor& tensor) { tape.set_slot(slot, tensor.detach()); })
       .def("slot", &Tape::slot)
       .def("set_register", &Tape::set_register)
       .def("set_batch", &Tape::set_batch)
@@ -495,23 +522,23 @@ void bind_storage(py::module_& m) {
   m.def("keep_in_place",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
           std::shared_ptr<Reservation> room;
-          run_unlocked([&] { room = keep_in_place(tensor, arena, job); });
+          run_unlocked([&] { room = keep_in_place(tensor, arena, job); }, takes_a_while(tensor));
           return room;
         });
   m.def("may_move", &may_move_tensors, py::arg("tensors"));
   m.def("move_into_arena",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
-          run_unlocked([&] { move_into_arena(tensor, arena, job); });
+          run_unlocked([&] { move_into_arena(tensor, arena, job); }, takes_a_while(tensor));
         });
   m.def("move_out_of_arena", [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena) {
-    run_unlocked([&] { move_out_of_arena(tensor, arena); });
+    run_unlocked([&] { move_out_of_arena(tensor, arena); }, takes_a_while(tensor));
   });
   m.def("move_within_arena", &move_within_arena, py::arg("tensor"), py::arg("arena"),
         py::arg("job"), py::arg("offset"));
   m.def("copy_in_arena",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
           at::Tensor copy;
-          run_unlocked([&] { copy = copy_in_arena(tensor, arena, job); });
+          run_unlocked([&] { copy = copy_in_arena(tensor, arena, job); }, takes_a_while(tensor));
           return copy;
         });
   m.def("is_in_arena",
@@ -537,6 +564,9 @@ void bind_torch(py::module_& m) {
   m.def("register_arena", &register_arena);
   m.def("retire_arena", &retire_arena);
   m.def("set_job_name", &set_job_name);
+  m.def("has_plain_bits", &has_plain_bits, py::arg("tensor"));
+  m.def("tensor_flags", &tensor_flags, py::arg("tensor"));
+  m.def("has_plain_rows", &has_plain_rows, py::arg("tensor"));
   m.def("select_rows", &select_rows, py::arg("tensors"), py::arg("rows"));
   py::class_<LaneManager>(m, "LaneScope")
       .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job,

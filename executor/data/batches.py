@@ -255,12 +255,7 @@ def _is_plain(tensor: Any) -> bool:
     """Whether rows of the tensor, stacked, are what `index_select` gives."""
     return (
         type(tensor) is torch.Tensor
-        and tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
         and tensor.dtype in _DTYPES
-        and tensor.dim() > 0
-        and tensor.is_contiguous()
-        and not (tensor.requires_grad or tensor.is_inference())
-        and not (tensor.is_conj() or tensor.is_neg())
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and _C.has_plain_rows(tensor)
     )

@@ -64,10 +64,10 @@ class CompiledStep:
             stand_in = self.tape.keep_away(value, tensors[meanings[0]]).untyped_storage()
             stand_ins.update(dict.fromkeys(meanings, stand_in))
         for meaning, slot in self.inputs.items():
-            tensor = tensors[meaning].detach()
+            tensor = tensors[meaning]
             if meaning in stand_ins:
-                tensor = over(tensor, stand_ins[meaning])
-            self.tape.set_slot(slot, tensor)
+                tensor = over(tensor.detach(), stand_ins[meaning])
+            self.tape.set_alias(slot, tensor)
         for slot, make in self._views:
             with torch.no_grad():
                 self.tape.set_slot(slot, make())

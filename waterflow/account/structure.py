@@ -40,6 +40,7 @@ from waterflow.account import places
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.allocator_ext import _C
 
 if TYPE_CHECKING:
     from waterflow.account.account import Account
@@ -332,8 +333,7 @@ class _Writer:
             raise NoStructureError("a tensor without plain memory, or with a history")
         storage = value.untyped_storage()
         self.words += repr(value.dtype), tuple(value.shape), value.stride(), repr(value.device)
-        self.words += value.storage_offset(), value.requires_grad, value.is_leaf, value.is_conj()
-        self.words += value.is_neg(), value.is_inference(), storage.nbytes(), value.retains_grad
+        self.words += value.storage_offset(), storage.nbytes(), _C.tensor_flags(value)
         self.words += "storage", self._storages.setdefault(storage._cdata, len(self._storages))
 
     # Places

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from waterflow.allocator_ext import _C
 from waterflow.job.batch_reads import BatchReads
 from waterflow.job.epochs import MicroBatches
 
@@ -94,9 +95,9 @@ def flatten_like(batch: Any, former: FlatBatch) -> FlatBatch | None:
     if not former.is_plain or type(batch) is not signature[0] or len(batch) != len(signature[1]):
         return None
     for part, known in zip(batch, signature[1], strict=True):
-        if type(part) is not torch.Tensor or part.layout is not torch.strided or part.is_neg():
+        if type(part) is not torch.Tensor or not _C.has_plain_bits(part):
             return None
-        if (part.dtype, part.shape, part.stride(), part.requires_grad) != known or part.is_conj():
+        if (part.dtype, part.shape, part.stride(), part.requires_grad) != known:
             return None
     return FlatBatch(list(batch), former.signature, former.rebuild, former.reads, is_plain=True)
 
