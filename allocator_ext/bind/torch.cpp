@@ -559,8 +559,11 @@ void bind_torch(py::module_& m) {
   bind_device(m);
   m.def("install_lane_allocator", &install_lane_allocator);
   m.def("set_intra_op_threads", &set_intra_op_threads, py::arg("count"));
-  m.def("release_intra_op_threads", &release_intra_op_threads,
-        py::call_guard<py::gil_scoped_release>());
+  m.def("release_intra_op_threads", [] {
+    bool released = false;
+    run_unlocked([&] { released = release_intra_op_threads(); }, at::get_num_threads() > 1);
+    return released;
+  });
   m.def("register_arena", &register_arena);
   m.def("retire_arena", &retire_arena);
   m.def("set_job_name", &set_job_name);
