@@ -98,6 +98,7 @@ class Feeder(Generic[Item]):
         adopt_thread: Callable[[], None],
         on_ready: Callable[[], None],
         name: str,
+        prepare_at_once: Callable[[Any], Item | None] | None = None,
         ahead: Callable[[], int] = lambda: 2,
         begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
         start: Start = Start(),
@@ -113,6 +114,8 @@ class Feeder(Generic[Item]):
             done by then; else whoever takes its first batch sees to what comes between epochs.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
+        prepare_at_once: makes the item of a batch that needs nothing more for it, like those before
+            it; None for any other. Not given where there are none such.
         ahead: says how many batches to hold at most. Once it has so many, the thread sleeps until
             half of them are gone: woken for each, it would be in everybody's way.
         begin: begins an epoch, from the data and its number.
@@ -129,6 +132,7 @@ class Feeder(Generic[Item]):
         self._shown_after = start.steps - 1  # the last boundary
         self._epoch, self._epoch_began = start.epoch, start.steps - start.batches
         self._prepare = prepare
+        self._prepare_at_once = prepare_at_once
         self._python = python
         self._epochs = epochs
         self._steps = steps
@@ -268,12 +272,11 @@ class Feeder(Generic[Item]):
         self, fetch: Callable[[], tuple[int, Any] | None], prepare: Callable[[Any], Item | None]
     ) -> FeedItem[Item] | None:
         lent = self._lent
-        assert lent is not None
         try:
             fetched = fetch()
             if fetched is None:
                 return None
-            wanted = fetched[1] is not _END_OF_EPOCH and not lent.is_left
+            wanted = fetched[1] is not _END_OF_EPOCH and not (lent is not None and lent.is_left)
             item = prepare(fetched[1]) if wanted else None
         except BaseException as error:
             self._error = error
@@ -284,7 +287,7 @@ class Feeder(Generic[Item]):
         return FeedItem(item, fetched[0])
 
     def undrawn(self, most: int) -> int:
-        """In lent work: how many batches may be fetched ahead of the steps before them, `most` at
+        """On the thread: how many batches may be fetched ahead of the steps before them, `most` at
         most, as nothing is drawn for them."""
         if self._stopped or self._begun is not None or self._error is not None:
             return 0
@@ -297,7 +300,7 @@ class Feeder(Generic[Item]):
         return next(due, max(0, most))
 
     def fetch_undrawn(self, prepare: Callable[[Any], Item | None], count: int) -> None:
-        """In lent work: fetches so many that are `undrawn`, to be taken as any others; fewer where
+        """On the thread: fetches so many that are `undrawn`, to be taken as any others; fewer where
         the work cannot go on with one.
 
         Args:
@@ -311,8 +314,17 @@ class Feeder(Generic[Item]):
             fed = self._followed(self._next_undrawn, prepare)
             if fed is None:
                 return
-            with self._changed:
-                self._queue.append(fed)
+            self._append(fed)
+
+    def _fetch_more(self) -> None:
+        """What may be fetched ahead and draws nothing is fetched in one go: each time that a thread
+        enters the job's context costs more than many a batch."""
+        room = self._ahead() - len(self._queue)
+        if self._prepare_at_once is None or room < 2 or not self._may_run_ahead():
+            return
+        count = self.undrawn(room)
+        if count:
+            self.fetch_undrawn(self._prepare_at_once, count)
 
     def _next_undrawn(self) -> tuple[int, Any]:
         batch = next_undrawn(self._iterator)
@@ -347,6 +359,7 @@ class Feeder(Generic[Item]):
                     self._rest(epoch_ended=True)
                     continue
                 self._put(FeedItem(self._prepare(batch, self._wait_for_former_steps), epoch))
+                self._fetch_more()
             fed: FeedItem[Item] = FeedItem(end=True)
         except BaseException as error:
             fed = FeedItem(error=error)
@@ -388,6 +401,9 @@ class Feeder(Generic[Item]):
 
     def _put(self, fed: FeedItem[Item]) -> None:
         _C.release_intra_op_threads()  # what it was captured with would hinder the lanes'
+        self._append(fed)
+
+    def _append(self, fed: FeedItem[Item]) -> None:
         with self._changed:
             self._queue.append(fed)
             is_first = len(self._queue) == 1

@@ -215,7 +215,7 @@ class CapturedSteps:
         found = None if one_by_one else self._watched
         if found is None or found.step is not step or found.parts != self._parts(specialization):
             found = self._watch_anew(step, specialization, one_by_one)
-            if self._steps.cache.step_for(specialization) is not step:
+            if found.look is not None and self._steps.cache.step_for(specialization) is not step:
                 return None
         for register, value in found.registers.items():
             step.compiled.tape.set_register(register, value)
@@ -232,7 +232,9 @@ class CapturedSteps:
             # Guarded before they are read: what changes in between does not hold at the first look.
             numbers = watch_hyperparameters(self._steps.job.optimizer)
             look = None if numbers is None else self._steps.caller.look_at([*parts, numbers])
-        registers = self._steps.binder.registers(step)
+        # Not guarded, they are what they were when the step was chosen.
+        chosen = step.valid_values if look is None else None
+        registers = self._steps.binder.registers(step, chosen)
         watched = Watched(step, specialization, look, registers, parts)
         self._watched = None if look is None else watched
         return watched

@@ -193,6 +193,7 @@ class JobRun:
             adopt_thread=lanes.adopt_helper,
             on_ready=_weakly(self._tell_ready),
             name=job.name,
+            prepare_at_once=None if self._device.queues else self.steps.preparer.captured_at_once,
             ahead=_weakly(self.batches_ahead),
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,

@@ -74,7 +74,7 @@ class Trains:
         """See `run`; `at_home`: on the thread that fetches the job's batches, each of which it
         fetches between two steps, as the loop does: no thread waits for another."""
         until = time.perf_counter() + SLICE_SECONDS
-        busy, following = 0.0, [fed]
+        busy, first, following = 0.0, fed, [fed]
         while following:
             (fed,) = following
             with self._context.python:
@@ -82,12 +82,15 @@ class Trains:
             if begun is None:
                 break
             if begun.value is None:
-                return fed.item, busy
+                if fed is first:
+                    return fed.item, busy
+                job.feeder.put_back([fed])  # whoever chooses next finds what it needs
+                break
             result = self._run_some(lane, job, fed, begun.value, seen, until)
             busy += result.seconds
             if not self._may_go_on(job, result, seen, until):
                 break
-            following = job.feeder.take_while(lambda other: _is_ready(job, other), 1)
+            following = job.feeder.take_while(lambda other: other.item is not None, 1)
             if at_home and not following:
                 following = _fetched(job)
         return None, busy

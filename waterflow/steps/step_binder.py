@@ -29,9 +29,16 @@ class StepBinder:
         step.compiled.bind(self._persistent.inputs_of(step))
         step.compiled.tape.set_generators(*self._rng.generators)
 
-    def registers(self, step: PreparedStep) -> dict[int, float]:
-        """Values of the step's live hyperparameters, by register."""
-        values: Mapping[HyperKey, Any] = hyperparameters(self.job.optimizer)
+    def registers(
+        self, step: PreparedStep, values: Mapping[HyperKey, Any] | None = None
+    ) -> dict[int, float]:
+        """Values of the step's live hyperparameters, by register.
+
+        Args:
+            step: the step.
+            values: all hyperparameters; None: as they are now.
+        """
+        values = hyperparameters(self.job.optimizer) if values is None else values
         return {register: values[key] for key, register in step.compiled.registers.items()}  # type: ignore[index]
 
     def twins(

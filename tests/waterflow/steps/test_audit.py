@@ -195,8 +195,8 @@ def astray(monkeypatch, after):
     """From a step on, captured steps of job "a" get twice its learning rate."""
     registers, done = StepBinder.registers, [0]
 
-    def wrong(self, step):
-        found = registers(self, step)
+    def wrong(self, step, *values):
+        found = registers(self, step, *values)
         factor = 2 if self.job.name == "a" and done[0] >= after else 1
         return {register: value * factor for register, value in found.items()}
 
