@@ -82,7 +82,8 @@ class Precedence:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._first: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
-        self._away: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()  # may come back
+        # Those that were among them, and may come back.
+        self._away: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
         self._others: list[JobRun] = []
         self._working: dict[JobRun, _Work] = {}
         self._unstoppable: set[JobRun] = set()  # others in eager steps, which end when they end
@@ -98,7 +99,8 @@ class Precedence:
             known.comparison = None  # its times are not of one stretch of time any more
         for job in first:
             if job not in self._first:
-                self._first[job] = self._away.pop(job, None) or _Guaranteed(Pace())
+                known = self._away[job] if job in self._away else _Guaranteed(Pace())
+                self._first[job] = known
         self._others = [job for job in jobs if job not in self._first]
         for job in jobs:  # on a device its kernels go first, too
             job.throttle.first = job in self._first
