@@ -13,7 +13,6 @@ Nothing is ever unpickled, and both files carry a SHA-256.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -21,13 +20,14 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from waterflow.checkpoint.safetensor_file import read_tensors, write_tensors
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.common.errors import CheckpointError
+from waterflow.common.file_lock import locked
 from waterflow.common.files import sync_folder, write_atomically
 
 VERSION = 1
@@ -41,7 +41,6 @@ class CheckpointFolder:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._lock: IO[bytes] | None = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -64,33 +63,24 @@ class CheckpointFolder:
         Raises:
             CheckpointError: another process does, or the folder cannot be written to.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / "lock", "ab")  # noqa: SIM115
-            self._take_lock(self._lock)
-            known = self.jobs() if self.exists else []
-            if new := [name for name in jobs if name not in known]:
-                write_atomically(self.path / "run.json", _sealed({"jobs": [*known, *new]}))
-                sync_folder(self.path)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write checkpoints to {self}: {error}. Give checkpoint= another folder"
-            ) from error
-        try:
+        with contextlib.ExitStack() as inside:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                inside.enter_context(locked(self.path / "lock"))
+                known = self.jobs() if self.exists else []
+                if new := [name for name in jobs if name not in known]:
+                    write_atomically(self.path / "run.json", _sealed({"jobs": [*known, *new]}))
+                    sync_folder(self.path)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"another process writes checkpoints to {self}: wait for its end, or give "
+                    "checkpoint= another folder"
+                ) from None
+            except OSError as error:
+                raise CheckpointError(
+                    f"cannot write checkpoints to {self}: {error}. Give checkpoint= another folder"
+                ) from error
             yield
-        finally:
-            self._lock.close()
-
-    def _take_lock(self, lock: IO[bytes]) -> None:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(
-                f"another process writes checkpoints to {self}: wait for its end, or give "
-                "checkpoint= another folder"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
 
     def jobs(self) -> list[str]:
         """The names of the run's jobs, of those without a checkpoint, too.

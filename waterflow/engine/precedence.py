@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -47,6 +47,7 @@ class _Guaranteed:
     """What is known of one guaranteed job."""
 
     pace: Pace
+    met: WeakSet[JobRun] = field(default_factory=WeakSet)  # all that have been beside it
     comparison: Alternation | None = None  # the one under way
     begun: float = 0.0  # when that began, or the last one
     noted: float = 0.0  # when its times were last taken
@@ -64,9 +65,15 @@ class _Guaranteed:
         self.took = now - self.begun
         self.again = now + min(self.pace.calm, _AGAIN_AFTER) * self.took
 
-    def sooner(self) -> None:
-        """Something has changed since the last comparison."""
+    def meet(self, others: Sequence[JobRun]) -> None:
+        """Jobs that are new may do more harm than those before them, or less."""
+        new = [job for job in others if job not in self.met]
+        if not new:
+            return
+        self.met.update(new)
         self.again = min(self.again, self.begun + (1 + _ANEW_AFTER) * self.took)
+        if len(new) == len(others):
+            self.pace = self.pace._replace(harmless=0.0, harmful=math.inf, calm=0, failures=0)
 
 
 class Precedence:
@@ -75,8 +82,9 @@ class Precedence:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._first: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
+        # Those that were among them, and may come back.
+        self._away: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
         self._others: list[JobRun] = []
-        self._met: WeakSet[JobRun] = WeakSet()  # all that have been beside guaranteed ones
         self._working: dict[JobRun, _Work] = {}
         self._unstoppable: set[JobRun] = set()  # others in eager steps, which end when they end
         self._reserved = 0
@@ -86,23 +94,20 @@ class Precedence:
         first = [job for job in jobs if job.priority is Priority.GUARANTEED]
         if not (first or self._first):  # nobody to look after, and there may be hundreds of jobs
             return
-        known = {job: self._first.get(job, _Guaranteed(Pace())) for job in first}
-        self._first = WeakKeyDictionary(known)
+        for job in [job for job in self._first if job not in first]:
+            self._away[job] = known = self._first.pop(job)
+            known.comparison = None  # its times are not of one stretch of time any more
+        for job in first:
+            if job not in self._first:
+                known = self._away[job] if job in self._away else _Guaranteed(Pace())
+                self._first[job] = known
         self._others = [job for job in jobs if job not in self._first]
         for job in jobs:  # on a device its kernels go first, too
             job.throttle.first = job in self._first
         self._reserved = min(len(first), self._context.lanes.lanes - 1)
-        self._meet(self._others)
+        for known in self._first.values():
+            known.meet(self._others)
         self._set_duties()
-
-    def _meet(self, others: Sequence[JobRun]) -> None:
-        """Jobs that are new may do more harm than those before them, or less."""
-        new = [job for job in others if job not in self._met]
-        self._met.update(new)
-        for known in self._first.values() if new else ():
-            known.sooner()
-            if len(new) == len(others):
-                known.pace = known.pace._replace(harmless=0.0, harmful=math.inf, calm=0, failures=0)
 
     def end(self) -> None:
         """They flow no more, and may leave."""

@@ -12,6 +12,7 @@ from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.executor.data.feeder import FeedItem
+from waterflow.executor.run.eager_room import OpenRoom
 from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 
@@ -75,7 +76,8 @@ class RoundExecutor:
                 captured.append(scheduled)
         if captured:
             self._run_together(captured)
-        for job, ready in apart:
+        for place, (job, ready) in enumerate(apart):
+            self._jobs = [one for one, _ in apart[place:]]  # the others have made their steps
             self._run_apart(job, ready, alone=not captured)
 
     def _refreshed(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedBatch] | None:
@@ -155,9 +157,12 @@ class RoundExecutor:
             self._run_train(job, batch, alone)
             return
 
+        def more(size: int) -> bool:
+            return self._grow(job, OpenRoom(context.lanes), size, self._jobs)
+
         def step() -> tuple[float, tuple[float, ...]]:
             rates = job.loop.rates()
-            loss = job.eager.run_apart(context.lanes, context.residency, batch)
+            loss = job.eager.run_apart(context.lanes, context.residency, batch, more)
             job.account(context.residency)
             return loss, rates
 

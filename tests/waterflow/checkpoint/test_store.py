@@ -101,6 +101,40 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path, time
     assert len(list((tmp_path / "a").iterdir())) <= 6  # what was left is cleared up by the next
 
 
+def write_and_fork(folder, told):
+    """Is in the folder, and forks a process that outlives it, as a data loader's workers do."""
+    with folder.opened(["a"]):
+        child = os.fork()
+        if not child:
+            time.sleep(60)
+            os._exit(0)
+        told.send(child)
+        time.sleep(60)
+
+
+def test_a_forked_process_does_not_keep_others_out(tmp_path):
+    """Neither after its parent was killed, nor after that has left the folder."""
+    folder, fork = CheckpointFolder(tmp_path), multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    killed = fork.Process(target=write_and_fork, args=(folder, there))
+    killed.start()
+    orphan = here.recv()
+    worker = fork.Process(target=time.sleep, args=(60,))
+    try:
+        with pytest.raises(wf.CheckpointError, match="another process"), folder.opened(["a"]):
+            pass
+        killed.kill()
+        killed.join()
+        with folder.opened(["a"]):
+            worker.start()
+        with folder.opened(["a"]):
+            pass
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+        worker.kill()
+        worker.join()
+
+
 def test_each_moment_of_a_write_leaves_a_whole_checkpoint(tmp_path, monkeypatch):
     """The process ends before each call that changes the folder, in turn."""
 

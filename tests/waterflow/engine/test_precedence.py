@@ -212,6 +212,44 @@ def test_duties_follow_the_rule_and_are_told_of(monkeypatch: pytest.MonkeyPatch)
     assert all(-1 < slowdown < math.inf and 0 <= error < math.inf for slowdown, error in asked)
 
 
+@pytest.mark.parametrize("strangers", [False, True])
+def test_a_pace_outlives_suspension(strangers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a guaranteed job has shown beside others is known when it comes back. Where all of them
+    are others by then, how far they go stays, as it did no harm at once; what did is forgotten."""
+    asked: list[Pace] = []
+    learnt = Pace(0.375, 0.375, 0.75, calm=1, failures=3)
+
+    def rule(pace: Pace, slowdown: float, error: float) -> Pace:
+        asked.append(pace)
+        return learnt
+
+    monkeypatch.setattr(precedence, "next_pace", rule)
+
+    def make(name: str) -> wf.Job:
+        priority = "guaranteed" if name.startswith("first") else "opportunistic"
+        return make_job(name, priority, steps=ENDLESS, capture=True)
+
+    with wf.Engine("64MiB", threads=1) as engine:
+        first, other = engine.submit(make("first")), engine.submit(make("other"))
+        wait_until(lambda: asked)
+        assert first.suspend(timeout=300)
+        before = len(other.losses)
+        wait_until(lambda: len(other.losses) >= before + 50)  # it is not held back meanwhile
+        stays = engine.submit(make("first to stay")) if strangers else None
+        if stays is not None:
+            other.stop()
+            other.result(300)
+            other = engine.submit(make("another"))
+            wait_until(lambda: stays.losses and other.losses)
+            stays.stop()
+            stays.result(300)
+        asked.clear()
+        first.resume()
+        wait_until(lambda: asked)
+        engine.stop_all()
+    assert asked[0] == (Pace(0.375) if strangers else learnt)
+
+
 @pytest.mark.parametrize("priority", ["high", None, 1])
 def test_a_priority_that_is_none(priority: Any) -> None:
     with pytest.raises(wf.JobError, match=r"job 'a': priority must be one of 'guaranteed', "):
