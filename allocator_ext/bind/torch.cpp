@@ -76,8 +76,8 @@ bool has_plain_bits(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg();
 }
 
-// What else tells one tensor from another of its shape: whether it is a leaf, asks for its gradient,
-// retains it, was made in inference mode, and is lazily conjugated or negated.
+// What else tells one tensor from another of its shape: whether it is a leaf, asks for its
+// gradient, retains it, was made in inference mode, and is lazily conjugated or negated.
 std::tuple<bool, bool, bool, bool, bool, bool> tensor_flags(const at::Tensor& tensor) {
   return {tensor.is_leaf(),      tensor.requires_grad(), tensor.retains_grad(),
           tensor.is_inference(), tensor.is_conj(),       tensor.is_neg()};
