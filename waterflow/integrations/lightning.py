@@ -75,7 +75,8 @@ def from_lightning(
     limit_train, limit_val = None, None
     if trainer is not None:
         options = {**limits(trainer, require), **options}
-    train, validation = _loaders(module, data, require)
+    state = module.trainer = State(name, options)  # type: ignore[assignment]
+    train, validation = _loaders(module, data, state, require)
     if trainer is not None:
         limit_train = limit_of(train, trainer.limit_train_batches, "train", require)
         if validation is not None:
@@ -85,10 +86,9 @@ def from_lightning(
     saves = trainer is not None and any(map(keeps_files, trainer.callbacks))  # type: ignore[attr-defined]
     counts = limit_train is not None or validation is not None or length_of(train) is None
     counts = counts or numbered or saves or asks_where_it_is(module)
-    state = State(name, options, lambda: len(loader), counts)
+    state.begin(lambda: len(loader), counts)
     counted = Counted(state, train, numbered, accumulated, limit_train)
     loader = counted if counts else train
-    module.trainer = state  # type: ignore[assignment]
     _undrawn(require, module, "on_fit_start")
     optimizer, scheduler, interval, plateau = _optimizers(module, require)
     if trainer is not None:
@@ -126,11 +126,14 @@ def from_lightning(
     )
 
 
-def _loaders(module: LightningModule, data: Any, require: Refusal) -> tuple[Any, Any]:
+def _loaders(
+    module: LightningModule, data: Any, state: State, require: Refusal
+) -> tuple[Any, Any]:
     """The loaders of training and of validation; None where nothing is validated."""
     from lightning.pytorch import LightningDataModule, LightningModule
 
     if isinstance(data, LightningDataModule):
+        data.trainer = state  # type: ignore[assignment]
         _undrawn(require, data, "prepare_data")
         _undrawn(require, data, "setup", "fit")
     _undrawn(require, module, "prepare_data")

@@ -29,19 +29,15 @@ class State:
     current_epoch: int  # the next two where batches are counted alone: else asking is an error
     global_step: int
 
-    def __init__(
-        self, name: str, limits: Mapping[str, Any], batches: Callable[[], int], counts: bool
-    ) -> None:
-        """Args: the job's name; its epochs, steps and accumulate; the batches of an epoch; whether
-        somebody counts them."""
+    def __init__(self, name: str, limits: Mapping[str, Any]) -> None:
+        """Args: the job's name; its epochs, steps and accumulate."""
         epochs, steps = limits.get("epochs"), limits.get("steps")
         self.job = name
-        self._batches = batches
+        self._batches: Callable[[], int] | None = None
         self._accumulated = limits.get("accumulate", 1)
         self.max_epochs = epochs
         self.max_steps = -1 if steps is None else steps
-        if counts:
-            self.current_epoch = self.global_step = 0
+        self.current_epoch = self.global_step = 0
         self.world_size = 1
         self.global_rank = self.local_rank = self.node_rank = 0
         self.is_global_zero = True
@@ -51,9 +47,25 @@ class State:
         self.loggers: list[Any] = []
         self.logger = None
 
+    def begin(self, batches: Callable[[], int], counts: bool) -> None:
+        """The loaders are there.
+
+        Args:
+            batches: those of an epoch.
+            counts: whether somebody counts them.
+        """
+        self._batches = batches
+        if not counts:
+            del self.current_epoch, self.global_step
+
     @property
     def num_training_batches(self) -> int:
         """Batches of an epoch."""
+        if self._batches is None:
+            raise JobError(
+                f"job {self.job!r}: its module or data asks for the batches of an epoch before its "
+                "loader is made: ask in configure_optimizers or later"
+            )
         return self._batches()
 
     @property

@@ -251,6 +251,57 @@ def test_what_is_not_taken_over_is_refused_by_name(module, options, named):
     assert "'mine'" in str(refused.value)
 
 
+class Prepared(Plain):
+    """Built from what its trainer and its data's say before there is a loader."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(64, 24))
+
+    def setup(self, stage):
+        self.factor = 1 / (self.trainer.max_epochs + self.trainer.world_size)
+
+    def configure_model(self):
+        if self.trainer.is_global_zero and self.current_epoch == 0:
+            with torch.random.fork_rng():
+                torch.manual_seed(2)
+                self.network = nn.Sequential(self.network, nn.ReLU(), nn.Linear(24, 10))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * self.factor
+
+
+class ByRank(Digits):
+    def prepare_data(self):
+        self.rank = self.trainer.global_rank
+
+    def setup(self, stage):
+        self.size = 10 * self.trainer.max_epochs + self.rank
+
+    def train_dataloader(self):
+        return DataLoader(digits(), self.size, shuffle=True)
+
+
+def test_hooks_before_the_training_find_their_trainer():
+    torch.manual_seed(1)
+    host = Prepared()
+    torch.manual_seed(1)
+    guest = Prepared()
+    losses, _ = trained_by_host(host, ByRank())
+    job = wf.from_lightning(guest, ByRank(), trainer(), name="guest", seed=SEED)
+    report = wf.run([job], memory="64MiB", threads=1)
+    assert report["guest"].losses == losses
+    same_weights(host, guest)
+
+
+def test_a_loader_that_is_not_made_yet_has_no_batches():
+    class Early(Plain):
+        def setup(self, stage):
+            self.total = self.trainer.estimated_stepping_batches
+
+    with pytest.raises(wf.JobError, match="'early': .* before its loader is made"):
+        wf.from_lightning(Early(), Digits(), trainer(), name="early")
+
+
 def test_what_a_module_asks_its_trainer_for_is_never_made_up():
     class Asking(Plain):
         def training_step(self, batch, batch_idx):
