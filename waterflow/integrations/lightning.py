@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from waterflow.integrations.lightning_callbacks import Followers, Plateau
 from waterflow.integrations.lightning_evaluation import Validation
+from waterflow.integrations.lightning_logging import logging
 from waterflow.integrations.lightning_loop import (
     Counted,
     State,
@@ -126,9 +128,7 @@ def from_lightning(
     )
 
 
-def _loaders(
-    module: LightningModule, data: Any, state: State, require: Refusal
-) -> tuple[Any, Any]:
+def _loaders(module: LightningModule, data: Any, state: State, require: Refusal) -> tuple[Any, Any]:
     """The loaders of training and of validation; None where nothing is validated."""
     from lightning.pytorch import LightningDataModule, LightningModule
 
@@ -154,7 +154,10 @@ def _undrawn(require: Refusal, of: Any, hook: str, *arguments: Any) -> Any:
     """What a hook that runs before the training returns; its job's streams begin at the seed, and
     would not go on from where the hook has left those of the process."""
     before = torch.get_rng_state()
-    found = getattr(of, hook)(*arguments)
+    is_module = isinstance(of, torch.nn.Module)
+    with logging(of, require.job) if is_module else nullcontext([]) as logged:  # type: ignore[arg-type]
+        found = getattr(of, hook)(*arguments)
+    require(not logged, f"self.log in {hook}()", "log in training_step or in validation")
     require(
         torch.equal(before, torch.get_rng_state()),
         f"{hook}() that draws random numbers",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -58,24 +58,30 @@ class Validation:
     def _validate(self, module: Any, loader: Iterable[Any]) -> dict[str, torch.Tensor]:
         parameters = list(inspect.signature(module.validation_step).parameters)
         job = self._state.job
-        during, behind = Epoch(job), Epoch(job)
+        epochs: list[Epoch] = []  # of each hook: where two log one name, the later one's counts
+
+        def hook(function: Callable[[], Any]) -> None:
+            epochs.append(Epoch(job))
+            with logging(module, job) as logged:
+                function()
+            epochs[-1].add(logged, lambda: 1)
+
         self._state.training, self._state.validating = False, True
         try:
             batches = begun(loader, self._limit)  # draws a seed, before the hooks
-            module.on_validation_start()
-            module.on_validation_epoch_start()
+            hook(module.on_validation_start)
+            hook(module.on_validation_epoch_start)
+            epochs.append(during := Epoch(job))
             for index, batch in enumerate(batches):
                 batch = module.transfer_batch_to_device(batch, module.device, 0)
                 with logging(module, job) as logged:
                     module.validation_step(*(batch, index, 0)[: len(parameters)])
                 during.add(logged, functools.partial(_batch_size, batch))
-            with logging(module, job) as logged:
-                module.on_validation_epoch_end()
-            behind.add(logged, lambda: 1)
+            hook(module.on_validation_epoch_end)
             module.on_validation_end()
         finally:
             self._state.training, self._state.validating = True, False
-        return during.values() | behind.values()
+        return {name: value for epoch in epochs for name, value in epoch.values().items()}
 
 
 def _batch_size(batch: Any) -> int:

@@ -82,12 +82,12 @@ class Refusal:
     """Raises JobError where a condition does not hold."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.job = name
 
     def __call__(self, condition: object, what: str, remedy: str) -> None:
         """Raises JobError, with the remedy, where the condition does not hold."""
         if not condition:
-            raise JobError(f"job {self._name!r}: from_lightning cannot take over {what}: {remedy}")
+            raise JobError(f"job {self.job!r}: from_lightning cannot take over {what}: {remedy}")
 
 
 def check_module(module: LightningModule, require: Refusal) -> None:

@@ -222,9 +222,15 @@ class Adversaries(Plain):
         return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
 
 
+class LogsEarly(Plain):
+    def on_train_start(self):
+        self.log("started", 1.0)
+
+
 @pytest.mark.parametrize(
     ("module", "options", "named"),
     [
+        (LogsEarly, {}, "self.log in on_train_start()"),
         (Manual, {}, "Manual's manual optimization"),
         (Hooked, {}, "Hooked.on_train_batch_end"),
         (Adversaries, {}, "2 optimizers"),
@@ -298,7 +304,7 @@ def test_a_loader_that_is_not_made_yet_has_no_batches():
         def setup(self, stage):
             self.total = self.trainer.estimated_stepping_batches
 
-    with pytest.raises(wf.JobError, match="'early': .* before its loader is made"):
+    with pytest.raises(wf.JobError, match=r"'early': .* before its loader is made"):
         wf.from_lightning(Early(), Digits(), trainer(), name="early")
 
 

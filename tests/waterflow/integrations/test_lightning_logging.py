@@ -64,8 +64,17 @@ class Logging(Classifier):
         self.log("val_twice", batch_idx * 3.0)
         self.log("val_twice", batch_idx * 7.0)
 
+    def on_validation_start(self):
+        self.log("val_start", 4.0)
+        self.log("val_hooks", 1.0)
+
+    def on_validation_epoch_start(self):
+        self.log("val_hooks", 2.0)
+        self.log("val_overwritten", 0.5)
+
     def on_validation_epoch_end(self):
         self.log("val_end", 5.0)
+        self.log("val_overwritten", 0.25)
 
 
 def made(options):
