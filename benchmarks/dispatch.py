@@ -4,7 +4,8 @@ engine itself takes for a step of next to nothing.
     python -m benchmarks.dispatch --json
 
 The same plain SGD with momentum everywhere, one intra-op thread each. Ratios of time per step;
-above 1 means faster. An overhead is the time of a step of one linear layer less that of its tape.
+above 1 means faster. Times are of steps alone: of a long run less a short one, as both begin alike.
+An overhead is the time of a step of one linear layer less that of its tape.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -23,8 +26,9 @@ from waterflow.allocator_ext import _C
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.lanes import Lanes
 
-STEPS = 300
-TINY_STEPS = 2000  # so few that all their spans are kept
+#: Steps of a short run and of a long one.
+STEPS = (100, 400)
+TINY_STEPS = (2000, 8000)
 DEPTH = 67
 WIDTH = 16
 
@@ -40,7 +44,7 @@ class Residual(nn.Module):
         return x + torch.tanh(self.linear(x))
 
 
-def make_job(name: str) -> wf.Job:
+def make_job(name: str, steps: int) -> wf.Job:
     torch.manual_seed(0)
     model = nn.Sequential(*(Residual() for _ in range(DEPTH)), nn.Linear(WIDTH, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, foreach=False)
@@ -50,23 +54,36 @@ def make_job(name: str) -> wf.Job:
         model=model,
         optimizer=optimizer,
         loss=lambda m, b: F.cross_entropy(m(b[0]), b[1]),
-        data=[batch] * STEPS,
+        data=[batch] * steps,
         seed=0,
+        capture=True,
     )
 
 
+def per_step(seconds: Callable[[int], float], lengths: tuple[int, int]) -> float:
+    """Seconds of a step, of a run that takes so many for so many steps."""
+    short, long = map(seconds, lengths)
+    return (long - short) / (lengths[1] - lengths[0])
+
+
 def eager_seconds() -> float:
-    return sum(wf.run_eager(make_job(name), threads=1).wall_seconds for name in "ab")
+    """Of a step of one job."""
+    return per_step(lambda steps: wf.run_eager(make_job("a", steps), threads=1).wall_seconds, STEPS)
 
 
 def engine_seconds(names: str, policy: str) -> float:
-    jobs = [make_job(name) for name in names]
-    report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
-    assert report.ok, [job.error for job in report]
-    return report.seconds
+    """Of a step of each of these jobs."""
+
+    def seconds(steps: int) -> float:
+        jobs = [make_job(name, steps) for name in names]
+        report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
+        assert report.ok, [job.error for job in report]
+        return report.seconds
+
+    return per_step(seconds, STEPS)
 
 
-def make_tiny(name: str, kind: str) -> wf.Job:
+def make_tiny(name: str, kind: str, steps: int) -> wf.Job:
     """A step of one linear layer; `kind` says what of the user's comes after it."""
     torch.manual_seed(0)
     model = nn.Linear(8, 4)
@@ -77,8 +94,9 @@ def make_tiny(name: str, kind: str) -> wf.Job:
         model=model,
         optimizer=optimizer,
         loss=lambda m, b: F.cross_entropy(m(b[0]), b[1]),
-        data=[batch] * TINY_STEPS,
+        data=[batch] * steps,
         seed=0,
+        capture=True,
     )
     if kind == "scheduler":
         job.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
@@ -88,12 +106,17 @@ def make_tiny(name: str, kind: str) -> wf.Job:
 
 
 def tiny_seconds(names: str, policy: str, kind: str = "plain") -> tuple[float, float]:
-    """Seconds per step of any of these jobs: of the run, and of lanes that run tapes."""
-    jobs = [make_tiny(name, kind) for name in names]
-    report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
-    assert report.ok, [job.error for job in report]
-    took = report.spans.stop - report.spans.start
-    return report.seconds / TINY_STEPS / len(jobs), float(took.sum()) / TINY_STEPS / len(jobs)
+    """Seconds of a step of any of these jobs: of the run, and of the lane that runs its tape."""
+    on_lanes: list[float] = []
+
+    def seconds(steps: int) -> float:
+        jobs = [make_tiny(name, kind, steps) for name in names]
+        report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
+        assert report.ok, [job.error for job in report]
+        on_lanes.append(float(np.median(report.spans.stop - report.spans.start)))
+        return report.seconds
+
+    return per_step(seconds, TINY_STEPS) / len(names), on_lanes[-1]
 
 
 def overhead(kind: str) -> float:
@@ -106,7 +129,7 @@ def count_operators() -> int:
     from waterflow.executor.run.rng import JobRng
     from waterflow.steps.job_steps import JobSteps
 
-    job = make_job("a")
+    job = make_job("a", 1)
     steps = JobSteps(job, HostDevice(), JobRng(0), 1)
     found = steps.preparer.prepare(next(iter(job.data))).specialization
     assert found is not None
@@ -141,7 +164,8 @@ def main() -> None:
         "eager": eager_seconds,
         "solo": lambda: engine_seconds("a", "temporal"),
         "sequential": lambda: engine_seconds("ab", "temporal"),
-        "two_lanes": lambda: engine_seconds("ab", "waterwave"),
+        "two_lanes": lambda: engine_seconds("ab", "flow"),
+        "two_in_pairs": lambda: engine_seconds("ab", "waterwave"),
         "pair_boundary": pair_boundary_seconds,
         "plain": lambda: overhead("plain"),
         "scheduler": lambda: overhead("scheduler"),
@@ -151,15 +175,16 @@ def main() -> None:
     }
     interleaved(measures, 1)  # profiles are cached from here on
     found = interleaved(measures, options.repeats)
-    eager_each = [seconds / 2 for seconds in found["eager"]]
+    eager_two = [2 * seconds for seconds in found["eager"]]
     result: dict[str, object] = {
         "operators": count_operators(),
-        "eager_ms": 1e3 * statistics.median(eager_each) / STEPS,
-        "tape_ms": 1e3 * statistics.median(found["solo"]) / STEPS,
-        "solo_vs_eager": median_ratio(eager_each, found["solo"]),
+        "eager_ms": 1e3 * statistics.median(found["eager"]),
+        "tape_ms": 1e3 * statistics.median(found["solo"]),
+        "solo_vs_eager": median_ratio(found["eager"], found["solo"]),
         "two_lanes_vs_sequential": median_ratio(found["sequential"], found["two_lanes"]),
+        "two_in_pairs_vs_sequential": median_ratio(found["sequential"], found["two_in_pairs"]),
         "pair_boundary_us": 1e6 * statistics.median(found["pair_boundary"]),
-        "two_lanes_vs_eager": median_ratio(found["eager"], found["two_lanes"]),
+        "two_lanes_vs_eager": median_ratio(eager_two, found["two_lanes"]),
         "four_tiny_flow_vs_temporal": median_ratio(found["four_temporal"], found["four_flow"]),
     }
     for kind in ("plain", "scheduler", "on_step"):
