@@ -9,7 +9,7 @@ way, and then enlarges the block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,27 +29,6 @@ _ADDRESSES = 4
 
 def _ample(need: int) -> int:
     return need + max(int(need * _SPARE), _LEAST_SPARE)
-
-
-class Room(Protocol):
-    """Where an eager step's tensors come from."""
-
-    def grow(self, size: int) -> bool:
-        """Enlarges it by at least so many bytes in one piece; whether it could."""
-
-
-class OpenRoom:
-    """All that nobody holds of the budget, while no step but one is under way: others' memory is
-    what it grows by."""
-
-    def __init__(self, lanes: Lanes) -> None:
-        self._arena = lanes.arena
-
-    def grow(self, size: int) -> bool:
-        """Whether so many bytes are free in one piece."""
-        self._arena.synchronize()
-        wanted = rounded(size, self._arena.alignment)
-        return int(self._arena.statistics().largest_free) >= wanted
 
 
 class EagerRoom:

@@ -13,13 +13,13 @@ from waterflow.common.errors import DeviceLostError
 from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.events import EventStream
 from waterflow.engine.job_run import JobRun
-from waterflow.executor.run.eager_room import Room
+from waterflow.executor.run.eager_room import EagerRoom
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 
 Value = TypeVar("Value")
 
-GrowRoom = Callable[[JobRun, Room, int, Sequence[JobRun]], bool]
+GrowRoom = Callable[[JobRun, EagerRoom, int, Sequence[JobRun]], bool]
 """Enlarges the room of a job's eager step by so many bytes; nobody is in a step but these jobs, who
 wait. Whether it has room now: see `Surges.grow`."""
 

@@ -197,28 +197,16 @@ class EagerSteps:
 
     # How they run
 
-    def run_apart(
-        self,
-        lanes: Lanes,
-        residency: Residency,
-        batch: PreparedBatch,
-        more: Callable[[int], bool] | None = None,
-    ) -> float:
+    def run_apart(self, lanes: Lanes, residency: Residency, batch: PreparedBatch) -> float:
         """Runs a step that is partly or wholly eager while no other job's does; returns its loss.
 
         Gradients stay until `drop_gradients`.
-
-        Args:
-            lanes: the engine's.
-            residency: where the job has its places.
-            batch: its batch.
-            more: see `Lanes.scope`.
 
         Raises:
             Whatever the step raises.
         """
         if batch.specialization is None:
-            loss = self._step(batch, lanes.scope(self._number, more))
+            loss = self._step(batch, lanes.scope(self._number))
             self._ran_in_arena = True
             return loss
         step = self._captured.choose(batch, residency)
@@ -231,7 +219,7 @@ class EagerSteps:
         if error is not None:
             step.compiled.tape.clear(step.compiled.transient)
             raise error
-        self._step_optimizer(lanes, step, more)
+        self._step_optimizer(lanes, step)
         result.wait()
         return losses_of([step], result)[0]
 
@@ -298,12 +286,12 @@ class EagerSteps:
         has_limit = self._job.memory_limit is not None or is_needed
         return has_limit and (opaque or steps.tiers is None)
 
-    def no_limit(self, limit: int | None) -> JobError:
-        """What to raise where a job that has or is to have a limit has to run eager steps."""
+    def no_limit(self) -> JobError:
+        """What to raise where a job with a limit of its own has to run eager steps."""
         opacity = self._steps.opacity
         reason = opacity.step or opacity.optimizer_reason or "a batch could not be captured"
         return JobError(
-            f"job {self._job.name!r}: memory_limit={limit} cannot be kept, "
+            f"job {self._job.name!r}: memory_limit={self._steps.spiller.limit} cannot be kept, "
             f"since its step runs as eager Python, which cannot be spilled: {reason}. Change that, "
             "or leave out memory_limit or spill and give it more memory"
         )
@@ -313,7 +301,7 @@ class EagerSteps:
         if spiller.limit is not None and (batch.trial or spiller.is_lent):
             memory = contextlib.nullcontext()  # beside the budget, as checks
         elif self._knows_no_limit:
-            raise self.no_limit(spiller.limit)
+            raise self.no_limit()
         self._begin()
         if not batch.trial:
             return self._python(lambda: self._make(batch, memory))  # type: ignore[no-any-return]
@@ -394,14 +382,12 @@ class EagerSteps:
             captured.bind(step)
         return checked.loss
 
-    def _step_optimizer(
-        self, lanes: Lanes, step: PreparedStep, more: Callable[[int], bool] | None
-    ) -> None:
+    def _step_optimizer(self, lanes: Lanes, step: PreparedStep) -> None:
         """The optimizer's own step on the gradients that the tape has left."""
         self._captured.take_gradients(step)
 
         def update() -> None:
-            with lanes.scope(self._number, more):
+            with lanes.scope(self._number):
                 update_parameters(self._job, self._job.optimizer)
 
         self._python(update)

@@ -12,7 +12,6 @@ from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.executor.data.feeder import FeedItem
-from waterflow.executor.run.eager_room import OpenRoom
 from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 
@@ -76,8 +75,7 @@ class RoundExecutor:
                 captured.append(scheduled)
         if captured:
             self._run_together(captured)
-        for place, (job, ready) in enumerate(apart):
-            self._jobs = [one for one, _ in apart[place:]]  # the others have made their steps
+        for job, ready in apart:
             self._run_apart(job, ready, alone=not captured)
 
     def _refreshed(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedBatch] | None:
@@ -157,12 +155,9 @@ class RoundExecutor:
             self._run_train(job, batch, alone)
             return
 
-        def more(size: int) -> bool:
-            return self._grow(job, OpenRoom(context.lanes), size, self._jobs)
-
         def step() -> tuple[float, tuple[float, ...]]:
             rates = job.loop.rates()
-            loss = job.eager.run_apart(context.lanes, context.residency, batch, more)
+            loss = job.eager.run_apart(context.lanes, context.residency, batch)
             job.account(context.residency)
             return loss, rates
 
