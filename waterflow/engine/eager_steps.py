@@ -286,12 +286,12 @@ class EagerSteps:
         has_limit = self._job.memory_limit is not None or is_needed
         return has_limit and (opaque or steps.tiers is None)
 
-    def no_limit(self) -> JobError:
-        """What to raise where a job with a limit of its own has to run eager steps."""
+    def no_limit(self, limit: int | None) -> JobError:
+        """What to raise where a job that has or is to have a limit has to run eager steps."""
         opacity = self._steps.opacity
         reason = opacity.step or opacity.optimizer_reason or "a batch could not be captured"
         return JobError(
-            f"job {self._job.name!r}: memory_limit={self._steps.spiller.limit} cannot be kept, "
+            f"job {self._job.name!r}: memory_limit={limit} cannot be kept, "
             f"since its step runs as eager Python, which cannot be spilled: {reason}. Change that, "
             "or leave out memory_limit or spill and give it more memory"
         )
@@ -301,7 +301,7 @@ class EagerSteps:
         if spiller.limit is not None and (batch.trial or spiller.is_lent):
             memory = contextlib.nullcontext()  # beside the budget, as checks
         elif self._knows_no_limit:
-            raise self.no_limit()
+            raise self.no_limit(spiller.limit)
         self._begin()
         if not batch.trial:
             return self._python(lambda: self._make(batch, memory))  # type: ignore[no-any-return]

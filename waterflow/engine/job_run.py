@@ -421,7 +421,7 @@ class JobRun:
             JobError: its steps run as eager Python, or the tier has no room; nothing has changed.
         """
         if limit is not None and self.captured.exclusive:
-            raise self.eager.no_limit()
+            raise self.eager.no_limit(limit)
         former = self.steps.spiller.limit
         self._plan_into(limit, residency)
         problem = self.steps.spiller.problem
@@ -459,7 +459,7 @@ class JobRun:
         if self.steps.spiller.problem is not None:
             raise self.steps.spiller.problem
         if self.memory_limit is not None and self.captured.exclusive:
-            raise self.eager.no_limit()
+            raise self.eager.no_limit(self.steps.spiller.limit)
 
     @property
     def knows_batches(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,8 +154,10 @@ def _undrawn(require: Refusal, of: Any, hook: str, *arguments: Any) -> Any:
     """What a hook that runs before the training returns; its job's streams begin at the seed, and
     would not go on from where the hook has left those of the process."""
     before = torch.get_rng_state()
-    is_module = isinstance(of, torch.nn.Module)
-    with logging(of, require.job) if is_module else nullcontext([]) as logged:  # type: ignore[arg-type]
+    logged: list[Any] = []
+    with ExitStack() as noted:
+        if isinstance(of, torch.nn.Module):  # a datamodule's `log` would be something of its own
+            logged = noted.enter_context(logging(of, require.job))
         found = getattr(of, hook)(*arguments)
     require(not logged, f"self.log in {hook}()", "log in training_step or in validation")
     require(

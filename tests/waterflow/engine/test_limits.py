@@ -251,7 +251,7 @@ def test_limits_that_cannot_be_are_refused_and_change_nothing() -> None:
         handle.result(300)
         ask(handle, "32MiB")
     assert "job 'a': its step cannot be planned into 4096 bytes" in str(errors[0])
-    assert "job 'opaque': memory_limit=" in str(errors[1])
+    assert "job 'opaque': memory_limit=4096 cannot be kept" in str(errors[1])
     assert "job 'a' is finished and has no limit any more" in str(errors[2])
     assert_equal_to_eager(job, handle.result(), make_deep("a"))
     assert_equal_to_eager(opaque, other.result(), make_deep("opaque", steps=400))
