@@ -245,6 +245,11 @@ def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
             f"the callback {kind}",
             "remove it (trainer.remove_callback) and use the job's on_step",
         )
+    require(
+        trainer.model_init is None,
+        "model_init, by which train() makes another model",
+        "make the model yourself and give it as model=",
+    )
     require(trainer.train_dataset is not None, "a Trainer without train_dataset", "give it one")
     require(
         trainer.state.global_step == 0,

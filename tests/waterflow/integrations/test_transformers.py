@@ -156,6 +156,13 @@ def test_what_is_not_taken_over_is_refused_by_name(change, named, tmp_path):
     assert "'mine'" in str(refused.value)
 
 
+def test_a_model_that_the_host_would_make_anew_is_refused(tmp_path):
+    guest = trainer(MODELS["bert"], tmp_path)
+    guest.model_init = lambda: guest.model
+    with pytest.raises(wf.JobError, match="'mine': from_trainer cannot take over model_init"):
+        wf.from_trainer(guest, "mine")
+
+
 def test_a_trainer_that_has_trained_is_refused(tmp_path):
     host = trainer(MODELS["bert"], tmp_path, max_steps=1)
     host.train()
