@@ -66,6 +66,12 @@ def per_step(seconds: Callable[[int], float], lengths: tuple[int, int]) -> float
     return (long - short) / (lengths[1] - lengths[0])
 
 
+def report_of(jobs: list[wf.Job], policy: str) -> wf.Report:
+    report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
+    assert report.ok, [job.error for job in report]
+    return report
+
+
 def eager_seconds() -> float:
     """Of a step of one job."""
     return per_step(lambda steps: wf.run_eager(make_job("a", steps), threads=1).wall_seconds, STEPS)
@@ -75,10 +81,7 @@ def engine_seconds(names: str, policy: str) -> float:
     """Of a step of each of these jobs."""
 
     def seconds(steps: int) -> float:
-        jobs = [make_job(name, steps) for name in names]
-        report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
-        assert report.ok, [job.error for job in report]
-        return report.seconds
+        return report_of([make_job(name, steps) for name in names], policy).seconds
 
     return per_step(seconds, STEPS)
 
@@ -110,9 +113,7 @@ def tiny_seconds(names: str, policy: str, kind: str = "plain") -> tuple[float, f
     on_lanes: list[float] = []
 
     def seconds(steps: int) -> float:
-        jobs = [make_tiny(name, kind, steps) for name in names]
-        report = wf.run(jobs, memory="64MiB", policy=policy, threads=1)
-        assert report.ok, [job.error for job in report]
+        report = report_of([make_tiny(name, kind, steps) for name in names], policy)
         on_lanes.append(float(np.median(report.spans.stop - report.spans.start)))
         return report.seconds
 

@@ -82,8 +82,8 @@ class Precedence:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._first: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
-        # Those that were among them, and may come back.
-        self._away: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
+        # These, and those that were among them and may come back.
+        self._known: WeakKeyDictionary[JobRun, _Guaranteed] = WeakKeyDictionary()
         self._others: list[JobRun] = []
         self._working: dict[JobRun, _Work] = {}
         self._unstoppable: set[JobRun] = set()  # others in eager steps, which end when they end
@@ -94,13 +94,12 @@ class Precedence:
         first = [job for job in jobs if job.priority is Priority.GUARANTEED]
         if not (first or self._first):  # nobody to look after, and there may be hundreds of jobs
             return
-        for job in [job for job in self._first if job not in first]:
-            self._away[job] = known = self._first.pop(job)
-            known.comparison = None  # its times are not of one stretch of time any more
-        for job in first:
-            if job not in self._first:
-                known = self._away[job] if job in self._away else _Guaranteed(Pace())
-                self._first[job] = known
+        for job, known in self._first.items():
+            if job not in first:
+                known.comparison = None  # its times are not of one stretch of time any more
+        self._first = WeakKeyDictionary(
+            {job: self._known.setdefault(job, _Guaranteed(Pace())) for job in first}
+        )
         self._others = [job for job in jobs if job not in self._first]
         for job in jobs:  # on a device its kernels go first, too
             job.throttle.first = job in self._first

@@ -70,13 +70,9 @@ class _Shape:
 
     steps: int = 0
     measured: deque[float] = field(default_factory=lambda: deque(maxlen=_MEASURED))
+    seconds: float = 0.0  # their median: the second one may take ten times as long as the others
     tensors: int = _TENSORS  # that one of them makes
     next_look: int = _LEAST_STEPS  # when to decide again
-
-    @property
-    def seconds(self) -> float:
-        """Of a step, as a rule: the second one may take ten times as long as the others."""
-        return statistics.median_low(self.measured) if self.measured else 0.0
 
 
 class CaptureCosts:
@@ -269,6 +265,7 @@ class Tiers:
         shape.steps += 1
         if shape.steps > 1 and seconds is not None:
             shape.measured.append(seconds)
+            shape.seconds = statistics.median_low(shape.measured)
         if tensors is not None:
             shape.tensors = tensors
 
@@ -297,8 +294,8 @@ class Tiers:
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
         pays = saved >= _MARGIN * cost
         if not pays or shape.steps * shape.seconds * alike < _SPENT_BEFORE * cost:
-            why = "but is not made before steps have taken half of that" if pays else ""
-            self._reasons[signature] = f"{text}, {why or 'so it does not pay'}"
+            too_soon = "but is not made before steps have taken half of that"
+            self._reasons[signature] = f"{text}, {too_soon if pays else 'so it does not pay'}"
             return True
         self._reasons.pop(signature, None)
         self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"

@@ -35,6 +35,21 @@ def test_a_thread_has_its_own_count_and_later_threads_the_default():
         on_a_thread(lambda: torch.set_num_threads(before))
 
 
+def test_where_only_torch_can_set_the_count_later_threads_have_the_default(monkeypatch):
+    monkeypatch.setattr(_C, "set_intra_op_threads", lambda count: False)
+    before = torch.get_num_threads()
+
+    def lane():
+        set_threads_here(3, default=2)
+        return torch.get_num_threads(), on_a_thread(torch.get_num_threads)
+
+    try:
+        assert on_a_thread(lane) == (3, 2)
+        assert torch.get_num_threads() == before
+    finally:
+        on_a_thread(lambda: torch.set_num_threads(before))
+
+
 @pytest.mark.parametrize(
     ("cpus", "lanes", "threads", "expected"),
     [

@@ -188,9 +188,9 @@ def shares_of_time(spans: Any) -> dict[str, float]:
 
 
 def test_shares_of_the_lanes_follow_the_weights(company: Company) -> None:
-    """Three times as much for each of the others; less of it shows where the machine is busy."""
+    """Three times as much for each of the others: where the machine is busy, twice as much."""
     shares = company.shares
-    assert 1.5 * shares["a"] < min(shares["b"], shares["c"]), shares
+    assert 2 * shares["a"] < min(shares["b"], shares["c"]), shares
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), "2", True])
