@@ -279,7 +279,12 @@ def select_rows(tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[to
 
 class LaneScope:
     def __init__(
-        self, arena: Arena, lane: int, job: int, more: Callable[[int], bool] | None = None
+        self,
+        arena: Arena,
+        lane: int,
+        job: int,
+        more: Callable[[int], bool] | None = None,
+        whole: Arena | None = None,
     ) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *exception: object) -> None: ...

@@ -573,11 +573,13 @@ void bind_torch(py::module_& m) {
   m.def("select_rows", &select_rows, py::arg("tensors"), py::arg("rows"));
   py::class_<LaneManager>(m, "LaneScope")
       .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job,
-                       std::optional<py::function> more) {
-             return LaneManager(LaneContext{std::move(arena), lane, job, nullptr,
-                                            more ? room_maker(std::move(*more)) : nullptr});
+                       std::optional<py::function> more, std::shared_ptr<Arena> whole) {
+             auto maker = more ? room_maker(std::move(*more)) : nullptr;
+             return LaneManager(LaneContext{std::move(arena), lane, job, nullptr, std::move(maker),
+                                            nullptr, nullptr, std::move(whole)});
            }),
-           py::arg("arena"), py::arg("lane"), py::arg("job"), py::arg("more") = py::none())
+           py::arg("arena"), py::arg("lane"), py::arg("job"), py::arg("more") = py::none(),
+           py::arg("whole") = py::none())
       .def("__enter__", &LaneManager::enter)
       .def("__exit__", &LaneManager::exit);
   py::class_<ThreadState>(m, "ThreadState").def(py::init<>());

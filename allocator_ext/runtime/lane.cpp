@@ -110,7 +110,7 @@ std::string name_of(const Arena& arena, JobId job) {
 }
 
 [[noreturn]] void throw_out_of_memory(const LaneContext& lane, std::size_t bytes) {
-  const Arena& arena = *lane.arena;
+  const Arena& arena = lane.whole ? *lane.whole : *lane.arena;
   const Statistics now = arena.statistics();
   TORCH_CHECK_WITH(OutOfMemoryError, false, "waterflow: out of memory: job '",
                    name_of(arena, lane.job), "' asked for ", bytes, " bytes; the budget is ",

@@ -31,6 +31,8 @@ struct LaneContext {
   const std::function<void()>* pause = nullptr;
   // At a move whose copy is ordered by whoever queues the step: what the driver was told of it.
   const CopyOrder* order = nullptr;
+  // Of which the arena's memory is a part, set aside, if it is: errors tell of the whole.
+  std::shared_ptr<Arena> whole = nullptr;
 };
 
 // Makes the calling thread a lane for its lifetime; scopes nest, the innermost counts.

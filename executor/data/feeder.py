@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -468,9 +469,9 @@ class Feeder(Generic[Item]):
 
     def _start_epoch(self, epoch: int) -> Iterator[Any]:
         # Worker processes are forked here: in each, this thread goes on with the job's streams.
-        return self._python(lambda: self._begin(self._data, epoch))  # type: ignore[no-any-return]
+        return self._python(functools.partial(self._begin, self._data, epoch))  # type: ignore[no-any-return]
 
     def _next(self, iterator: Iterator[Any]) -> Any:
         if type(iterator) in PLAIN_ITERATORS:
             return next(iterator)
-        return self._python(lambda: next(iterator))
+        return self._python(functools.partial(next, iterator))

@@ -1,24 +1,23 @@
 """Room in the budget for one job's eager steps, so that they can run beside other jobs' steps.
 
-What an eager step asks for is known only when it asks. So a block of the budget as large as its
-largest step so far is set aside while jobs flow, and its tensors come from an arena of their own
-that never holds more than that block. A step that needs more waits until no captured step is under
-way, and then enlarges the block.
+What an eager step asks for is known only when it asks. So as much of the budget as its largest step
+so far has needed is set aside while jobs flow, and its tensors come from an arena of their own that
+never holds more than that. A step that needs more waits until no captured step is under way, and
+then sets more aside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from waterflow.allocator_ext import _C
-from waterflow.common.text import printable
 from waterflow.executor.device.storages import rounded
 from waterflow.executor.run.lanes import Lanes
 
-#: The block is larger than the largest step so far by a part of it, or so many bytes.
+#: More is set aside than the largest step so far has needed: a part of it, or so many bytes.
 _SPARE, _LEAST_SPARE = 1 / 8, 64 << 10
 
 
@@ -26,33 +25,68 @@ _SPARE, _LEAST_SPARE = 1 / 8, 64 << 10
 #: between tensors of steps that nobody has planned are not to end a job.
 _ADDRESSES = 4
 
+#: Gaps in the budget that one room may fill at once.
+_MOST_PIECES = 64
+
 
 def _ample(need: int) -> int:
     return need + max(int(need * _SPARE), _LEAST_SPARE)
 
 
+class Room(Protocol):
+    """Where an eager step's tensors come from."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the budget that are set aside for it."""
+
+    def grow(self, size: int) -> bool:
+        """Enlarges it by at least so many bytes in one piece; whether it could."""
+
+
+class OpenRoom:
+    """All that nobody holds of the budget, while no step but one is under way: others' memory is
+    what it grows by."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._arena = lanes.arena
+        self.size = 0
+
+    def grow(self, size: int) -> bool:
+        """Whether so many bytes are free in one piece."""
+        self._arena.synchronize()
+        wanted = rounded(size, self._arena.alignment)
+        return int(self._arena.statistics().largest_free) >= wanted
+
+
 class EagerRoom:
     """The room of one job; one thread at a time works in it."""
 
-    def __init__(self, lanes: Lanes, job: int, name: str) -> None:
+    def __init__(self, lanes: Lanes, job: int) -> None:
         self._budget = lanes.arena
         self._job = job
-        self._block: int | None = None
-        self._size = 0
+        self._blocks: list[int] = []
+        self.size = 0
+        self._former_peak = 0  # before something that steps have made was kept
         self._arena: Any = _C.Arena.host(_ADDRESSES * lanes.budget, 1)
         _C.register_arena(self._arena)
-        _C.set_job_name(self._arena, job, printable(name))
         self._arena.set_limit(job, 0)
 
     @property
     def is_open(self) -> bool:
-        """Whether its block is set aside."""
-        return self._block is not None
+        """Whether memory is set aside for it."""
+        return bool(self._blocks)
 
     @property
     def peak(self) -> int:
-        """The most bytes that steps in it have held."""
-        return int(self._arena.peak(self._job))
+        """The most bytes that steps in it have held, and will not have kept for good."""
+        return max(self._former_peak, int(self._arena.peak(self._job)))
+
+    def note_kept(self, size: int) -> None:
+        """So many of the bytes that steps in it have made have a place of their own now: the next
+        step finds them there."""
+        self._former_peak = max(self._former_peak, int(self._arena.peak(self._job)) - size)
+        self._arena.reset_peaks()
 
     @property
     def allocations(self) -> int:
@@ -60,7 +94,7 @@ class EagerRoom:
         return int(self._arena.statistics().allocations)
 
     def open(self, need: int, left: int) -> bool:
-        """Sets the block aside, unless others would have too little left. Between steps only.
+        """Sets memory aside, unless others would have too little left. Between steps only.
 
         Args:
             need: bytes of the largest step so far.
@@ -71,43 +105,57 @@ class EagerRoom:
         """
         held = int(self._arena.held(self._job))
         size = max(_ample(need), self.peak, held)
-        if not self._take(size):
+        self.close()
+        if not self._add(size):
             return False
         if int(self._budget.statistics().capacity) - int(self._budget.live_end) < left:
             self.close()
         return self.is_open
 
-    def _take(self, size: int) -> bool:
-        self.close()
-        self._block = self._budget.allocate(max(size, 1), 0, self._job)
-        self._size = size if self.is_open else 0
-        self._arena.set_limit(self._job, self._size)
-        return self.is_open
+    def _add(self, size: int) -> bool:
+        """Sets so many bytes more aside, in as many pieces as there are gaps: they are counted, and
+        nothing lies in them."""
+        missing, added = rounded(max(size, 1), self._budget.alignment), list[int]()
+        while missing > 0 and len(added) < _MOST_PIECES:
+            piece = min(missing, int(self._budget.statistics().largest_free))
+            block = self._budget.allocate(piece, 0, self._job) if piece else None
+            if block is None:
+                break
+            added.append(block)
+            missing -= piece
+        if missing > 0:
+            self._give_back(added)
+            return False
+        self._blocks += added
+        self.size += max(size, 1)
+        self._arena.set_limit(self._job, self.size)
+        return True
+
+    def _give_back(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._budget.free(block, 0)
+        if blocks:
+            self._budget.synchronize()
 
     def close(self) -> None:
-        """Gives the block back. Between steps only."""
-        if self._block is not None:
-            self._budget.free(self._block, 0)
-            self._budget.synchronize()
-            self._block = None
-            self._arena.set_limit(self._job, 0)
+        """Gives its memory back. Between steps only."""
+        self._give_back(self._blocks)
+        self._blocks, self.size = [], 0
+        self._arena.set_limit(self._job, 0)
 
     def grow(self, size: int) -> bool:
-        """Enlarges the block by at least `size` bytes, while no captured step is under way."""
-        former = self._size
+        """Enlarges the room by at least `size` bytes, while no captured step is under way."""
+        self._budget.synchronize()  # what lanes have given up is free for all
         wanted = int(self._arena.held(self._job)) + rounded(size, self._arena.alignment)
-        if self._take(max(wanted, _ample(former))) or self._take(wanted):
-            return True
-        self._take(former)
-        return False
+        return any(self._add(to - self.size) for to in (max(wanted, _ample(self.size)), wanted))
 
     def scope(self, more: Callable[[int], bool]) -> Any:
         """Inside, the calling thread's tensors come from here.
 
         Args:
-            more: called with a size that the block has no room for; whether it has room now.
+            more: called with a size that there is no room for; whether there is now.
         """
-        return _C.LaneScope(self._arena, 0, self._job, more)
+        return _C.LaneScope(self._arena, 0, self._job, more, self._budget)
 
     def move_out(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives those of these tensors that live here ordinary memory: callbacks may keep views."""

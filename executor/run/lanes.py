@@ -133,9 +133,10 @@ class Lanes:
         """
         return _C.run_train(self._pool, lane, step, gate, train)
 
-    def scope(self, job: int) -> Any:
-        """Context manager: the device's tensors of this thread come from the arena, as lane 0."""
-        return _C.LaneScope(self.arena, 0, job)
+    def scope(self, job: int, more: Callable[[int], bool] | None = None) -> Any:
+        """Context manager: the device's tensors of this thread come from the arena, as lane 0;
+        where it has no room for so many bytes, `more` tells whether it has now."""
+        return _C.LaneScope(self.arena, 0, job, more)
 
     def close(self) -> None:
         """Ends the threads; of the arena only what tensors still hold lives on."""

@@ -44,6 +44,10 @@ class Residency:
         self._residents: dict[int, _Resident] = {}
         self._of_job: dict[int, set[int]] = defaultdict(set)  # the keys of what each job uses
 
+    def held(self, job: int) -> int:
+        """Bytes of the arena on the job's account."""
+        return int(self._arena.held(job))
+
     def users(self, tensor: torch.Tensor) -> set[int]:
         """The jobs that use the storage behind this tensor."""
         resident = self._residents.get(storage_key(tensor))

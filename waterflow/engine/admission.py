@@ -61,6 +61,10 @@ class Admission:
         """Whether the job can run by itself."""
         return fit_in_turn([job.needs.memory], self._capacity)
 
+    def lacks_budget(self, job: JobRun) -> bool:
+        """Whether the job could run by itself under a budget that it has known, but not now."""
+        return not self.fits_alone(job) and fit_in_turn([job.needs.memory], job.most_capacity)
+
     def fits_beside(self, job: JobRun, admitted: Sequence[MemoryNeed]) -> bool:
         """Whether a job fits beside those with these needs, at least one step after another,
         everybody's persistent tensors held."""

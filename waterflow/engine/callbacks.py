@@ -8,6 +8,7 @@ SQLite, progress bars and plots see one thread.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -82,7 +83,7 @@ class Callbacks:
         """
         if not self.in_caller:
             return self._make(job, function)
-        call = _Call(job, lambda: self._make(job, function))
+        call = _Call(job, functools.partial(self._make, job, function))
         with self._changed:
             self._calls.append(call)
             self._changed.notify_all()

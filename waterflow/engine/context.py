@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.events import EventStream
 from waterflow.engine.job_run import JobRun
-from waterflow.executor.run.eager_room import EagerRoom
+from waterflow.executor.run.eager_room import Room
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 
 Value = TypeVar("Value")
+Parameters = ParamSpec("Parameters")
 
-GrowRoom = Callable[[JobRun, EagerRoom, int, Sequence[JobRun]], bool]
+GrowRoom = Callable[[JobRun, Room, int, Sequence[JobRun]], bool]
 """Enlarges the room of a job's eager step by so many bytes; nobody is in a step but these jobs, who
 wait. Whether it has room now: see `Surges.grow`."""
 
@@ -71,10 +73,19 @@ class RunContext:
                 self.calls.call()
             self.state.notify_all()
 
-    def run_isolated(self, job: JobRun, action: Callable[[], Value]) -> Outcome[Value] | None:
-        """Runs something of the user's; an error ends this job alone, and None is returned."""
+    def run_isolated(
+        self,
+        job: JobRun,
+        action: Callable[Parameters, Value],
+        *arguments: Parameters.args,
+        **options: Parameters.kwargs,
+    ) -> Outcome[Value] | None:
+        """Runs something of the user's; an error ends this job alone, and None is returned.
+
+        What runs below this is no closure: the error's frames would keep what it encloses.
+        """
         try:
-            return Outcome(action())
+            return Outcome(action(*arguments, **options))
         except BaseException as error:  # a callback may raise SystemExit, too
             job.fail(error)
             return None
@@ -100,17 +111,17 @@ class RunContext:
             moves: whether it is done on the lane's cores; otherwise on those where the thread is.
             patience: see `Feeder.lend`.
         """
-        has_team = self.lanes.threads > 1
-        if has_team:
+        self._release_team()
+        job.feeder.lend(functools.partial(self._work_in_place, lane, work, moves), patience)
+
+    def _work_in_place(self, lane: int, work: Callable[[], None], moves: bool) -> None:
+        with self.lanes.in_place_of(lane) if moves else contextlib.nullcontext():
+            work()
+        self._release_team()
+
+    def _release_team(self) -> None:
+        if self.lanes.threads > 1:
             _C.release_intra_op_threads()
-
-        def in_place() -> None:
-            with self.lanes.in_place_of(lane) if moves else contextlib.nullcontext():
-                work()
-            if has_team:
-                _C.release_intra_op_threads()
-
-        job.feeder.lend(in_place, patience)
 
     def check_device(self) -> None:
         """Returns while the device works.

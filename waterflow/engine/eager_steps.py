@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -110,6 +111,12 @@ class EagerSteps:
         assert self.room is not None
         self.room.move_out(tensors)
 
+    def note_kept(self, size: int) -> None:
+        """The job holds so many bytes more than before the latest steps in the room."""
+        assert self.room is not None
+        if size > 0:
+            self.room.note_kept(size)
+
     @property
     def is_as_found(self) -> bool:
         """Whether the job holds between steps what it held when its room was opened."""
@@ -180,7 +187,7 @@ class EagerSteps:
         if need is None:
             return False
         if self.room is None:
-            self.room = EagerRoom(lanes, self._number, self._job.name)
+            self.room = EagerRoom(lanes, self._number)
             self._outside = None
         return self.room.is_open or self.room.open(need, left)
 
@@ -197,16 +204,28 @@ class EagerSteps:
 
     # How they run
 
-    def run_apart(self, lanes: Lanes, residency: Residency, batch: PreparedBatch) -> float:
+    def run_apart(
+        self,
+        lanes: Lanes,
+        residency: Residency,
+        batch: PreparedBatch,
+        more: Callable[[int], bool] | None = None,
+    ) -> float:
         """Runs a step that is partly or wholly eager while no other job's does; returns its loss.
 
         Gradients stay until `drop_gradients`.
+
+        Args:
+            lanes: the engine's.
+            residency: where the job has its places.
+            batch: its batch.
+            more: see `Lanes.scope`.
 
         Raises:
             Whatever the step raises.
         """
         if batch.specialization is None:
-            loss = self._step(batch, lanes.scope(self._number))
+            loss = self._step(batch, lanes.scope(self._number, more))
             self._ran_in_arena = True
             return loss
         step = self._captured.choose(batch, residency)
@@ -219,7 +238,7 @@ class EagerSteps:
         if error is not None:
             step.compiled.tape.clear(step.compiled.transient)
             raise error
-        self._step_optimizer(lanes, step)
+        self._step_optimizer(lanes, step, more)
         result.wait()
         return losses_of([step], result)[0]
 
@@ -304,9 +323,10 @@ class EagerSteps:
             raise self.no_limit(spiller.limit)
         self._begin()
         if not batch.trial:
-            return self._python(lambda: self._make(batch, memory))  # type: ignore[no-any-return]
+            step = functools.partial(self._make, batch, memory)
+            return self._python(step)  # type: ignore[no-any-return]
         before, seen = self._steps.trials.begin(), observer()
-        loss: float = self._python(lambda: self._make(batch, memory, undisturbed(seen)))
+        loss: float = self._python(functools.partial(self._make, batch, memory, undisturbed(seen)))
         self._steps.trials.end(batch, before, seen)
         return loss
 
@@ -382,17 +402,20 @@ class EagerSteps:
             captured.bind(step)
         return checked.loss
 
-    def _step_optimizer(self, lanes: Lanes, step: PreparedStep) -> None:
+    def _step_optimizer(
+        self, lanes: Lanes, step: PreparedStep, more: Callable[[int], bool] | None
+    ) -> None:
         """The optimizer's own step on the gradients that the tape has left."""
         self._captured.take_gradients(step)
 
-        def update() -> None:
-            with lanes.scope(self._number):
-                update_parameters(self._job, self._job.optimizer)
-
-        self._python(update)
+        memory = lanes.scope(self._number, more)
+        self._python(functools.partial(self._update, memory))
         self._steps.opacity.prove()
         self._ran_in_arena = True
+
+    def _update(self, memory: AbstractContextManager[Any]) -> None:
+        with memory:
+            update_parameters(self._job, self._job.optimizer)
 
     # What they leave
 

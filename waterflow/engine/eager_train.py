@@ -7,6 +7,7 @@ long as nobody else is to have the lane.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -55,13 +56,21 @@ def run_train(
     # No other lane works beside such a train: it stays on the core where its memory is.
     is_alone = accounts and job.eager.is_fine
 
-    def on_own_thread() -> None:
-        with job.eager.timed(beside):
-            job.in_python(lambda: train.run(fed))
-        with context.python:  # before this thread goes on, perhaps with a capture
-            drop_gradients(context, job)
+    work = functools.partial(_run_on_own_thread, context, job, train, fed, beside)
+    context.lend_lane(lane, job, work, moves=not is_alone)
 
-    context.lend_lane(lane, job, on_own_thread, moves=not is_alone)
+
+def _run_on_own_thread(
+    context: RunContext,
+    job: JobRun,
+    train: _Train,
+    fed: FeedItem[PreparedBatch],
+    beside: Callable[[], int],
+) -> None:
+    with job.eager.timed(beside):
+        job.in_python(functools.partial(train.run, fed))
+    with context.python:  # before this thread goes on, perhaps with a capture
+        drop_gradients(context, job)
 
 
 def account_for_room(context: RunContext, job: JobRun) -> None:
@@ -69,7 +78,7 @@ def account_for_room(context: RunContext, job: JobRun) -> None:
     have needed is told. A job for which there is no room ends."""
     with context.python:
         if not job.ended:
-            context.run_isolated(job, lambda: job.account_for_room(context.residency))
+            context.run_isolated(job, job.account_for_room, context.residency)
         job.note_room()
 
 
@@ -155,7 +164,7 @@ class _Train:
             # In this order, as everywhere: whoever waits for his turn at Python keeps the lock.
             with self._context.python, PYTHON_TURNS.shared():
                 self._context.events.publish(GroupsRan((job.name,), [span]))
-                self._context.run_isolated(job, lambda: job.loop.finish_eager_step(loss, rates))
+                self._context.run_isolated(job, job.loop.finish_eager_step, loss, rates)
             return
         self._losses.append(loss)
         self._spans.append(span)
@@ -168,4 +177,4 @@ class _Train:
         if losses:
             self._losses, self._spans = [], []
             with self._context.python:
-                self._context.run_isolated(job, lambda: job.loop.finish_train(losses, spans))
+                self._context.run_isolated(job, job.loop.finish_train, losses, spans)

@@ -17,6 +17,7 @@ from waterflow.allocator_ext import _C
 from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
 from waterflow.common.text import printable
+from waterflow.common.tracebacks import let_go_of_callers
 from waterflow.common.units import format_bytes, parse_bytes
 from waterflow.common.warn import Place, place_of_call, place_of_function, warn_at
 from waterflow.engine.admission import Admission
@@ -332,6 +333,10 @@ class Engine:
             if until is not None and not ended and time.monotonic() > until:
                 raise TimeoutError(f"the engine has not ended within {timeout} seconds")
         atexit.unregister(self._end_at_exit)
+        self._loop.join()
+        for submitted in self._queue.submitted.values():
+            if submitted.report.exception is not None:  # kept by whoever keeps the report
+                let_go_of_callers(submitted.report.exception)
         if self._queue.broken is not None:
             if isinstance(self._queue.broken, DeviceLostError):
                 self._queue.broken.report = self.report()

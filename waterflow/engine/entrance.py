@@ -81,6 +81,9 @@ class Entrance:
             if fed.item is None and not fed.boundary:
                 self.end_of_data(job, fed)
                 continue
+            if self._admission.lacks_budget(job) and self._queue.may_be_resized:
+                self._wait_for_budget(job)
+                continue
             try:
                 self._admission.check(job, residents)
             except (BudgetError, JobError) as error:
@@ -94,6 +97,16 @@ class Entrance:
             needs.append(job.needs.memory)
             self._let_in(job)
             residents.append(job)
+
+    def _wait_for_budget(self, job: JobRun) -> None:
+        """The budget has become too small for the job: it rests, or does not begin, until there is
+        a larger one."""
+        self._admission.wait(job)
+        if job.state is JobState.RESUMING:
+            job.gives_way = True
+            job.suspend(self._context.residency)
+        elif job.state is JobState.PREPARING:
+            job.become(JobState.QUEUED)
 
     def _let_in(self, job: JobRun) -> None:
         context = self._context
@@ -128,5 +141,5 @@ class Entrance:
         if fed.error is not None:
             job.fail(fed.error)
         else:
-            self._context.run_isolated(job, lambda: job.loop.enter_epoch(job.loop.epoch + 1))
+            self._context.run_isolated(job, job.loop.enter_epoch, job.loop.epoch + 1)
             job.end(JobState.FINISHED)

@@ -8,6 +8,7 @@ flow once it is known what one needs, and enlarged where nobody is in a step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -74,7 +75,7 @@ class Evaluator:
             Whatever the user's function raises.
         """
         if self.room is None:
-            self.room = EagerRoom(lanes, self._number, self._job.name)
+            self.room = EagerRoom(lanes, self._number)
         room = self.room
         found = self.run_in(room.scope(lambda size: make_room(room, size)))
         self.extent = max(self.extent, room.peak)
@@ -86,16 +87,15 @@ class Evaluator:
         Raises:
             Whatever the user's function raises.
         """
+        return self._python(functools.partial(self._run, memory))  # type: ignore[no-any-return]
 
-        def run() -> Evaluated:
-            before = self._rng.state() if leaves_streams_alone(self._job) else None
-            touched = self._rng.touched
-            try:
-                with memory:
-                    return evaluate(self._job)
-            finally:
-                if before is not None:
-                    self._rng.restore(before)
-                self._rng.touched = touched
-
-        return self._python(run)  # type: ignore[no-any-return]
+    def _run(self, memory: AbstractContextManager[Any]) -> Evaluated:
+        before = self._rng.state() if leaves_streams_alone(self._job) else None
+        touched = self._rng.touched
+        try:
+            with memory:
+                return evaluate(self._job)
+        finally:
+            if before is not None:
+                self._rng.restore(before)
+            self._rng.touched = touched

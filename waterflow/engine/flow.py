@@ -349,7 +349,7 @@ class _Stretch:
         assert fed.item is not None
         assert self._plan is not None
         with self._context.python:
-            begun = self._context.run_isolated(job, lambda: self._begin(lane, job, fed))
+            begun = self._context.run_isolated(job, self._begin, lane, job, fed)
         if begun is not None and begun.value is None:
             self.left.append((job, fed.item))
             self._end()
@@ -432,11 +432,7 @@ class _Stretch:
             assert job.eager.room is not None
             return self._make_room(job, job.eager.room, size)
 
-        def step() -> tuple[float, tuple[float, ...]]:
-            job.loop.enter_epoch(fed.epoch)
-            rates = job.loop.rates()
-            return job.eager.run_on_lane(batch, more), rates
-
+        step = functools.partial(_make_eager_step, job, batch, fed.epoch, more)
         run_eager_step(self._context, job, lane, step)
         job.feeder.step_done()  # callbacks come before the next batch is fetched
 
@@ -479,3 +475,11 @@ class _Stretch:
         # This thread makes all callbacks: whoever waits for one is behind his step until it can.
         waiting = callbacks.waiting()
         return all(job in self._growing or job.name in waiting for job in self._busy)
+
+
+def _make_eager_step(
+    job: JobRun, batch: PreparedBatch, epoch: int, more: Callable[[int], bool]
+) -> tuple[float, tuple[float, ...]]:
+    job.loop.enter_epoch(epoch)
+    rates = job.loop.rates()
+    return job.eager.run_on_lane(batch, more), rates

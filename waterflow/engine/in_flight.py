@@ -6,7 +6,6 @@ device already works on the next one, unless something of the user's must know t
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,7 +113,7 @@ class StepsInFlight:
             losses = [with_metrics(loss, names, numbers) for loss, numbers in each]
         if losses:
             with self._context.python:
-                self._context.run_isolated(job, lambda: self._finish(scheduled, losses, spans))
+                self._context.run_isolated(job, self._finish, scheduled, losses, spans)
         if result.error is not None and not job.ended:
             self._context.check_device()
             self.fail(scheduled, result.error)
@@ -161,8 +160,7 @@ class StepsInFlight:
             self._context.events.publish(GroupsRan(names, spans))
             for place, (job, _, _, rates) in enumerate(launch.steps):
                 if going[place] is not None:
-                    finish = functools.partial(job.loop.finish_step, losses[place], rates)
-                    self._context.run_isolated(job, finish)
+                    self._context.run_isolated(job, job.loop.finish_step, losses[place], rates)
 
 
 def run_eager_step(
@@ -187,7 +185,7 @@ def run_eager_step(
         context.events.publish(GroupsRan((job.name,), [span]))
         finished = None
         if made is not None:
-            finished = context.run_isolated(job, lambda: job.loop.finish_eager_step(*made.value))
+            finished = context.run_isolated(job, job.loop.finish_eager_step, *made.value)
         drop_gradients(context, job)
     return finished is not None
 
@@ -224,8 +222,7 @@ def pass_boundary(
         found = context.run_isolated(job, evaluate)  # without the lock: others go on meanwhile
         if found is not None:
             with context.python:
-                finish = functools.partial(job.loop.finish_evaluation, found.value)
-                context.run_isolated(job, finish)
+                context.run_isolated(job, job.loop.finish_evaluation, found.value)
                 job.note_evaluation()
         with context.python:
             drop_gradients(context, job)

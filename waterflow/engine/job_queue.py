@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import BudgetError, JobError
+from waterflow.common.tracebacks import let_go_of_callers
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import Event, ShareChanged, StateChanged
@@ -69,6 +70,7 @@ class JobQueue:
         self.holds_admission = False
         self.is_due: Callable[[], bool] = lambda: False
         self._wishes: list[Wish] = []
+        self._errors: list[BaseException] = []  # of jobs that have left since somebody looked
         self._closing = False
         self._over = threading.Event()
         context.events.subscribe(self._wake_at_an_end, StateChanged)
@@ -79,6 +81,12 @@ class JobQueue:
     def is_closed(self) -> bool:
         """Whether no more jobs are taken."""
         return self._closing or self.broken is not None
+
+    @property
+    def may_be_resized(self) -> bool:
+        """Whether somebody may yet give the engine a larger budget: its user as long as he has not
+        closed it, or a callback of a job in memory."""
+        return not self.is_closed or any(job.resident for job in self.jobs)
 
     def add(self, job: JobRun) -> None:
         """A job was submitted. With the lock of the context's state held."""
@@ -227,6 +235,8 @@ class JobQueue:
         with self._context.state:
             self._closing = True
             self.holds_admission = False
+            if any(job.most_capacity for job in self.jobs):  # who may wait for a larger budget
+                self._wishes.append(Wish(self._admission.somebody_left))
             for job in self.jobs:
                 job.suspend_requested = False
             self._context.state.notify_all()
@@ -279,8 +289,17 @@ class JobQueue:
             gone = [job for job in self.jobs if job.is_gone]
             if gone:
                 self.jobs = tuple(job for job in self.jobs if not job.is_gone)
+                self._errors += [job.report.exception for job in gone if job.report.exception]
                 threads = [*self._feeding, *(job.feeder.thread for job in gone)]
                 self._feeding = [thread for thread in threads if thread.is_alive()]
+
+    def let_go_of_errors(self) -> None:
+        """What the errors of jobs that have left keep alive of the engine's is theirs no longer, as
+        far as it is not under way."""
+        with self._context.state:
+            errors, self._errors = self._errors, []
+        for error in errors:
+            let_go_of_callers(error)
 
     def join_feeders(self, timeout: float) -> None:
         """Waits for the threads that fetched the jobs' data, for each so many seconds."""

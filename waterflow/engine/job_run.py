@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
+from waterflow.common.tracebacks import let_go_of_frames
 from waterflow.common.units import format_bytes
 from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.captured_steps import CapturedSteps
@@ -88,6 +88,7 @@ class JobRun:
         state: where it is in its life.
         ended: whether it will run no more.
         gives_way: whether it is to rest because it is others' turn in memory.
+        most_capacity: bytes of the largest budget that it was there under and that became smaller.
         is_replanned: whether a thread plans its steps anew, while it rests.
         stop_requested: whether somebody wants it to end after its present step.
         memory_limit: bytes that it may need by its own limit, as it is now; None: any.
@@ -144,6 +145,7 @@ class JobRun:
         self.stop_requested = False
         self.suspend_requested = False
         self.gives_way = False
+        self.most_capacity = 0
         self.is_replanned = False
         self._told = SpillPlanned(job.name, None, 0, 0, spill_to)
         self.priority = Priority[job.priority.upper()]
@@ -245,12 +247,12 @@ class JobRun:
         """Runs a callback of the job's in its context, on the thread on which callbacks run."""
         callbacks, name = self._callbacks, self.name
         if not callbacks.in_caller:
-            return self._python(lambda: callbacks.run(name, function))
+            return self._python(functools.partial(callbacks.run, name, function))
         # A trace may run while somebody waits for the callback, but not beside it.
         if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
             with PYTHON_TURNS.paused():
-                return callbacks.run(name, lambda: self.look(function))
-        return callbacks.run(name, lambda: self._python(function))
+                return callbacks.run(name, functools.partial(self.look, function))
+        return callbacks.run(name, functools.partial(self._python, function))
 
     def _at_home(self, function: Callable[[], Result]) -> Result:
         """The same for steps, on the job's own thread: Python may keep things by thread. Not where
@@ -258,8 +260,11 @@ class JobRun:
         if self._device.queues:
             return self._python(function)
         returned: list[Result] = []
-        self.feeder.lend(lambda: returned.append(self._python(function)))
+        self.feeder.lend(functools.partial(self._python_into, returned, function))
         return returned[0]
+
+    def _python_into(self, returned: list[Result], function: Callable[[], Result]) -> None:
+        returned.append(self._python(function))
 
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
@@ -360,7 +365,7 @@ class JobRun:
 
     def fail(self, error: BaseException) -> None:
         """The job ends with an error; its traceback keeps no tensors alive."""
-        _let_go_of_frames(error)
+        let_go_of_frames(error)
         if isinstance(error, KeyboardInterrupt):  # Ctrl-C has left its callback
             self.end(JobState.STOPPED)
             return
@@ -630,9 +635,11 @@ class JobRun:
             torch.OutOfMemoryError: there is no room for it.
         """
         if not self.eager.is_as_found:
+            before = residency.held(self.number)
             self.steps.cache.collect_persistent()
             self.eager.leave_room(self.steps.persistent.all())
             self._account_for_collected(residency)
+            self.eager.note_kept(residency.held(self.number) - before)
 
     def note_room(self) -> None:
         """Tells what eager steps in a room have needed, where that is more than before."""
@@ -708,13 +715,6 @@ def _weakly(method: Callable[..., Result]) -> Callable[..., Result]:
 def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:
     begun = data.epoch(number) if isinstance(data, NumberedEpochs) else batches_of(data)
     return by_step(begun, job.accumulate)
-
-
-def _let_go_of_frames(error: BaseException | None) -> None:
-    """Clears the variables of the frames that an error and its causes refer to."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
 
 
 def _tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:

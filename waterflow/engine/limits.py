@@ -144,6 +144,7 @@ class Limits:
         arena = self._context.arena
         units = budget // int(arena.alignment) * int(arena.alignment)
         self.before_change()
+        capacity = self.capacity
         former = self._plan_into(units)
         try:
             self._shrink_or_grow(budget, units)
@@ -151,6 +152,8 @@ class Limits:
             for job, limit in former.items():
                 job.set_limit(limit, self._context.residency)
             raise
+        for job in self._queue.jobs:
+            job.most_capacity = max(job.most_capacity, capacity)
         self._admission.change_budget(budget, units)
         self._context.events.publish(BudgetChanged(budget))
 
@@ -180,6 +183,7 @@ class Limits:
                 job.suspend(self._context.residency)
         if units < int(arena.live_end):
             self._context.residency.repack()  # what is in the way moves down
+        arena.synchronize()  # what lanes have given up at the end is one piece from here on
         if not arena.resize(units):
             raise self._refused(budget)
 

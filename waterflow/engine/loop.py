@@ -33,6 +33,9 @@ from waterflow.report.idle import IdleReason
 _GRACE = 0.25
 _LEAST_GRACE_SECONDS = 0.002
 
+#: The thread ends within this time, once all is over.
+_LAST_SECONDS = 1.0
+
 
 class EngineLoop:
     """Drives the jobs of one engine on its own thread, which is lane 0.
@@ -88,6 +91,10 @@ class EngineLoop:
         """Starts the thread."""
         self._thread.start()
 
+    def join(self) -> None:
+        """Waits for the end of the thread, which has no more to do."""
+        self._thread.join(_LAST_SECONDS)
+
     def _run(self) -> None:
         self._context.lanes.adopt_lane(0)
         try:
@@ -95,6 +102,7 @@ class EngineLoop:
                 self._between_steps()
                 self._run_steps()
                 self._entrance.dismiss_ended()
+                self._queue.let_go_of_errors()
         except BaseException as error:
             self._break(error)
         finally:
@@ -223,7 +231,7 @@ class EngineLoop:
                 self._entrance.end_of_data(job, fed)
                 continue
             epoch = fed.epoch
-            if self._context.run_isolated(job, lambda j=job, e=epoch: j.loop.enter_epoch(e)):  # type: ignore[misc]
+            if self._context.run_isolated(job, job.loop.enter_epoch, epoch):
                 batches.append((job, fed.item))
         return batches
 

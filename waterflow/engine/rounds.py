@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,7 @@ from waterflow.engine.in_flight import Launch, ScheduledStep, StepsInFlight, run
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.executor.data.feeder import FeedItem
+from waterflow.executor.run.eager_room import OpenRoom
 from waterflow.steps.prepared import PreparedBatch, PreparedStep
 
 
@@ -75,25 +77,25 @@ class RoundExecutor:
                 captured.append(scheduled)
         if captured:
             self._run_together(captured)
-        for job, ready in apart:
+        for place, (job, ready) in enumerate(apart):
+            self._jobs = [one for one, _ in apart[place:]]  # the others have made their steps
             self._run_apart(job, ready, alone=not captured)
 
     def _refreshed(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedBatch] | None:
         """The batch, ready for the user's Python as it is now; None where that ends the job."""
         residency = self._context.residency
-        return self._context.run_isolated(job, lambda: job.refresh(batch, residency))
+        return self._context.run_isolated(job, job.refresh, batch, residency)
 
     def _loaded(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedStep] | None:
         """The step to run, bound and with its batch; None where that ends the job."""
+        return self._context.run_isolated(job, self._load, job, batch)
+
+    def _load(self, job: JobRun, batch: PreparedBatch) -> PreparedStep:
         context = self._context
-
-        def load() -> PreparedStep:
-            step = job.captured.choose(batch, context.residency)
-            job.captured.open_input(batch, context.lanes, context.residency)
-            job.captured.load(step, batch)
-            return step
-
-        return context.run_isolated(job, load)
+        step = job.captured.choose(batch, context.residency)
+        job.captured.open_input(batch, context.lanes, context.residency)
+        job.captured.load(step, batch)
+        return step
 
     def _run_first(self, scheduled: ScheduledStep) -> None:
         """The step that creates the optimizer's state runs alone; then the state is put away."""
@@ -105,7 +107,7 @@ class RoundExecutor:
             return
         if not launch.has_failed:
             job.captured.take_state(step)
-            self._context.run_isolated(job, lambda: job.move_in(self._context.residency))
+            self._context.run_isolated(job, job.move_in, self._context.residency)
         self._settle(launch)
         self._in_flight.complete_all()
         self._context.residency.repack()
@@ -155,12 +157,7 @@ class RoundExecutor:
             self._run_train(job, batch, alone)
             return
 
-        def step() -> tuple[float, tuple[float, ...]]:
-            rates = job.loop.rates()
-            loss = job.eager.run_apart(context.lanes, context.residency, batch)
-            job.account(context.residency)
-            return loss, rates
-
+        step = functools.partial(self._make_apart, job, batch)
         goes_on = run_eager_step(context, job, 0, step)
         if not goes_on:
             context.check_device()
@@ -170,6 +167,16 @@ class RoundExecutor:
             context.residency.repack_if_sparse()  # closes the gaps that it has left
             job.tell_of_needs()
         job.feeder.step_done()
+
+    def _make_apart(self, job: JobRun, batch: PreparedBatch) -> tuple[float, tuple[float, ...]]:
+        context = self._context
+        room, rates = OpenRoom(context.lanes), job.loop.rates()
+        loss = job.eager.run_apart(
+            *(context.lanes, context.residency, batch),
+            more=lambda size: self._grow(job, room, size, self._jobs),
+        )
+        job.account(context.residency)
+        return loss, rates
 
     def _run_train(self, job: JobRun, batch: PreparedBatch, alone: bool) -> None:
         """Eager steps one after another, in all the room that there is."""

@@ -24,7 +24,7 @@ from waterflow.engine.job_run import JobRun
 from waterflow.engine.limits import Limits
 from waterflow.engine.replanning import Replanning
 from waterflow.executor.plan.need import fit_in_turn, in_turn_bytes
-from waterflow.executor.run.eager_room import EagerRoom
+from waterflow.executor.run.eager_room import Room
 from waterflow.partitioner.policies.fair_share import Priority
 
 #: A surge is over when what it was about has not been used for so long, looked at as often; twice
@@ -284,9 +284,12 @@ class Surges:
 
     # In the middle of a step
 
-    def grow(self, job: JobRun, room: EagerRoom, size: int, busy: Sequence[JobRun]) -> bool:
-        """Enlarges the room of a job's eager step or evaluation, which asks for more in its middle;
-        those who go after it rest at once, the last first, as far as that is needed.
+    def grow(self, job: JobRun, room: Room, size: int, busy: Sequence[JobRun]) -> bool:
+        """Enlarges the room of a job's eager step or evaluation, which asks for more in its middle.
+
+        As far as that is needed others rest at once: those who go after it, the last first, and
+        then those who go before it, but for guaranteed ones, which do so for nobody who is not. It
+        is for one step: what the job needs is known then, and who has room beside whom.
 
         Args:
             job: in the step. Nobody else is in one, but those who are `busy` and wait.
@@ -299,10 +302,13 @@ class Surges:
         """
         if room.grow(size):
             return True
-        after = [one for one in self._residents() if one.priority > job.priority]
-        for one in sorted(after, key=lambda one: (one.priority, one.number), reverse=True):
-            if one in busy or not one.may_rest:
-                continue
+        able = [one for one in self._residents() if one not in (job, *busy)]
+        able = [one for one in able if one.may_rest and _may_rest_for(one, job)]
+        arena = self._context.arena
+        free = self._limits.capacity - int(arena.statistics().live)
+        if free + sum(int(arena.held(one.number)) for one in able) + room.size < size:
+            return False
+        for one in sorted(able, key=lambda one: (one.priority, one.number), reverse=True):
             one.gives_way = True
             self._tell(one, 0, [job])
             one.suspend(self._context.residency)
@@ -310,3 +316,8 @@ class Surges:
             if room.grow(size):
                 return True
         return False
+
+
+def _may_rest_for(one: JobRun, job: JobRun) -> bool:
+    """Whether a job may be made to rest so that another one's step need not fail."""
+    return one.priority is not Priority.GUARANTEED or job.priority is Priority.GUARANTEED

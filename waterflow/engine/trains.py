@@ -8,6 +8,7 @@ step is done when its call returns: elsewhere one step is in flight at most.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -61,12 +62,19 @@ class Trains:
         if not job.fetches_in_turn:
             return self._run(lane, job, fed, seen, at_home=False)
         made: list[tuple[PreparedBatch | None, float]] = []
-
-        def on_own_thread() -> None:
-            made.append(self._run(lane, job, fed, seen, at_home=True))
-
-        self._context.lend_lane(lane, job, on_own_thread, patience=_PATIENCE_SECONDS)
+        work = functools.partial(self._run_into, made, lane, job, fed, seen)
+        self._context.lend_lane(lane, job, work, patience=_PATIENCE_SECONDS)
         return made[0] if made else (None, 0.0)  # it waits for its data
+
+    def _run_into(
+        self,
+        made: list[tuple[PreparedBatch | None, float]],
+        lane: int,
+        job: JobRun,
+        fed: Fed,
+        seen: int,
+    ) -> None:
+        made.append(self._run(lane, job, fed, seen, at_home=True))
 
     def _run(
         self, lane: int, job: JobRun, fed: Fed, seen: int, *, at_home: bool
@@ -78,7 +86,7 @@ class Trains:
         while following:
             (fed,) = following
             with self._context.python:
-                begun = self._context.run_isolated(job, lambda fed=fed: self._begin(job, fed))  # type: ignore[misc]
+                begun = self._context.run_isolated(job, self._begin, job, fed)
             if begun is None:
                 break
             if begun.value is None:

@@ -33,6 +33,8 @@ class Turns:
         """Has jobs that are in memory give way to others, where a turn is over or room is free."""
         if self._queue.holds_admission:
             return
+        if not self._queue.may_be_resized:
+            self._give_up_waiting()
         if self._policy.quantum is None:
             self._fill([job for job in self._queue.jobs if job.gives_way and self._may(job)])
             return
@@ -50,6 +52,13 @@ class Turns:
             self._choose(jobs)
         else:
             self._fill(jobs)
+
+    def _give_up_waiting(self) -> None:
+        """Nobody will give a larger budget any more to jobs that wait for one: they are asked as if
+        they were new, and end with an error that says what they need."""
+        for job in self._queue.jobs:
+            if job.gives_way and self._may(job) and not self._admission.fits_alone(job):
+                job.gives_way = False
 
     def _may(self, job: JobRun) -> bool:
         """Whether it may have its place again, if there is one."""

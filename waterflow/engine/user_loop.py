@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -165,7 +166,7 @@ class UserLoop:
             return False
         ended = self._times.ends_epoch(self.steps)
         result = result_of(job, (self.steps, self.epoch, loss, rates), ended, values)
-        return check_answer(job, self._callback(lambda: on_step(result)))
+        return check_answer(job, self._callback(functools.partial(on_step, result)))
 
     def finish_train(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
         """The same after many steps, where nothing of the user's comes between two of them.
@@ -195,7 +196,7 @@ class UserLoop:
         if self._job.scheduler is not None and self._job.scheduler_every == every:
             # A captured step calls no step(), which schedulers would warn of.
             self._job.optimizer._opt_called = True  # type: ignore[attr-defined]
-            self._python(lambda: step_scheduler(self._job, every, loss))
+            self._python(functools.partial(step_scheduler, self._job, every, loss))
 
 
 def tell_nothing() -> None:

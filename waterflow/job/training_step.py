@@ -168,27 +168,32 @@ def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda
 
     if job.step is not None:
         return _own_step(job, batch)
-
-    def evaluate() -> StepTensors:
-        job.optimizer.zero_grad()
-        told = compute_gradients(job, job.model, batch)
-        after_backward()
-        return told
-
+    evaluate = functools.partial(_gradients_told, job, batch, after_backward)
     if needs_closure(job.optimizer):
         evaluations: list[StepTensors] = []
-
-        def closure() -> Any:
-            evaluations.append(evaluate())
-            clip_gradients(job, job.optimizer)
-            return evaluations[-1].loss
-
-        first: Any = job.optimizer.step(closure)
+        first: Any = job.optimizer.step(
+            functools.partial(_gradients_told_into, evaluations, evaluate, job)
+        )
         loss = first.detach() if isinstance(first, torch.Tensor) else first
         return StepTensors(loss, evaluations[0].metrics if evaluations else ()).read()
     told = evaluate()
     update_parameters(job, job.optimizer)
     return told.read()
+
+
+def _gradients_told(job: Job, batch: Any, after_backward: Callable[[], None]) -> StepTensors:
+    job.optimizer.zero_grad()
+    told = compute_gradients(job, job.model, batch)
+    after_backward()
+    return told
+
+
+def _gradients_told_into(
+    told: list[StepTensors], evaluate: Callable[[], StepTensors], job: Job
+) -> Any:
+    told.append(evaluate())
+    clip_gradients(job, job.optimizer)
+    return told[-1].loss
 
 
 def _own_step(job: Job, batch: Any) -> float:

@@ -9,6 +9,7 @@ as in the loop.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +111,7 @@ def _predicted(
     """What the captured step makes of the present state, or what it raises: an error of the user's
     own, which the eager step then raises with its line."""
     try:
-        return steps.device.profile(lambda: _predict(steps, step, flat)), None
+        return steps.device.profile(functools.partial(_predict, steps, step, flat)), None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

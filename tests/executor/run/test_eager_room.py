@@ -33,7 +33,7 @@ class Budget:
     def __init__(self):
         self.lanes = Lanes(HostDevice(), 4 * MiB, 1, 1, 1)
         self.lanes.commit()
-        self.room = EagerRoom(self.lanes, 0, "a")
+        self.room = EagerRoom(self.lanes, 0)
 
     @property
     def taken(self):
@@ -107,6 +107,28 @@ def test_a_room_grows_while_tensors_live_in_it(budget):
     assert not budget.room.grow(4 * MiB)
     assert budget.room.is_open, "it keeps what it had"
     assert first.eq(1).all()
+
+
+def test_a_room_takes_the_gaps_that_there_are(budget):
+    """Nothing lies in what is set aside for it."""
+    arena = budget.lanes.arena
+    blocks = [arena.allocate(MiB // 2, 0, 1) for _ in range(8)]
+    for block in blocks[::2]:
+        arena.free(block, 0)
+    arena.synchronize()
+    assert budget.room.open(MiB // 2, 0)
+    with budget.room.scope(budget.room.grow):
+        kept = torch.ones(3 * MiB // 8)
+    assert held(budget) >= 3 * MiB // 2
+    assert not budget.room.grow(MiB)
+    assert held(budget) <= 2 * MiB
+    budget.room.close()
+    assert held(budget) == 0
+    assert kept.eq(1).all()
+    for block in blocks[1::2]:
+        arena.free(block, 0)
+    arena.synchronize()
+    assert arena.statistics().live == 0
 
 
 def test_a_room_that_was_closed_opens_for_what_still_lives_in_it(budget):

@@ -302,18 +302,21 @@ def test_more_memory_than_the_steps_before_is_had_within_the_budget():
 
 
 class Hoarder(torch.optim.SGD):
-    """Keeps 12 MiB from its first step on."""
+    """Keeps so many MiB from its first step on."""
+
+    size = 12
 
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"][:1]:
             if "hoard" not in self.state[parameter]:
-                self.state[parameter]["hoard"] = torch.zeros(3 << 20)
+                self.state[parameter]["hoard"] = torch.zeros(self.size << 18)
         return super().step(closure)
 
 
-def hoarding(name):
-    job = make(name)
+def hoarding(name, size=12, **options):
+    job = make(name, **options)
     job.optimizer = Hoarder(job.model.parameters(), 0.01)
+    job.optimizer.size = size
     return job
 
 
@@ -327,13 +330,30 @@ def test_what_a_step_keeps_has_its_place_though_the_step_filled_the_memory(polic
 
 @pytest.mark.parametrize("policy", ["flow", "temporal"])
 def test_a_job_that_finds_no_place_for_what_it_keeps_ends_alone(policy):
-    jobs = [hoarding("a"), hoarding("b"), make("c", steps=40)]
+    jobs = [hoarding("a"), hoarding("b", size=24), make("c", steps=40)]
     report = wf.run(jobs, memory="20MiB", policy=policy, threads=1)
-    states = {job.name: job.state for job in report}
-    assert sorted([states["a"], states["b"]]) == ["finished", "out_of_memory"]
-    assert states["c"] == "finished"
+    assert {job.name: job.state for job in report} == {
+        **{"a": "finished", "b": "out_of_memory", "c": "finished"}
+    }
     assert report.peak_bytes <= report.budget_bytes
+    assert f"the budget is {20 << 20} bytes" in str(report["b"].error)
+    assert_equal_to_loop(jobs[0], report, hoarding("a"))
     assert_equal_to_loop(jobs[2], report, make("c", steps=40))
+
+
+@pytest.mark.parametrize("capture", [False, "auto"])
+@pytest.mark.parametrize("policy", ["flow", "temporal", "time-slice"])
+def test_jobs_that_keep_too_much_beside_each_other_take_turns(policy, capture):
+    """Nobody knows it before they have made their first steps."""
+    names = ["a", "b", "c"]
+    jobs = [hoarding(name, capture=capture) for name in names]
+    report = wf.run(jobs, memory="20MiB", policy=policy, threads=1)
+    assert report.ok
+    assert report.peak_bytes <= report.budget_bytes
+    for job in jobs:
+        assert_equal_to_loop(job, report, hoarding(job.name, capture=capture))
+        needed = report[job.name].solo_peak_bytes
+        assert needed < 13 << 20  # what it keeps is counted once
 
 
 class Replacing(torch.optim.SGD):

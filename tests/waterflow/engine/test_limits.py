@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -80,9 +81,11 @@ def test_opportunistic_jobs_make_room_and_come_back() -> None:
     other = make_job("other", 1, epochs=40, capture=True, priority="opportunistic")
     room = needed(make_job("first", 2, capture=True))
     with wf.Engine("64MiB", threads=1) as engine:
+        engine.hold()  # until both may begin: while one is in a callback, nobody is let in
         one, two = engine.submit(first), engine.submit(other)
+        engine.release()
         with stops.at(3):
-            wait_until(lambda: two.losses)  # until then it would wait for its admission
+            wait_until(lambda: two.losses)
             asked = threading.Thread(target=engine.resize, args=(room,))
             asked.start()
         asked.join(300)
@@ -96,6 +99,60 @@ def test_opportunistic_jobs_make_room_and_come_back() -> None:
         assert two.result(300).state == "finished"
     assert_equal_to_eager(first, one.result(), make_job("first", 2))
     assert_equal_to_eager(other, two.result(), make_job("other", 1, epochs=40))
+
+
+ROOM_FOR_NOBODY = 16 << 10
+
+
+@pytest.mark.parametrize("capture", [False, "auto", True])
+@pytest.mark.parametrize("policy", ["flow", "time-slice"])
+def test_a_job_under_whose_need_the_budget_falls_rests_until_there_is_more(
+    policy: str, capture: Any
+) -> None:
+    """Also where it is the only one, and where others have not begun yet."""
+    stops = Stops(5)
+    options: dict[str, Any] = {"capture": capture, "priority": "opportunistic", "epochs": 40}
+    job, later = make_job("a", 1, on_step=stops, **options), make_job("b", 2, **options)
+    with wf.Engine("64MiB", policy=policy, threads=1) as engine:
+        handle = engine.submit(job)
+        with stops.at(5):
+            resize = in_thread(lambda: engine.resize(ROOM_FOR_NOBODY))
+        resize.join(300)
+        wait_until(lambda: handle.status == "suspended")
+        assert engine.budget == ROOM_FOR_NOBODY
+        made = len(handle.losses)
+        handle.suspend()  # that others wish it to rest changes nothing
+        handle.resume()
+        refused = engine.submit(later)  # it has not known another budget
+        assert isinstance(refused.result(300).exception, (wf.BudgetError, torch.OutOfMemoryError))
+        assert (handle.status, len(handle.losses)) == ("suspended", made)
+        engine.resize("64MiB")
+        assert handle.result(300).state == "finished"
+    assert_equal_to_eager(job, handle.result(), make_job("a", 1, epochs=40))
+
+
+@pytest.mark.parametrize("begins", [False, True])
+@pytest.mark.parametrize("policy", ["flow", "time-slice"])
+def test_who_waits_for_a_budget_that_nobody_can_give_ends_with_what_it_needs(
+    policy: str, begins: bool
+) -> None:
+    stops = Stops(5)
+    options: dict[str, Any] = {"priority": "opportunistic", "epochs": 40}
+    job = make_job("a", 1, on_step=stops, **options)
+    with wf.Engine("64MiB", policy=policy, threads=1) as engine:
+        if not begins:
+            engine.hold()
+        handle = engine.submit(job)
+        with stops.at(5) if begins else contextlib.nullcontext():
+            resize = in_thread(lambda: engine.resize(ROOM_FOR_NOBODY))
+        resize.join(300)
+        if begins:
+            wait_until(lambda: handle.status == "suspended")
+    error = handle.result().exception
+    assert isinstance(error, wf.BudgetError)
+    assert "job 'a' needs" in str(error)
+    assert f"the budget is {ROOM_FOR_NOBODY} bytes" in str(error)
+    assert len(handle.losses) == (5 if begins else 0)
 
 
 def test_in_a_callback_it_does_not_wait_for_itself() -> None:

@@ -239,6 +239,24 @@ def test_a_second_phase(capture: Any) -> None:
     assert_equal_to_eager(other, two.result(), make_wide(steps=200))
 
 
+@pytest.mark.parametrize("spare", [0, 1 / 16, 3 / 16, 1 / 2])
+@pytest.mark.parametrize("priority", ["normal", "opportunistic"])
+def test_an_eager_step_has_others_rest_before_it_fails(priority: str, spare: float) -> None:
+    """What its first step needs nobody knows, and who is there already is its equal, or goes before
+    it; in what there is alone, it fits."""
+
+    def make_eager() -> wf.Job:
+        job = make_wide("eager", capture=False, priority=priority, steps=20)
+        job.optimizer = torch.optim.Adam(job.model.parameters(), 1e-3, amsgrad=True)
+        return job
+
+    first, joins = make_wide(steps=60, priority="normal"), make_eager()
+    larger = max(needed(make_wide()), needed(make_eager()))
+    report = wf.run([first, joins], memory=int((1 + spare) * larger), threads=1)
+    assert_equal_to_eager(first, report["other"], make_wide(steps=60))
+    assert_equal_to_eager(joins, report["eager"], make_eager())
+
+
 def test_a_guaranteed_job_that_joins_finds_room() -> None:
     """Without it, it would wait for the end of the others."""
     wide = needed(make_wide())
