@@ -287,6 +287,14 @@ class Feeder(Generic[Item]):
             return None
         return FeedItem(item, fetched[0])
 
+    def note_shown(self) -> None:
+        """The step on the batch that was taken last is known, with all that it writes to: nothing
+        but it will be done to the data before the next boundary."""
+        if self._done <= self._shown_after:
+            with self._changed:
+                self._shown_after = self._done - 1
+                self._changed.notify_all()
+
     def undrawn(self, most: int) -> int:
         """On the thread: how many batches may be fetched ahead of the steps before them, `most` at
         most, as nothing is drawn for them."""

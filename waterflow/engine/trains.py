@@ -94,6 +94,8 @@ class Trains:
                     return fed.item, busy
                 job.feeder.put_back([fed])  # whoever chooses next finds what it needs
                 break
+            if at_home:
+                _fetch_behind(job)
             result = self._run_some(lane, job, fed, begun.value, seen, until)
             busy += result.seconds
             if not self._may_go_on(job, result, seen, until):
@@ -110,6 +112,7 @@ class Trains:
         step = job.captured.ready_step(fed.item)
         if step is None or not self._plan.has(step.compiled):
             return None
+        job.feeder.note_shown()
         assert fed.item.specialization is not None
         return job.captured.watch(step, fed.item.specialization, job.loop.acts_between_steps)
 
@@ -185,16 +188,22 @@ def _is_ready(job: JobRun, fed: Fed) -> bool:
 
 def _fetched(job: JobRun) -> list[Fed]:
     """The next batch, fetched on the job's thread, as a list; an empty one where its step needs
-    more than the lane. Behind it those that can be had without drawing are fetched, too."""
-    prepare = job.steps.preparer.captured_at_once
-    fed = job.feeder.following(prepare)
+    more than the lane."""
+    fed = job.feeder.following(job.steps.preparer.captured_at_once)
     if fed is None:
         return []
     if not _is_ready(job, fed):
         job.feeder.put_back([fed])
         return []
-    if not job.loop.acts_between_steps:  # else a train has one step
-        count = job.feeder.undrawn(job.batches_ahead() - 1)
-        if count and job.data_is_apart:  # which takes a walk to know
-            job.feeder.fetch_undrawn(prepare, count)
     return [fed]
+
+
+def _fetch_behind(job: JobRun) -> None:
+    """On the job's thread, before a step: fetches batches behind its own that can be had without
+    drawing."""
+    has_one_step = job.loop.acts_between_steps
+    if has_one_step or job.feeder.peek() is not None:
+        return
+    count = job.feeder.undrawn(job.batches_ahead() - 1)
+    if count and job.data_is_apart:  # which takes a walk to know
+        job.feeder.fetch_undrawn(job.steps.preparer.captured_at_once, count)

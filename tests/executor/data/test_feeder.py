@@ -324,6 +324,32 @@ def test_in_lent_work_batches_are_fetched_ahead_as_far_as_nothing_is_drawn_for_t
     assert run(0) == alone[:1]
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_after_a_boundary_batches_are_fetched_ahead_once_the_step_is_known(is_known):
+    """By its being done, or by whoever has looked: at the boundary anything may have changed."""
+    rows = torch.utils.data.TensorDataset(torch.arange(20.0))
+    loader = torch.utils.data.DataLoader(rows, 2)
+    fed = Fed(loader, may_run_ahead=lambda: False, is_due=Wish(2))
+    found = []
+
+    def work():
+        if is_known:
+            fed.feeder.note_shown()
+        found.append(fed.feeder.undrawn(100))
+
+    fed.take()
+    fed.take()
+    assert fed.take(step=False).boundary
+    fed.feeder.go_on()
+    fed.take(step=False)
+    fed.feeder.lend(work)
+    fed.feeder.step_done()
+    fed.take(step=False)
+    fed.feeder.lend(work)
+    fed.feeder.stop()
+    assert found == [7 if is_known else 0, 6]
+
+
 @pytest.mark.parametrize("patience", [None, 0.002])
 def test_who_has_lent_work_does_not_wait_for_data_for_long(patience):
     """The work ends once the data are there, and their batch is handed out as any other."""
