@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
 #: Arguments that the job does as the Trainer's loop would.
-_TAKEN_OVER = frozenset(
+TAKEN_OVER = frozenset(
     {
         *("per_device_train_batch_size", "num_train_epochs", "max_steps", "learning_rate"),
         *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
@@ -45,9 +45,9 @@ _TAKEN_OVER = frozenset(
     }
 )
 #: Arguments that change no number: what is logged, saved, shown and sent where.
-_WITHOUT_NUMBERS = frozenset(
+WITHOUT_NUMBERS = frozenset(
     {
-        *("output_dir", "logging_dir", "logging_strategy", "logging_steps", "logging_first_step"),
+        *("output_dir", "logging_strategy", "logging_steps", "logging_first_step"),
         *("log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen"),
         *("log_level", "log_level_replica", "disable_tqdm", "report_to", "run_name", "project"),
         *("save_strategy", "save_steps", "save_on_each_node", "save_total_limit"),
@@ -60,7 +60,7 @@ _WITHOUT_NUMBERS = frozenset(
     }
 )
 #: Methods that a subclass may have of its own, as the job calls them where the loop would.
-_CALLED = frozenset(
+CALLED = frozenset(
     {
         *("compute_loss", "create_optimizer", "create_scheduler", "create_optimizer_and_scheduler"),
         *("get_train_dataloader", "_get_train_sampler", "get_decay_parameter_names"),
@@ -69,7 +69,7 @@ _CALLED = frozenset(
 )
 #: Methods of a subclass that only evaluations call, which are the Trainer's own, and others that no
 #: training loop calls.
-_OWN_OR_UNCALLED = frozenset(
+OWN_OR_UNCALLED = frozenset(
     {
         *("evaluate", "predict", "prediction_step", "evaluation_loop", "get_eval_dataloader"),
         *("get_test_dataloader", "_get_eval_sampler", "save_model", "_save", "create_model_card"),
@@ -261,7 +261,7 @@ def _check(trainer: Trainer, name: str, options: Mapping[str, Any]) -> None:
 def _check_arguments(trainer: Trainer, require: Callable[[object, str, str], None]) -> None:
     args = trainer.args
     for field in dataclasses.fields(args):
-        if field.name in _TAKEN_OVER | _WITHOUT_NUMBERS:
+        if field.name in TAKEN_OVER | WITHOUT_NUMBERS:
             continue
         value, default = getattr(args, field.name), _default(field)
         require(
@@ -299,14 +299,12 @@ def _check_methods(trainer: Trainer, require: Callable[[object, str, str], None]
     from transformers import Trainer
 
     for method, value in vars(Trainer).items():
-        if (
-            method.startswith("__") and method != "__call__"
-        ) or method in _CALLED | _OWN_OR_UNCALLED:
+        if (method.startswith("__") and method != "__call__") or method in CALLED | OWN_OR_UNCALLED:
             continue
         if callable(value) or isinstance(value, (property, staticmethod, classmethod)):
             own = getattr(type(trainer), method, None) is not getattr(Trainer, method)
             require(
                 not (own or method in vars(trainer)),
                 f"{type(trainer).__name__}.{method}",
-                f"the job calls only {', '.join(sorted(_CALLED))} of a Trainer's own methods",
+                f"the job calls only {', '.join(sorted(CALLED))} of a Trainer's own methods",
             )
