@@ -224,6 +224,30 @@ def test_files_are_the_hosts(asked, options, tmp_path):
         same_weights(loaded, Named.load_from_checkpoint(theirs.best_model_path, weights_only=False))
 
 
+@pytest.mark.parametrize("logs", [False, True])
+def test_files_without_a_folder_of_their_own_lie_where_the_host_puts_them(logs, tmp_path):
+    """Under the Trainer's folder, with a logger in that of its next version."""
+
+    def asks(folder):
+        root = tmp_path / folder
+        logger = lightning.pytorch.loggers.CSVLogger(root, name="logs") if logs else False
+        saving = ModelCheckpoint(monitor="val_loss", save_top_k=2, save_last=True)
+        quiet = {"enable_checkpointing": True, "callbacks": [saving], "logger": logger}
+        return {"max_epochs": 3, "default_root_dir": root, **quiet}
+
+    def files(folder):
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*.ckpt"))
+
+    jobs = [job_of(made(Named), Shuffled(), **asks("ours")) for _ in range(2)]
+    jobs[1].name = "second"
+    for job in jobs:
+        wf.run([job], memory="64MiB", threads=1).raise_errors()
+    for _ in range(2):
+        trained_by_host(made(Named), Shuffled(), **asks("theirs"))
+    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
+    assert len(files(tmp_path / "ours")) in (3, 6)
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [
