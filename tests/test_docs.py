@@ -3,12 +3,20 @@
 `make docs`, a part of `make lint`, builds the pages with warnings as errors.
 """
 
+import ast
+import contextlib
+import functools
+import importlib.util
+import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
+import typer
 
 import waterflow as wf
+from waterflow.cli.main import app
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -74,6 +82,116 @@ def test_names_that_pages_mention_are_there(page):
 
 def test_the_check_of_names_sees_them():
     assert unknown_names("`wf.run` and wf.cluster.ClusterSpec.of, wf.rum") == {".rum"}
+
+
+def indented(page):
+    """The indented blocks of a page, each as a text of its own."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"(?:^|\n)\n((?: {4}[^\n]*\n|\n(?= {4}))+)", text)
+    return [textwrap.dedent(block) for block in found]
+
+
+def programs(page):
+    """What of a page is Python, whole programs and pieces of some."""
+    fenced = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    for block in (*fenced, *indented(page)):
+        inside = textwrap.indent(block, " ")
+        with contextlib.suppress(SyntaxError):  # commands, output
+            yield ast.parse(f"async def piece():\n{inside}")
+
+
+#: What pages call things.
+VARIABLES = {
+    "engine": wf.Engine,
+    "handle": wf.JobHandle,
+    "hpo": wf.JobHandle,
+    "other": wf.JobHandle,
+    "report": wf.Report,
+}
+
+
+def unknown_options(tree):
+    """Keywords of calls, and attributes of engines, handles and reports, that there are not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = ast.unparse(node.func).split(".")
+            if function[0] != "wf" or not exists(function[1:]):
+                continue
+            called = functools.reduce(getattr, function[1:], wf)
+            takes = inspect.signature(called).parameters.values()
+            names = {each.name for each in takes if each.kind is not each.VAR_KEYWORD}
+            if any(each.kind is each.VAR_KEYWORD for each in takes):
+                names |= set(inspect.signature(wf.Engine).parameters)
+                names |= set(inspect.signature(wf.Job).parameters)
+            for keyword in node.keywords:
+                if keyword.arg is not None and keyword.arg not in names:
+                    yield f"{'.'.join(function)}({keyword.arg}=)"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            kind = VARIABLES.get(node.value.id)
+            known = dir(kind), getattr(kind, "__annotations__", {})
+            if kind is not None and not any(node.attr in names for names in known):
+                yield f"{node.value.id}.{node.attr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_options_that_programs_give_are_there(page):
+    assert [name for tree in programs(page) for name in unknown_options(tree)] == []
+
+
+def test_the_check_of_options_sees_them():
+    tree = ast.parse("wf.Job('a', pirority=1, seed=2); engine.resise(1); engine.resize(1)")
+    assert list(unknown_options(tree)) == ["wf.Job(pirority=)", "engine.resise"]
+    guide = ROOT / "docs" / "guide.md"
+    assert len(list(programs(guide))) > 8
+
+
+def commands(page):
+    """The command lines of waterflow, and of its programs, that a page shows."""
+    text = "\n".join(
+        [*indented(page), *re.findall(r"`([^`\n]+(?:\n[^`\n]+)?)`", page.read_text("utf-8"))]
+    )
+    return re.findall(r"^(waterflow [a-z][^\n]*|python -m [\w.]+[^\n]*)", text, re.MULTILINE)
+
+
+def unknown_parts(line):
+    """What of a command line nobody would understand."""
+    words = re.split(r"  +| # ", line)[0].replace("`", "").split()
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if words[0] == "python":
+        found = importlib.util.find_spec(words[2])
+        if found is None or found.origin is None:
+            return [words[2]]
+        source = Path(found.origin).read_text("utf-8")
+        package = Path(found.origin).parent if found.submodule_search_locations else None
+        more = [each.read_text("utf-8") for each in package.glob("*.py")] if package else []
+        return [
+            each for each in options if not any(f'"{each}"' in text for text in (source, *more))
+        ]
+    command = typer.main.get_command(app)
+    for word in words[1:]:
+        inner = getattr(command, "commands", None)
+        if not inner:
+            break
+        if word not in inner:
+            return [word]
+        command = inner[word]
+    known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    return sorted(options - known - {"--help"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_and_their_options_are_there(page):
+    assert [(line, part) for line in commands(page) for part in unknown_parts(line)] == []
+
+
+def test_the_check_of_commands_sees_them():
+    assert unknown_parts("waterflow run FILE.py --checkpoint runs/a --chekpoint-every 5min") == [
+        "--chekpoint-every"
+    ]
+    assert unknown_parts("waterflow walk FILE.py") == ["walk"]
+    assert unknown_parts("python -m benchmarks.optuna --trails 3") == ["--trails"]
+    assert unknown_parts("python -m benchmarks.nothing") == ["benchmarks.nothing"]
+    assert len(commands(ROOT / "README.md")) > 12
 
 
 def test_the_reference_has_every_public_name():
