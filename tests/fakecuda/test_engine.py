@@ -269,6 +269,44 @@ def test_a_job_that_runs_out_of_memory_ends_alone(driver, eager):
     assert_same_numbers(*eager("noisy"), job, report["noisy"])
 
 
+class Hoarder(torch.optim.SGD):
+    """Keeps 12 MiB from its first step on."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"][:1]:
+            if "hoard" not in self.state[parameter]:
+                self.state[parameter]["hoard"] = torch.zeros(3 << 20)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("capture", ["auto", False])
+def test_jobs_that_keep_too_much_beside_each_other_take_turns(capture, driver):
+    """Nobody knows it before the first steps have been made: others rest in the middle of one."""
+
+    def hoarding(name: str) -> wf.Job:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.2))
+        rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+
+        def loss(model: Any, batch: Any) -> torch.Tensor:
+            return model(batch).square().mean()
+
+        optimizer = Hoarder(model.parameters(), 0.1)
+        settings = {"data": [rows], "epochs": 6, "seed": 0, "capture": capture}
+        return wf.Job(name, model=model, optimizer=optimizer, loss=loss, **settings)
+
+    jobs = [hoarding(name) for name in "abc"]
+    report = run(jobs, memory="20MiB")
+    report.raise_errors()
+    assert report.peak_bytes <= report.budget_bytes
+    if capture is False:  # else it is known before
+        assert "rests, as 'b' asks for more" in [decision.what for decision in report.decisions]
+    for job in jobs:
+        alone = hoarding(job.name)
+        assert report[job.name].losses == wf.run_eager(alone, threads=1).losses
+        assert torch.equal(job.model[0].weight, alone.model[0].weight)
+
+
 def test_batches_of_any_layout_reach_the_device(driver):
     base = torch.randn(8, 12, generator=torch.Generator().manual_seed(0))
     target = torch.zeros(())
