@@ -36,7 +36,7 @@ from waterflow.job.evaluation import Evaluated
 from waterflow.partitioner.policies.fair_share import NextJob, Share, newcomer
 from waterflow.steps.prepared import PreparedBatch
 
-Batches = list[tuple[JobRun, PreparedBatch]]
+Batches = list[tuple[JobRun, FeedItem[PreparedBatch]]]
 
 
 class FlowExecutor:
@@ -351,7 +351,7 @@ class _Stretch:
         with self._context.python:
             begun = self._context.run_isolated(job, self._begin, lane, job, fed)
         if begun is not None and begun.value is None:
-            self.left.append((job, fed.item))
+            self.left.append((job, fed))
             self._end()
         elif begun is not None and begun.value is not None:
             scheduled, flow_step = begun.value
@@ -383,7 +383,7 @@ class _Stretch:
         assert batch is not None
         needs_room, on_demand = batch.specialization is None, job.eager.room_on_demand
         if needs_room and not job.eager.open_room(self._context.lanes, 0):
-            self.left.append((job, batch))
+            self.left.append((job, fed))
             self._end()
         else:
             run = self._run_train if batch.is_plainly_eager else self._run_eager_step
@@ -462,7 +462,7 @@ class _Stretch:
             self._context.state.notify_all()
             self._context.state.wait_for(self._is_quiet)
             self._growing.discard(job)
-            busy = [job, *self._growing, *(one for one, _ in self.left)]
+            busy = [job, *self._growing]  # those that are left get their batches back
             return self._grow(job, room, size, busy)
 
     def _is_quiet(self) -> bool:

@@ -230,9 +230,7 @@ class EngineLoop:
             if fed.item is None:
                 self._entrance.end_of_data(job, fed)
                 continue
-            epoch = fed.epoch
-            if self._context.run_isolated(job, job.loop.enter_epoch, epoch):
-                batches.append((job, fed.item))
+            batches.append((job, fed))
         return batches
 
     def _evaluate(self, job: JobRun) -> Evaluated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -35,14 +36,14 @@ class RoundExecutor:
         """
         self._no_place = no_place
         self._grow = grow
-        self._jobs: list[JobRun] = []  # of the present round, whose batches were taken
         self._context = context
         self._planner = planner
         self._in_flight = in_flight
         self.seconds = 0.0  # that the last round took
 
-    def run(self, batches: Sequence[tuple[JobRun, PreparedBatch]]) -> None:
-        """Runs one step of each job.
+    def run(self, batches: Sequence[tuple[JobRun, FeedItem[PreparedBatch]]]) -> None:
+        """Runs one step of each job, on the batch that was taken for it. A job that is to rest, as
+        another's step asks for more than there is, makes none, and gets its batch back.
 
         Raises:
             DeviceLostError: the device fails every call from now on.
@@ -50,22 +51,18 @@ class RoundExecutor:
         if not batches:
             return
         started = time.perf_counter()
-        self._jobs = [job for job, _ in batches]
-        try:
-            self._run(batches)
-        finally:
-            self._jobs = []
+        self._run(batches)
         self.seconds = time.perf_counter() - started
 
-    def _run(self, batches: Sequence[tuple[JobRun, PreparedBatch]]) -> None:
+    def _run(self, batches: Sequence[tuple[JobRun, FeedItem[PreparedBatch]]]) -> None:
         captured: list[ScheduledStep] = []
-        apart: list[tuple[JobRun, PreparedBatch]] = []
-        for job, given in batches:
-            batch = self._refreshed(job, given)
+        apart: list[tuple[JobRun, FeedItem[PreparedBatch]]] = []
+        for job, fed in batches:
+            batch = self._entered(job, fed)
             if batch is None:
                 continue
             if job.captured.runs_apart(batch.value):
-                apart.append((job, batch.value))
+                apart.append((job, dataclasses.replace(fed, item=batch.value)))
                 continue
             step = self._loaded(job, batch.value)
             if step is None:
@@ -77,14 +74,23 @@ class RoundExecutor:
                 captured.append(scheduled)
         if captured:
             self._run_together(captured)
-        for place, (job, ready) in enumerate(apart):
-            self._jobs = [one for one, _ in apart[place:]]  # the others have made their steps
-            self._run_apart(job, ready, alone=not captured)
+        for job, fed in apart:
+            if job.gives_way:
+                job.feeder.put_back([fed])
+            else:
+                self._run_apart(job, fed, alone=not captured)
 
-    def _refreshed(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedBatch] | None:
-        """The batch, ready for the user's Python as it is now; None where that ends the job."""
-        residency = self._context.residency
-        return self._context.run_isolated(job, job.refresh, batch, residency)
+    def _entered(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> Outcome[PreparedBatch] | None:
+        """The batch, in its epoch, ready for the user's Python as it is now; None where the job
+        makes no step on it."""
+        assert fed.item is not None
+        if job.gives_way:
+            job.feeder.put_back([fed])
+            return None
+        context = self._context
+        if context.run_isolated(job, job.loop.enter_epoch, fed.epoch) is None:
+            return None
+        return context.run_isolated(job, job.refresh, fed.item, context.residency)
 
     def _loaded(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedStep] | None:
         """The step to run, bound and with its batch; None where that ends the job."""
@@ -148,13 +154,14 @@ class RoundExecutor:
         self._in_flight.fail(scheduled, misfit)
         self._context.arena.synchronize()
 
-    def _run_apart(self, job: JobRun, batch: PreparedBatch, alone: bool) -> None:
+    def _run_apart(self, job: JobRun, fed: FeedItem[PreparedBatch], alone: bool) -> None:
         """A step that is eager Python, wholly or in part, runs while no other job's does; `alone`
         says that no captured step waits for it, so that others may follow at once."""
-        context = self._context
+        context, batch = self._context, fed.item
+        assert batch is not None
         self._in_flight.complete_all()
         if batch.is_plainly_eager and job.eager.open_room(context.lanes, 0):
-            self._run_train(job, batch, alone)
+            self._run_train(job, fed, alone)
             return
 
         step = functools.partial(self._make_apart, job, batch)
@@ -173,17 +180,16 @@ class RoundExecutor:
         room, rates = OpenRoom(context.lanes), job.loop.rates()
         loss = job.eager.run_apart(
             *(context.lanes, context.residency, batch),
-            more=lambda size: self._grow(job, room, size, self._jobs),
+            more=lambda size: self._grow(job, room, size, [job]),
         )
         job.account(context.residency)
         return loss, rates
 
-    def _run_train(self, job: JobRun, batch: PreparedBatch, alone: bool) -> None:
+    def _run_train(self, job: JobRun, fed: FeedItem[PreparedBatch], alone: bool) -> None:
         """Eager steps one after another, in all the room that there is."""
         room = job.eager.room
         assert room is not None
-        fed = FeedItem(batch, job.loop.epoch)
-        memory = room.scope(lambda size: self._grow(job, room, size, self._jobs))
+        memory = room.scope(lambda size: self._grow(job, room, size, [job]))
         run_train(
             *(self._context, job, 0, fed, memory, lambda: alone),
             accounts=True,

@@ -300,7 +300,7 @@ class Surges:
         Returns:
             Whether it has room now.
         """
-        if room.grow(size):
+        if room.grow(size) or (self._dismiss_ended(busy) and room.grow(size)):
             return True
         able = [one for one in self._residents() if one not in (job, *busy)]
         able = [one for one in able if one.may_rest and _may_rest_for(one, job)]
@@ -316,6 +316,15 @@ class Surges:
             if room.grow(size):
                 return True
         return False
+
+    def _dismiss_ended(self, busy: Sequence[JobRun]) -> bool:
+        """Has jobs that have ended since the last step of all leave; whether there are any."""
+        ended = [one for one in self._queue.jobs if one.ended and one.resident and one not in busy]
+        for one in ended:
+            one.move_out(self._context.residency)
+        if ended:
+            self._admission.somebody_left()
+        return bool(ended)
 
 
 def _may_rest_for(one: JobRun, job: JobRun) -> bool:

@@ -44,9 +44,7 @@ class Trains:
         self._plan = plan
         self._in_flight = in_flight
 
-    def run(
-        self, lane: int, job: JobRun, fed: Fed, seen: int
-    ) -> tuple[PreparedBatch | None, float]:
+    def run(self, lane: int, job: JobRun, fed: Fed, seen: int) -> tuple[Fed | None, float]:
         """Runs the captured step on a batch that was taken, and those on the batches behind it.
 
         Args:
@@ -61,14 +59,14 @@ class Trains:
         """
         if not job.fetches_in_turn:
             return self._run(lane, job, fed, seen, at_home=False)
-        made: list[tuple[PreparedBatch | None, float]] = []
+        made: list[tuple[Fed | None, float]] = []
         work = functools.partial(self._run_into, made, lane, job, fed, seen)
         self._context.lend_lane(lane, job, work, patience=_PATIENCE_SECONDS)
         return made[0] if made else (None, 0.0)  # it waits for its data
 
     def _run_into(
         self,
-        made: list[tuple[PreparedBatch | None, float]],
+        made: list[tuple[Fed | None, float]],
         lane: int,
         job: JobRun,
         fed: Fed,
@@ -78,7 +76,7 @@ class Trains:
 
     def _run(
         self, lane: int, job: JobRun, fed: Fed, seen: int, *, at_home: bool
-    ) -> tuple[PreparedBatch | None, float]:
+    ) -> tuple[Fed | None, float]:
         """See `run`; `at_home`: on the thread that fetches the job's batches, each of which it
         fetches between two steps, as the loop does: no thread waits for another."""
         until = time.perf_counter() + SLICE_SECONDS
@@ -91,7 +89,7 @@ class Trains:
                 break
             if begun.value is None:
                 if fed is first:
-                    return fed.item, busy
+                    return fed, busy
                 job.feeder.put_back([fed])  # whoever chooses next finds what it needs
                 break
             if at_home:

@@ -257,6 +257,20 @@ def test_an_eager_step_has_others_rest_before_it_fails(priority: str, spare: flo
     assert_equal_to_eager(joins, report["eager"], make_eager())
 
 
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_guaranteed_job_rests_for_no_other(capture: bool) -> None:
+    """Not in the middle of a step that ends otherwise, either."""
+    first = make_wide(steps=60, priority="guaranteed", capture=capture)
+    joins = make_wide("eager", capture=False, priority="opportunistic", steps=20)
+    joins.optimizer = torch.optim.Adam(joins.model.parameters(), 1e-3, amsgrad=True)
+    room = needed(make_wide(capture=capture)) * 5 // 4
+    report = wf.run([first, joins], memory=room, threads=1)
+    rested = [made for made in report.decisions if made.job == "other" and "rests" in made.what]
+    assert rested == []
+    assert_equal_to_eager(first, report["other"], make_wide(steps=60))
+    assert report["eager"].state in ("finished", "out_of_memory")
+
+
 def test_a_guaranteed_job_that_joins_finds_room() -> None:
     """Without it, it would wait for the end of the others."""
     wide = needed(make_wide())
