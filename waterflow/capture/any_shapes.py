@@ -103,11 +103,8 @@ class AnyShapes:
         """
         makes = _Values(self.shapes)
         values = {node: makes.value(node) for node in trace.recording.graph.nodes}
-        state = [
-            {key: makes.layout(value) for key, value in entries.items()}
-            for entries in trace.state_after
-        ]
-        return dataclasses.replace(trace, values=values, state_after=state)
+        before, after = map(makes.state, (trace.state_before, trace.state_after))
+        return dataclasses.replace(trace, values=values, state_before=before, state_after=after)
 
 
 _UNFIT = object()
@@ -183,7 +180,10 @@ class _Values:
         _check_numbers((node.args, node.kwargs))
         return self._of(node.meta.get("val"))
 
-    def layout(self, value: Any) -> Any:
+    def state(self, state: StateLayout) -> StateLayout:
+        return [{key: self._layout(value) for key, value in each.items()} for each in state]
+
+    def _layout(self, value: Any) -> Any:
         if not isinstance(value, Layout):
             return value
         index = self._index(value.shape)

@@ -58,7 +58,7 @@ class OptimizerTrace:
             hyperparameter that is a tensor; i counts the optimizer's parameters.
         outputs: state created: (i, key) -> node; empty if the state was there.
         constants: the expression of each constant that must be kept up to date, by its place.
-        state_after: layouts of the state after the step.
+        state_before, state_after: layouts of the state before and after the step.
         fixed: hyperparameters that are part of the graph, with their values.
         guards: comparisons of live hyperparameters.
         values: of each node, where the recording was made for tensors of other shapes.
@@ -68,6 +68,7 @@ class OptimizerTrace:
     inputs: list[tuple[Any, ...]]
     outputs: dict[tuple[int, Any], fx.Node]
     constants: dict[Place, Expression]
+    state_before: StateLayout
     state_after: StateLayout
     fixed: dict[HyperKey, Any]
     guards: list[Guard] = field(default_factory=list)
@@ -374,6 +375,7 @@ def _combine(
         inputs=first.inputs,
         outputs=dict(zip(first.outputs, first.recording.outputs, strict=True)),
         constants=constants,
+        state_before=first.state,
         state_after=first.state_after,
         fixed=fixed,
         guards=list(dict.fromkeys(guards)),

@@ -169,7 +169,6 @@ class Offer:
 
     Attributes:
         sight: how that job looks at first sight.
-        state: layouts of the optimizer's state before the capture.
         opaque_optimizer: why the optimizer runs eagerly, None where it does not.
         assumptions: what the capture takes for granted, as widely as when it was made.
         capture: what others can have by now; None where there was nobody to have it.
@@ -177,7 +176,6 @@ class Offer:
     """
 
     sight: Hashable
-    state: StateLayout
     opaque_optimizer: str | None
     assumptions: Assumptions
     capture: SharedCapture | None = None
@@ -197,17 +195,17 @@ class Offer:
         constants = _numbered(specialization.forward, known)
         if constants is None:
             return None
-        why, state = self.opaque_optimizer, self.state
+        why = self.opaque_optimizer
         capture = SharedCapture(
             self.sight, job.name, specialization.forward, constants, key, opaque_optimizer=why
         )
         for step in specialization.steps:
             shared = SharedStep.of(step, known)
-            before = _state_key(state) if why is None else None
-            if shared is None or (before is None and why is None):
+            # By its own trace: the optimizer's may be another by now than that of the capture.
+            before = None if step.optimizer is None else _state_key(step.optimizer.state_before)
+            if shared is None or (before is None) != (why is not None):
                 return None
             capture.steps[before] = shared
-            state = [] if step.optimizer is None else step.optimizer.state_after
         return capture
 
     def note(self, job: Job, specialization: Specialization, is_last: bool) -> SharedCapture | None:

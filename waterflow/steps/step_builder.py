@@ -115,7 +115,7 @@ class StepBuilder:
                 if found is None:
                     return self._captured(flat, sight)
         with self._timed():
-            return self._shared(found)
+            return self._shared(found, flat, sight)
 
     def is_shared(self, flat: FlatBatch) -> bool:
         """Whether a capture for such batches would cost next to nothing, as another job has it."""
@@ -186,11 +186,12 @@ class StepBuilder:
         )
         return assumptions, assumptions.structure()
 
-    def _shared(self, found: _Found) -> Specialization:
+    def _shared(self, found: _Found, flat: FlatBatch, sight: Hashable) -> Specialization:
         capture, tensors = found.capture, found.known.structure.tensors
-        if capture.opaque_optimizer is not None and self.opacity.optimizer is None:
-            self.opacity.give_up_optimizer(capture.opaque_optimizer)
-        specialization = Specialization(capture.forward_of(tensors), found.assumptions)
+        forward = capture.forward_of(tensors)
+        if capture.opaque_optimizer is not None and not self._is_opaque(forward, flat.signature):
+            return self._captured(flat, sight)
+        specialization = Specialization(forward, found.assumptions)
         steps = [self._equipped(step.prepared(self.job, tensors)) for step in found.steps]
         self._put(specialization, steps)
         self.captures.note_use(capture)
@@ -198,17 +199,30 @@ class StepBuilder:
         self.shared_with = capture.owner
         return specialization
 
+    def _is_opaque(self, forward: ForwardTrace, signature: Hashable) -> bool:
+        """Whether the job's own optimizer runs as eager Python: what another's does, which had no
+        part in the capture, does not tell."""
+        if self.opacity.optimizer is None:
+            with self._watched(signature) as watch:
+                self._optimizer_traces(forward, watch)
+        return self.opacity.optimizer is not None
+
     # Its own
 
-    def _captured(self, flat: FlatBatch, sight: Hashable) -> Specialization:
-        signature, seen = flat.signature, self.trials.seen
+    @contextlib.contextmanager
+    def _watched(self, signature: Hashable) -> Iterator[TraceWatch]:
+        """Inside, the user's code may be traced for such batches."""
         self.trials.demand(signature)
         may_try = self.trials.may_precede(signature)
-        with TraceWatch(self.job, self.rng, self.caller, seen, may_try) as watch:
+        with TraceWatch(self.job, self.rng, self.caller, self.trials.seen, may_try) as watch:
             self.trials.demand_for(signature, watch.assumptions)
+            yield watch
+
+    def _captured(self, flat: FlatBatch, sight: Hashable) -> Specialization:
+        seen = self.trials.seen
+        with self._watched(flat.signature) as watch:
             waits = self.is_alone()  # to offer it: a check tells more, and nobody asks before
             known = None if waits else watch.assumptions.structure()
-            state = state_layout(self.job.optimizer)
             forward = trace_forward(self.job, flat, watch)
             traces = self._optimizer_traces(forward, watch)
             assumptions = watch.assumptions
@@ -222,7 +236,7 @@ class StepBuilder:
         self.shared_with = None
         if may_share:
             why = self.opacity.optimizer_reason
-            offer = Offer(sight, state, why, copy.copy(assumptions))
+            offer = Offer(sight, why, copy.copy(assumptions))
             if known is not None:
                 key = Key.of(assumptions, known)
                 offer.capture = offer.made(self.job, specialization, key, known)

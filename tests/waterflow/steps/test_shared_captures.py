@@ -260,3 +260,61 @@ def test_captures_of_many_kinds_do_not_fill_the_memory(monkeypatch):
     graphs |= {size: built(size) for size in (7, 8)}
     gc.collect()
     assert [size for size, graph in graphs.items() if graph() is not None] == [4, 7, 8]
+
+
+def test_a_job_that_begins_is_not_given_what_another_has_captured_anew_later(monkeypatch):
+    # A learning rate of zero is part of the first graphs; those captured later need state.
+    def made(name, rate):
+        job = small(name, 6)
+        job.optimizer = optim.AdamW(job.model.parameters(), 0.1)
+        job.scheduler = optim.lr_scheduler.LambdaLR(job.optimizer, rate)
+        job.capture = True
+        return job
+
+    traced = counted(monkeypatch)
+    with wf.Engine(memory="64MB", threads=1) as engine:
+        for name, rate in [("warm", warm_up), ("later", decay), ("third", decay)]:
+            job = made(name, rate)
+            report = engine.submit(job).result()
+            assert report.error is None
+            assert_equal_to_loop(functools.partial(made, name, rate), job, report)
+    assert traced == ["warm", "later"]
+
+
+def warm_up(step):
+    return step / 3
+
+
+def decay(step):
+    return 0.9**step
+
+
+class Branching(optim.SGD):
+    """Runs as eager Python where it looks at its gradients."""
+
+    looks = True
+
+    def step(self, closure=None):
+        if self.looks and sum(p.grad.sum() for p in self.param_groups[0]["params"]) > 1e9:
+            return None
+        return super().step(closure)
+
+
+def test_whether_an_optimizer_can_be_captured_is_its_own(monkeypatch):
+    traced = counted(monkeypatch)
+
+    def made(name, looks=True):
+        job = small(name, 4)
+        job.optimizer = Branching(job.model.parameters(), 0.1)
+        job.optimizer.looks = looks
+        return job
+
+    with wf.Engine(memory="64MB", threads=1) as engine:
+        for name, looks in [("first", True), ("same", True), ("blind", False)]:
+            job = made(name, looks)
+            job.capture = True
+            report = engine.submit(job).result()
+            assert_equal_to_loop(functools.partial(made, name, looks), job, report)
+            eager = [note for note in report.notes if "Branching cannot be captured" in note]
+            assert len(eager) == looks
+    assert traced == ["first", "blind"]
