@@ -138,6 +138,7 @@ def _table(result: dict[str, object]) -> Table:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = options_of(arguments)
+    os.environ["WATERFLOW_TIERS"] = "off"  # what can be captured, and not whether that would pay
     with tempfile.TemporaryDirectory(prefix="coverage-cache-") as cache:
         os.environ.setdefault("WATERFLOW_CACHE", cache)
         result = measure(options)

@@ -103,8 +103,9 @@ def test_the_share_of_names_is_fixed():
     assert chosen(names, 1.0) == names
 
 
-def test_the_document(capsys):
+def test_the_document(capsys, monkeypatch):
     pytest.importorskip("expecttest")
+    monkeypatch.setenv("WATERFLOW_TIERS", "on")  # as users have it: few steps alone stay eager
     main(["--json", "--suite", "optim_db", "--only", "Adagrad", "--limit", "2", "--workers", "1"])
     document = json.loads(capsys.readouterr().out)
     found = document["suites"]["optim_db"]

@@ -23,15 +23,18 @@ LAZY = {f"nn.LazyConv{kind}{n}d" for kind in ("", "Transpose") for n in (1, 2, 3
 OPAQUE = {
     "op_db": {
         # The shapes of their results depend on values.
-        *("__getitem__", "combinations", "index_fill", "index_put", "linalg_lstsq"),
-        *("linalg_lstsq_grad_oriented", "masked_select", "nn_functional_ctc_loss"),
-        "repeat_interleave",
+        *("__getitem__", "combinations", "index_fill", "index_put", "masked_select"),
+        *("nn_functional_ctc_loss", "repeat_interleave"),
         # What they do depends on values, for some of them in the backward pass.
         *("corrcoef", "cov", "narrow", "nn_functional_gaussian_nll_loss", "tensor_split"),
         *("prod", "masked_prod", "masked_fill", "median", "nanmedian"),
+        *("cumprod", "masked_cumprod", "linalg_vander"),
         *("max_reduction_no_dim", "min_reduction_no_dim", "nn_functional_binary_cross_entropy"),
         # Their results or arguments are sparse.
         *("sparse_mm_reduce", "sparse_sampled_addmm", "to_sparse"),
+        # Torch keeps what they are told in classes that no code of the user's leads to.
+        "nn_functional_linear_cross_entropy_chunked",
+        "nn_functional_linear_cross_entropy_chunked_none",
     },
     "module_db": {
         # What they do depends on values.
@@ -42,12 +45,16 @@ OPAQUE = {
     },
     "optim_db": {"ASGD", "Adafactor", "LBFGS", "RAdam", "Rprop", "SparseAdam"},
 }
+#: Equal inputs give them other numbers each time, in plain loops as well: torch's default driver on
+#: the CPU (gelsy) takes pivots from memory that it has not set.
+UNSTEADY = {"linalg_lstsq", "linalg_lstsq_grad_oriented"}
 
 
 def check(suite, names, **options):
     """None is refused or different, and those that are not captured are known."""
     table = load(suite, **options)
-    found = {name: outcome_of(table.trials(name), audit="log") for name in names(table.names())}
+    steady = [name for name in names(table.names()) if name not in UNSTEADY]
+    found = {name: outcome_of(table.trials(name), audit="log") for name in steady}
     wrong = {name: str(one) for name, one in found.items() if one.kind > Kind.OPAQUE}
     assert not wrong
     opaque = {name: one.reason for name, one in found.items() if one.kind is Kind.OPAQUE}

@@ -316,14 +316,18 @@ def addresses_seen_by_the_callback(live):
 def another_thread_reads(live):
     """A thread that reads the model all the time finds real tensors, and no errors."""
     model, errors, done = mlp(), [], threading.Event()
+    weakref.finalize(model, done.set)  # of a job that nobody runs, too
+    known = weakref.ref(model)
 
     def read():
         while not done.wait(0.001):
             try:
-                kinds = {type(v) for v in model.state_dict().values()}
-                copies = [v.clone() for v in model.state_dict().values()]
+                state = known().state_dict().values()
+                kinds = {type(v) for v in state}
+                copies = [v.clone() for v in state]
                 if kinds != {torch.Tensor} or not all(v.isfinite().all() for v in copies):
                     errors.append(str(kinds))
+                del state
             except Exception as error:
                 errors.append(repr(error))
 
