@@ -108,14 +108,14 @@ class StepBuilder:
     def _built(self, flat: FlatBatch) -> Specialization:
         sight = first_sight(self.job, flat)
         with self._timed():
-            found = self._find(sight)
+            found = self._fitting(sight, flat)
         if found is None:
             with self.captures.turn(sight), self._timed():
-                found = self._find(sight)  # a job that looks alike may just have captured it
+                found = self._fitting(sight, flat)  # one that looks alike may just have captured it
                 if found is None:
                     return self._captured(flat, sight)
         with self._timed():
-            return self._shared(found, flat, sight)
+            return self._shared(found)
 
     def is_shared(self, flat: FlatBatch) -> bool:
         """Whether a capture for such batches would cost next to nothing, as another job has it."""
@@ -160,8 +160,9 @@ class StepBuilder:
         self._taken = {
             look: (taken, known) for look, (taken, known) in self._taken.items() if taken.hold()
         }
-        offers = map(self._serving, self.captures.known(sight))
-        return next(filter(None, offers), None)
+        # Those first that know the optimizer, too: the others serve whatever optimizer there is.
+        captures = sorted(self.captures.known(sight), key=lambda one: bool(one.opaque_optimizer))
+        return next(filter(None, map(self._serving, captures)), None)
 
     def _serving(self, capture: SharedCapture) -> _Found | None:
         optimizer = self.job.optimizer
@@ -186,26 +187,27 @@ class StepBuilder:
         )
         return assumptions, assumptions.structure()
 
-    def _shared(self, found: _Found, flat: FlatBatch, sight: Hashable) -> Specialization:
+    def _fitting(self, sight: Hashable, flat: FlatBatch) -> _Found | None:
+        """The same, unless it runs the optimizer as eager Python and this job's can be captured:
+        what another's does, which had no part in the capture, does not tell."""
+        found = self._find(sight)
+        if found is None or found.capture.opaque_optimizer is None:
+            return found
+        if self.opacity.optimizer is None:
+            forward = found.capture.forward_of(found.known.structure.tensors)
+            with self._watched(flat.signature) as watch:
+                self._optimizer_traces(forward, watch)
+        return None if self.opacity.optimizer is None else found
+
+    def _shared(self, found: _Found) -> Specialization:
         capture, tensors = found.capture, found.known.structure.tensors
-        forward = capture.forward_of(tensors)
-        if capture.opaque_optimizer is not None and not self._is_opaque(forward, flat.signature):
-            return self._captured(flat, sight)
-        specialization = Specialization(forward, found.assumptions)
+        specialization = Specialization(capture.forward_of(tensors), found.assumptions)
         steps = [self._equipped(step.prepared(self.job, tensors)) for step in found.steps]
         self._put(specialization, steps)
         self.captures.note_use(capture)
         self._taken.clear()
         self.shared_with = capture.owner
         return specialization
-
-    def _is_opaque(self, forward: ForwardTrace, signature: Hashable) -> bool:
-        """Whether the job's own optimizer runs as eager Python: what another's does, which had no
-        part in the capture, does not tell."""
-        if self.opacity.optimizer is None:
-            with self._watched(signature) as watch:
-                self._optimizer_traces(forward, watch)
-        return self.opacity.optimizer is not None
 
     # Its own
 

@@ -322,12 +322,10 @@ def another_thread_reads(live):
     def read():
         while not done.wait(0.001):
             try:
-                state = known().state_dict().values()
-                kinds = {type(v) for v in state}
-                copies = [v.clone() for v in state]
+                kinds = {type(v) for v in known().state_dict().values()}
+                copies = [v.clone() for v in known().state_dict().values()]
                 if kinds != {torch.Tensor} or not all(v.isfinite().all() for v in copies):
                     errors.append(str(kinds))
-                del state
             except Exception as error:
                 errors.append(repr(error))
 

@@ -310,7 +310,8 @@ def test_whether_an_optimizer_can_be_captured_is_its_own(monkeypatch):
         return job
 
     with wf.Engine(memory="64MB", threads=1) as engine:
-        for name, looks in [("first", True), ("same", True), ("blind", False)]:
+        kinds = {"first": True, "same": True, "blind": False, "again": True, "blind too": False}
+        for name, looks in kinds.items():
             job = made(name, looks)
             job.capture = True
             report = engine.submit(job).result()
