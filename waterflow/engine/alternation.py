@@ -2,8 +2,8 @@
 
 On a shared machine what a step takes wanders over seconds and minutes, by far more than the harm
 that is to be seen; from one moment to the next it hardly does. So the others are held for a moment
-and let go for a moment, again and again, and each turn beside them is compared with the turn alone
-just before it: what changes the machine for longer than that cancels out.
+and let go for a moment, again and again, and each turn beside them is compared with the turns alone
+just before and just after it: what makes the machine steadily slower or faster cancels out.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable
+from itertools import pairwise
 from typing import NamedTuple
 
 #: Stretches of steps that do not count after the others were held or let go: work of theirs may
@@ -22,10 +23,13 @@ _ALONE_SECONDS, _BESIDE_SECONDS = 0.005, 0.015
 _OUTLIER = math.log(1.5)
 #: Comparisons before anything is said, seconds of turns after which all is said that can be, and
 #: the standard error that is good enough before.
-_FEWEST, _MOST_SECONDS, _EXACT = 6, 2.0, 0.01
-#: So many standard errors above what is tolerated are harm at once; few comparisons ask for more,
-#: as their error is itself not known well.
-_SURE, _UNSURE = 3.0, 12.0
+_FEWEST, _MOST_SECONDS, _EXACT = 12, 2.0, 0.01
+#: So many standard errors above what is tolerated are harm at once. Few comparisons do not know
+#: their own error well: it is taken for greater by this over their number.
+_SURE, _UNSURE = 3.0, 4.0
+
+#: Seconds and steps of each kind.
+_Turn = dict[Hashable, tuple[float, int]]
 
 
 class Harm(NamedTuple):
@@ -45,9 +49,10 @@ class Alternation:
     def __init__(self, tolerance: float) -> None:
         self._tolerance = tolerance
         self._alone: dict[Hashable, float] = {}  # seconds a step, when last made alone
-        self._turn: dict[Hashable, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+        self._turn: _Turn = defaultdict(lambda: (0.0, 0))
+        self._beside: _Turn = {}  # the last turn beside the others
         self._settling = _SETTLING
-        self._count, self._sum, self._squares = 0, 0.0, 0.0  # of logarithms of ratios
+        self._ratios: list[float] = []  # their logarithms, one for each turn beside the others
         self._seconds = 0.0
         self.holds = True  # whether the others are to be held now
 
@@ -74,33 +79,39 @@ class Alternation:
 
     def _end_turn(self) -> None:
         if self.holds:
-            self._alone.update({kind: took / made for kind, (took, made) in self._turn.items()})
+            alone = {kind: took / made for kind, (took, made) in self._turn.items()}
+            self._compare(alone)
+            self._alone.update(alone)
         else:
-            self._compare()
+            self._beside = dict(self._turn)
         self._turn.clear()
         self._settling = _SETTLING
         self.holds = not self.holds
 
-    def _compare(self) -> None:
-        known = {kind: turn for kind, turn in self._turn.items() if kind in self._alone}
-        if not known:
-            return
-        expected = sum(self._alone[kind] * made for kind, (_, made) in known.items())
-        ratio = math.log(sum(took for took, _ in known.values()) / expected)
-        ratio = max(-_OUTLIER, min(_OUTLIER, ratio))
-        self._count += 1
-        self._sum += ratio
-        self._squares += ratio**2
+    def _compare(self, after: dict[Hashable, float]) -> None:
+        """The last turn beside the others, with the turns alone before it and after it; a kind of
+        steps that was not made after it with what it took before it."""
+        took = expected = 0.0
+        for kind, (seconds, made) in self._beside.items():
+            if (before := self._alone.get(kind)) is not None:
+                took += seconds
+                expected += made * (before + after.get(kind, before)) / 2
+        if expected:
+            self._ratios.append(max(-_OUTLIER, min(_OUTLIER, math.log(took / expected))))
 
     @property
     def harm(self) -> Harm | None:
         """None as long as more turns would tell more."""
-        if self._count < _FEWEST:
+        count = len(self._ratios)
+        if count < _FEWEST:
             return None
-        mean = self._sum / self._count
-        spread = max(0.0, self._squares / self._count - mean**2)
-        error = math.sqrt(spread / (self._count - 1))
-        certain = mean - (_SURE + _UNSURE / self._count) * error > self._tolerance
+        mean = sum(self._ratios) / count
+        off = [ratio - mean for ratio in self._ratios]
+        # A turn alone is in the ratios before it and after it, so these are not independent.
+        spread = sum(one * one for one in off)
+        spread += 2 * max(0.0, sum(one * next_one for one, next_one in pairwise(off)))
+        error = (1 + _UNSURE / count) * math.sqrt(spread / count / (count - 1))
+        certain = mean - _SURE * error > self._tolerance
         if not (certain or error < _EXACT or self._seconds > _MOST_SECONDS):
             return None
         return Harm(math.expm1(mean), error)
