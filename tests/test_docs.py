@@ -1,25 +1,22 @@
-"""The documentation: its links lead somewhere, its programs run, the reference leaves nothing out.
+"""The documentation: its links lead somewhere, its names are there, the reference is whole.
 
-`make docs`, a part of `make lint`, builds the pages with warnings as errors.
+`make docs`, a part of `make lint`, builds the pages with warnings as errors. The programs on the
+pages run in `test_docs_programs`.
 """
 
 import ast
-import contextlib
 import functools
 import importlib.util
 import inspect
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
 import typer
 
 import waterflow as wf
+from tests.support.pages import PAGES, ROOT, indented, programs
 from waterflow.cli.main import app
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 pytestmark = pytest.mark.virtual
 
@@ -54,12 +51,6 @@ def test_the_check_of_links_sees_headings():
     assert "no-such-heading" not in anchors(ROOT / "README.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_programs_are_python(page):
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-        compile(block, str(page), "exec")
-
-
 def unknown_names(text):
     """The names of waterflow that a text mentions and nobody finds."""
     found = set(re.findall(r"\bwf((?:\.[A-Za-z_]\w*)+)", text))
@@ -82,22 +73,6 @@ def test_names_that_pages_mention_are_there(page):
 
 def test_the_check_of_names_sees_them():
     assert unknown_names("`wf.run` and wf.cluster.ClusterSpec.of, wf.rum") == {".rum"}
-
-
-def indented(page):
-    """The indented blocks of a page, each as a text of its own."""
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    found = re.findall(r"(?:^|\n)\n((?: {4}[^\n]*\n|\n(?= {4}))+)", text)
-    return [textwrap.dedent(block) for block in found]
-
-
-def programs(page):
-    """What of a page is Python, whole programs and pieces of some."""
-    fenced = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    for block in (*fenced, *indented(page)):
-        inside = textwrap.indent(block, " ")
-        with contextlib.suppress(SyntaxError):  # commands, output
-            yield ast.parse(f"async def piece():\n{inside}")
 
 
 #: What pages call things.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
 from typing import Any
 
 import torch
@@ -26,11 +24,10 @@ from waterflow.engine.callbacks import CallbackLeftError, Callbacks, check_callb
 from waterflow.engine.checkpoints import Checkpoints
 from waterflow.engine.context import RunContext
 from waterflow.engine.display import show_on
+from waterflow.engine.event_iterator import EventIterator
 from waterflow.engine.events import (
     EVENTS,
     BudgetChanged,
-    EngineEnded,
-    Event,
     EventStream,
     Subscriber,
     TrainRan,
@@ -359,23 +356,12 @@ class Engine:
         with contextlib.suppress(BaseException):  # it was the jobs' to raise, while there was time
             self.close(_LAST_SECONDS)
 
-    async def events(self) -> AsyncIterator[Event]:
+    def events(self) -> EventIterator:
         """What happens in the engine from now on, until it has ended: see
-        `waterflow.engine.events`. For ``async for``; each iterator hears everything.
+        `waterflow.engine.events`. For ``async for``; each iterator hears everything, and of an
+        engine that has ended its end.
         """
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Event]()
-
-        def hear(event: Event) -> None:
-            with contextlib.suppress(RuntimeError):  # nobody listens, the loop is closed
-                loop.call_soon_threadsafe(queue.put_nowait, event)
-
-        self._context.events.subscribe(hear)
-        try:
-            while not isinstance(event := await queue.get(), EngineEnded):
-                yield event
-            yield event
-        finally:
-            self._context.events.unsubscribe(hear)
+        return EventIterator(self._context.events)
 
     def report(self) -> Report:
         """The run so far."""

@@ -8,6 +8,7 @@ there: they must be quick, safe to call from any lane, and raise nothing.
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -289,24 +290,33 @@ class EventStream:
     def __init__(self) -> None:
         self._of_kind: dict[Kind, tuple[Subscriber, ...]] = dict.fromkeys((*EVENTS, TrainRan), ())
         self._without_trains = self._of_kind.copy()  # those who hear of each step by itself
+        self._changing = threading.RLock()  # entered again where a garbage collection unsubscribes
+        self.has_ended = False  # whether there will be no more events
 
     def subscribe(self, subscriber: Subscriber, *kinds: Kind) -> None:
         """Calls `subscriber` with every event from now on; given kinds, with those of them only."""
-        for kind in kinds or EVENTS:
-            self._of_kind[kind] = (*self._of_kind[kind], subscriber)
-            if TrainRan not in kinds:
-                self._without_trains[kind] = (*self._without_trains[kind], subscriber)
+        with self._changing:
+            for kind in kinds or EVENTS:
+                self._of_kind[kind] = (*self._of_kind[kind], subscriber)
+                if TrainRan not in kinds:
+                    self._without_trains[kind] = (*self._without_trains[kind], subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Calls it no more."""
-        for known in (self._of_kind, self._without_trains):
-            for kind, subscribers in known.items():
-                known[kind] = tuple(each for each in subscribers if each is not subscriber)
+        with self._changing:
+            for known in (self._of_kind, self._without_trains):
+                for kind, subscribers in known.items():
+                    known[kind] = tuple(each for each in subscribers if each is not subscriber)
 
     def publish(self, event: Event) -> None:
         """Tells the subscribers, on the calling thread."""
         for subscriber in self._of_kind[type(event)]:
             subscriber(event)
+
+    def end(self) -> None:
+        """Tells the subscribers that there will be no more events."""
+        self.has_ended = True  # before they are told: who comes later looks here
+        self.publish(EngineEnded())
 
     def publish_train(self, train: TrainRan) -> None:
         """Tells of many steps at once, or of each, as subscribers have asked."""

@@ -11,7 +11,6 @@ from waterflow.engine.admission import Admission
 from waterflow.engine.alarms import Alarms
 from waterflow.engine.context import RunContext
 from waterflow.engine.entrance import Entrance
-from waterflow.engine.events import EngineEnded
 from waterflow.engine.flow import Batches, FlowExecutor
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.in_flight import StepsInFlight, pass_boundary
@@ -124,10 +123,12 @@ class EngineLoop:
             job.fail(error)
 
     def _wind_up(self) -> None:
-        if not isinstance(self._queue.broken, DeviceLostError):
-            self._entrance.dismiss_ended()
-        self._surges.finish()
-        self._context.events.publish(EngineEnded())
+        try:
+            if not isinstance(self._queue.broken, DeviceLostError):
+                self._entrance.dismiss_ended()
+            self._surges.finish()
+        finally:
+            self._context.events.end()
         self._context.lanes.close()
         self._queue.join_feeders(1.0)
 

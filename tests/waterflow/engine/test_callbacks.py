@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +128,45 @@ def test_events_can_be_iterated() -> None:
     heard = asyncio.run(watch())
     assert [event.step for event in heard if isinstance(event, StepDone)] == [1, 2, 3, 4]
     assert isinstance(heard[-1], EngineEnded)
+
+
+def test_events_are_heard_from_the_call_on_and_end_for_whoever_comes_late() -> None:
+    async def heard(events: Any) -> list[Any]:
+        return [event async for event in events]
+
+    engine = wf.Engine("8MiB", threads=1)
+    early = engine.events()
+    engine.submit(make_job("a"))
+    engine.close()
+    told = asyncio.run(asyncio.wait_for(heard(early), 10))
+    assert [event.step for event in told if isinstance(event, StepDone)] == [1, 2, 3, 4]
+    assert isinstance(told[-1], EngineEnded)
+    for _ in range(2):
+        assert asyncio.run(asyncio.wait_for(heard(engine.events()), 10)) == [EngineEnded()]
+    assert asyncio.run(asyncio.wait_for(heard(early), 10)) == []
+
+
+def test_who_leaves_the_events_early_is_told_no_more() -> None:
+    async def first(events: Any) -> Any:
+        async for event in events:
+            return event
+
+    async def left_by_another_task(events: Any) -> list[Any]:
+        waiting = asyncio.ensure_future(anext(events, None))
+        await asyncio.sleep(0.05)
+        await events.aclose()
+        return [await waiting, *[event async for event in events]]
+
+    with wf.Engine("8MiB", threads=1) as engine:
+        assert asyncio.run(asyncio.wait_for(left_by_another_task(engine.events()), 30)) == [None]
+        events = engine.events()
+        dropped = weakref.ref(events)
+        engine.submit(make_job("a"))
+        assert asyncio.run(asyncio.wait_for(first(events), 30)) is not None
+        del events
+        gc.collect()
+        assert dropped() is None
+    assert engine.report().ok
 
 
 PRELUDE = """
