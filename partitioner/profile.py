@@ -8,6 +8,7 @@ not measure again.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -66,6 +67,17 @@ class Profile:
         object.__setattr__(self, "events", events)
         object.__setattr__(self, "node_seconds", seconds)
         object.__setattr__(self, "persistent_bytes", int(self.persistent_bytes))
+
+    def beside(self, *, name: str | None = None, persistent_bytes: int | None = None) -> Profile:
+        """The same step of a job of that name, or beside other persistent bytes: what has been
+        checked of it, and worked out, is not again."""
+        twin = copy.copy(self)
+        if name is not None:
+            object.__setattr__(twin, "name", name)
+        if persistent_bytes is not None:
+            _check_persistent(twin.name, persistent_bytes)
+            object.__setattr__(twin, "persistent_bytes", int(persistent_bytes))
+        return twin
 
     @property
     def num_nodes(self) -> int:
@@ -210,12 +222,16 @@ def _check_header(name: str, seconds: FloatArray, persistent_bytes: int, source:
         )
     if not np.isfinite(seconds).all() or (seconds < 0).any():
         raise ValueError(f"profile {name!r}: node_seconds must be finite and not negative")
+    _check_persistent(name, persistent_bytes)
+    if source not in SOURCES:
+        raise ValueError(f"profile {name!r}: source is {source!r}, expected one of {SOURCES}")
+
+
+def _check_persistent(name: str, persistent_bytes: int) -> None:
     if isinstance(persistent_bytes, bool) or not isinstance(persistent_bytes, (int, np.integer)):
         raise ValueError(f"profile {name!r}: persistent_bytes is {persistent_bytes!r}, not an int")
     if persistent_bytes < 0:
         raise ValueError(f"profile {name!r}: persistent_bytes is {persistent_bytes}, below 0")
-    if source not in SOURCES:
-        raise ValueError(f"profile {name!r}: source is {source!r}, expected one of {SOURCES}")
 
 
 def _check_events(name: str, events: EventArray, num_nodes: int) -> None:

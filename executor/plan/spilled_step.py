@@ -87,7 +87,7 @@ def spill_step(
     Raises:
         LimitTooSmallError: there is no such plan; one for the limit that it names there is.
     """
-    profile = dataclasses.replace(use.profile, persistent_bytes=persistent_bytes)
+    profile = use.profile.beside(persistent_bytes=persistent_bytes)
     forced = [n for n, meanings in use.inputs.items() if not required.isdisjoint(meanings)]
     target = limit
     for _ in range(_MOST_TRIES):
@@ -116,7 +116,7 @@ def spill_all(
     It depends on no measured time and on nothing that other steps put away, so a limit that allows
     it is enough whenever it is asked for.
     """
-    profile = dataclasses.replace(use.profile, persistent_bytes=persistent_bytes)
+    profile = use.profile.beside(persistent_bytes=persistent_bytes)
     return lower_spilled(lowered, use, spill_everything(profile, use.values), alignment)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ class StepMemory:
     def of_job(self, name: str) -> StepMemory:
         """The same memory, of the same step of another job."""
         twin = copy.copy(self)
-        twin.profile = dataclasses.replace(self.profile, name=name)
+        twin.profile = self.profile.beside(name=name)
         return twin
 
     @property

@@ -86,6 +86,20 @@ def test_a_profile_cannot_be_changed():
             array[:] = array
 
 
+@given(profiles(), st.integers(0, 1 << 40))
+def test_the_same_step_of_another_job_is_what_would_be_made_anew(profile, held):
+    curve = profile.curve()
+    found = profile.beside(name="other", persistent_bytes=held)
+    anew = dataclasses.replace(profile, name="other", persistent_bytes=held)
+    assert (found.name, found.solo_peak_bytes) == (anew.name, anew.solo_peak_bytes)
+    assert found.to_bytes() == anew.to_bytes()
+    assert found.curve() is curve
+    assert profile.beside().to_bytes() == profile.to_bytes()
+    for wrong, message in ((-1, "profile 'other': .* below 0"), (1.5, "not an int")):
+        with pytest.raises(ValueError, match=message):
+            profile.beside(name="other", persistent_bytes=wrong)
+
+
 def test_unknown_time_of_one_job_makes_node_counts_the_time_of_all():
     known = step_profile([[1], [-1]], seconds=[3.0, 4.0])
     unknown = step_profile([[1], [2], [-1]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Iterator, Sequence
 
 from waterflow.common.errors import BudgetError
@@ -89,5 +88,5 @@ class RoundPlanner:
     def _plan_job(self, scheduled: ScheduledStep) -> PlanJob:
         held = int(self._arena.held(scheduled.job.number))
         step = scheduled.step
-        profile = dataclasses.replace(step.memory.profile, persistent_bytes=held)
+        profile = step.memory.profile.beside(persistent_bytes=held)
         return PlanJob(scheduled.job.name, profile, step.compiled.boundary or None)

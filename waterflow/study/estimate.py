@@ -121,7 +121,7 @@ class SizedJob:
 
     def plan_job(self) -> PlanJob:
         """The job as a policy sees it."""
-        profile = dataclasses.replace(self.profile, persistent_bytes=self.persistent_bytes)
+        profile = self.profile.beside(persistent_bytes=self.persistent_bytes)
         return PlanJob(self.footprint.name, profile, self.footprint.boundary)
 
 
