@@ -92,6 +92,8 @@ def _position(iterator: Any) -> Any:
 def _reduced(value: Any) -> Any:
     if type(value) is tuple:
         return tuple(map(_reduced, value))
+    if type(value) is range:  # made for the copy as well, from Python 3.12 on of what is left
+        return range, value.start, value.stop, value.step
     return (type(value), _position(value)) if type(value) in ITERATORS else _identity(value)
 
 
