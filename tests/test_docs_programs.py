@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
+from tests.support.data import cross_entropy
 from tests.support.pages import PAGES, ROOT, programs
 
 pytestmark = [
@@ -28,6 +29,8 @@ pytestmark = [
 
 #: Their blocks are diagrams, and what the engine does in the words of a loop.
 NO_PROGRAMS = {"docs/design.md", "docs/equality.md"}
+#: What pieces come to that leave no report behind.
+RESULTS = {"accuracies", "found", "results", "study"}
 
 
 def loader(rows=64):
@@ -41,10 +44,6 @@ def loader(rows=64):
 def network(width=16):
     torch.manual_seed(width)
     return nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10))
-
-
-def cross_entropy(model, batch):
-    return functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def rest_of_job(name="job", width=16):
@@ -133,7 +132,7 @@ class Reader:
         """The names that a piece does not make itself."""
         mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         names = {name: make() for name, make in self._makers().items() if name in mentioned}
-        if "model" in names or "MyModel" in names:
+        if mentioned & {"model", "MyModel"}:
             own = rest_of_job()
             names |= {"model": own["model"], "optimizer": own["optimizer"]}
             names["MyModel"] = lambda: own["model"]
@@ -159,8 +158,6 @@ class Reader:
             "optuna": lambda: pytest.importorskip("optuna"),
             "hf": lambda: pytest.importorskip("transformers"),
             "lightning": lambda: pytest.importorskip("lightning"),
-            "model": lambda: None,
-            "MyModel": lambda: None,
             "loss": lambda: cross_entropy,
             "loader": loader,
             "accuracy": lambda: accuracy,
@@ -174,8 +171,8 @@ class Reader:
             "jobs": lambda: [job("one", width=16), job("two", width=24)],
             "big": lambda: job("big"),
             "another": lambda: job("another"),
-            "module": lambda: classifier(),
-            "datamodule": lambda: classifier_data(),
+            "module": classifier,
+            "datamodule": classifier_data,
         }
 
     def fill(self, function, *given, **options):
@@ -222,7 +219,7 @@ def is_left_out(node):
 
 
 def tried(tree, names, fill):
-    """What is there after a piece, and the jobs that it has made."""
+    """What a piece has made, by name, and all that there is after it, what it only shows, too."""
     shown = []
     names |= {"fill_": fill, "shown_": shown}
     given = dict(names)
@@ -233,12 +230,25 @@ def tried(tree, names, fill):
     else:
         exec(code, names)
     made = {name: value for name, value in names.items() if value is not given.get(name)}
-    jobs = [value for value in (*made.values(), *shown) if isinstance(value, wf.Job)]
+    return made, [*names.values(), *shown]
+
+
+def reports_of(values):
+    """What has been trained, by `wf.run` or in engines."""
+    engines = [value.report() for value in values if isinstance(value, wf.Engine)]
+    return [*engines, *(value for value in values if isinstance(value, wf.Report))]
+
+
+def untrained_jobs(made, values, reports):
+    """What a piece leaves to be trained, or shows how to make."""
+    trained = {each.name for report in reports for each in report}
+    jobs = [value for value in values if isinstance(value, wf.Job) and value.name not in trained]
     if "make_job" in made:
         jobs.append(made["make_job"](4))
-    elif "loss" in made and not jobs and "jobs" not in made:
-        jobs.append(job("with-its-loss", loss=made["loss"]))
-    return made, jobs
+    elif not (jobs or reports):
+        parts = {name: made[name] for name in ("loss", "data") if name in made}
+        jobs += [job(name, **parts) for name in ("one", "two") if parts]
+    return jobs
 
 
 PIECES = [
@@ -257,13 +267,14 @@ def test_programs_run(page, number, tmp_path, monkeypatch):
         pytest.skip("needs a GPU")
     with contextlib.ExitStack() as stack:
         reader = Reader(tmp_path, stack)
-        made, jobs = tried(tree, reader.names_for(tree), reader.fill)
-    untrained = [one for one in jobs if isinstance(one, wf.Job)]
-    if untrained and not isinstance(made.get("report"), wf.Report):
-        wf.run(untrained, memory="64MiB").raise_errors()
-    for value in made.values():
-        if isinstance(value, wf.Report):
-            value.raise_errors()
+        made, values = tried(tree, reader.names_for(tree), reader.fill)
+    reports = reports_of(values)
+    if left := untrained_jobs(made, values, reports):
+        reports.append(wf.run(left, memory="64MiB"))
+    for report in reports:
+        assert report.ok, {each.name: each.error for each in report}
+        assert any(each.steps for each in report)
+    assert reports or made.keys() & RESULTS
 
 
 def test_the_programs_are_found():

@@ -32,18 +32,14 @@ def programs(page: Path) -> list[ast.Module]:
     """
     text = page.read_text(encoding="utf-8")
     found = [
-        (block.start(), _parsed(block[1]))
+        (block.start(), ast.parse(block[1]))
         for block in re.finditer(r"```python\n(.*?)```", text, re.DOTALL)
     ]
     for place, block in _indented(text):
         try:
-            found.append((place, _parsed(block)))
+            found.append((place, ast.parse(block)))
         except SyntaxError:  # commands, output, or both beside Python
             for part in re.split(r"\n{2,}(?=\S)", block):
                 with contextlib.suppress(SyntaxError):
-                    found.append((place, _parsed(part)))
+                    found.append((place, ast.parse(part)))
     return [tree for _, tree in sorted(found, key=lambda each: each[0])]
-
-
-def _parsed(block: str) -> ast.Module:
-    return compile(block, "a page", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

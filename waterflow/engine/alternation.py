@@ -53,6 +53,7 @@ class Alternation:
         self._beside: _Turn = {}  # the last turn beside the others
         self._settling = _SETTLING
         self._ratios: list[float] = []  # their logarithms, one for each turn beside the others
+        self._mean, self._error = 0.0, math.inf  # of these
         self._seconds = 0.0
         self.holds = True  # whether the others are to be held now
 
@@ -83,8 +84,8 @@ class Alternation:
             self._compare(alone)
             self._alone.update(alone)
         else:
-            self._beside = dict(self._turn)
-        self._turn.clear()
+            self._beside = self._turn
+        self._turn = defaultdict(lambda: (0.0, 0))
         self._settling = _SETTLING
         self.holds = not self.holds
 
@@ -98,19 +99,25 @@ class Alternation:
                 expected += made * (before + after.get(kind, before)) / 2
         if expected:
             self._ratios.append(max(-_OUTLIER, min(_OUTLIER, math.log(took / expected))))
+            if len(self._ratios) >= _FEWEST:
+                self._estimate()
 
-    @property
-    def harm(self) -> Harm | None:
-        """None as long as more turns would tell more."""
+    def _estimate(self) -> None:
+        """The mean of the ratios and its standard error."""
         count = len(self._ratios)
-        if count < _FEWEST:
-            return None
-        mean = sum(self._ratios) / count
-        off = [ratio - mean for ratio in self._ratios]
+        self._mean = sum(self._ratios) / count
+        off = [ratio - self._mean for ratio in self._ratios]
         # A turn alone is in the ratios before it and after it, so these are not independent.
         spread = sum(one * one for one in off)
         spread += 2 * max(0.0, sum(one * next_one for one, next_one in pairwise(off)))
-        error = (1 + _UNSURE / count) * math.sqrt(spread / count / (count - 1))
+        self._error = (1 + _UNSURE / count) * math.sqrt(spread / count / (count - 1))
+
+    @property
+    def harm(self) -> Harm | None:
+        """None as long as more turns would tell more. Asked after every step."""
+        if len(self._ratios) < _FEWEST:
+            return None
+        mean, error = self._mean, self._error
         certain = mean - _SURE * error > self._tolerance
         if not (certain or error < _EXACT or self._seconds > _MOST_SECONDS):
             return None
