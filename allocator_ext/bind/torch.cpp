@@ -347,7 +347,7 @@ void bind_tape(py::module_& m) {
            })
       .def("forget_away", [](Tape& tape) { run_unlocked([&] { tape.away().clear(); }); })
       .def("__len__", &Tape::size)
-      .def("set_forward_length", &Tape::set_forward_length)
+      .def("set_gradient_switches", &Tape::set_gradient_switches, py::arg("places"))
       .def("set_slot", &Tape::set_slot)
       .def("set_alias", [](Tape& tape, int slot,
                            const at::Tensor& tensor) { tape.set_slot(slot, tensor.detach()); })

@@ -130,6 +130,15 @@ void Tape::add(Instruction instruction) {
   instructions_.push_back(std::move(instruction));
 }
 
+void Tape::set_gradient_switches(const std::vector<int>& places) {
+  bool on = true;
+  auto next = places.begin();
+  for (int index = 0; index < size(); ++index) {
+    for (; next != places.end() && *next == index; ++next) on = !on;
+    instructions_[index].gradients = on;
+  }
+}
+
 void Tape::run(int start, int stop) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   std::optional<RandomScope> random;
@@ -140,8 +149,8 @@ void Tape::run(int start, int stop) {
   for (int index = start; index < stop; ++index) {
     if (pause != nullptr) (*pause)();
     if (plan != nullptr) plan->begin_instruction(index);
-    c10::AutoGradMode gradients(index < forward_length_);
     Instruction& instruction = instructions_[index];
+    c10::AutoGradMode gradients(instruction.gradients);
     execute(instruction);
     for (int slot : instruction.release) slots_[slot].reset();
     if (plan != nullptr) plan->end_instruction(*lane->arena, lane->lane);

@@ -64,6 +64,7 @@ struct Instruction {
   int target = -1, left = -1, right = -1;      // kArithmetic and kReadScalar: registers
   Arithmetic operation = Arithmetic::kNegate;  // kArithmetic
   MoveInstruction move;                        // kMove
+  bool gradients = true;                       // runs with gradient mode on
   // Ways round the dispatcher, of operators that have one; views are of the tensor in `slot`.
   std::unique_ptr<ViewMemo> views;
   std::unique_ptr<Elementwise> elementwise;
@@ -75,8 +76,9 @@ class Tape {
 
   void add(Instruction instruction);
   int size() const { return static_cast<int>(instructions_.size()); }
-  // Instructions before `count` run with gradient mode on, as the eager forward does; kernels ask.
-  void set_forward_length(int count) { forward_length_ = count; }
+  // The instructions before which gradient mode is switched, which is on at first: as in the eager
+  // step, since kernels ask.
+  void set_gradient_switches(const std::vector<int>& places);
 
   void set_slot(int slot, at::Tensor value) { slots_.at(slot) = std::move(value); }
   at::Tensor slot(int slot) const { return slots_.at(slot); }
@@ -133,7 +135,6 @@ class Tape {
   std::vector<c10::IValue> stack_;
   std::vector<int> transient_;
   int loads_ = 0;
-  int forward_length_ = 0;
   std::variant<double, at::Tensor> loss_;
   std::vector<double> metrics_;
 };

@@ -129,12 +129,15 @@ def lower_spilled(
     homes, tier_bytes = _homes(use.values, sequence, alignment)
     instructions: list[Instruction] = []
     boundary = None
+    switches: list[int] = []
     last = lowered.instructions[-1].node
     upcoming = 0
     for item in sequence:
         if isinstance(item, Node):
             if item.number == lowered.boundary:
                 boundary = len(instructions)
+            if item.number in lowered.gradient_switches:
+                switches.append(len(instructions))
             instructions.append(lowered.instructions[item.number])
             upcoming = item.number + 1
             continue
@@ -153,7 +156,9 @@ def lower_spilled(
     )
     return SpilledStep(
         plan,
-        dataclasses.replace(lowered, instructions=instructions, boundary=boundary),
+        dataclasses.replace(
+            lowered, instructions=instructions, boundary=boundary, gradient_switches=switches
+        ),
         StepMemory(profile, alignment),
         {value: use.inputs[value] for value in plan.away},
         sum(use.values[value].size for value in plan.away),

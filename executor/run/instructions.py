@@ -205,6 +205,7 @@ class LoweredStep:
         views: nodes that are views of persistent tensors, made once, before any step.
         transient: slots that hold values only while a step runs, outputs among them.
         boundary: first instruction of the backward pass, None if there is none.
+        gradient_switches: instructions before which gradient mode is switched; it is on at first.
     """
 
     instructions: Sequence[Instruction]
@@ -217,6 +218,7 @@ class LoweredStep:
     views: Sequence[fx.Node]
     transient: list[int]
     boundary: int | None
+    gradient_switches: Sequence[int]
 
     @functools.cached_property
     def names(self) -> list[str]:
@@ -309,10 +311,14 @@ class _Lowering:
             if meaning.kind == "batch"
         ]
         boundary = None
+        switches: list[int] = []
         for node in self.step.nodes:
             if node is self.step.forward_end:  # it may be a view or getitem, no instruction itself
                 boundary = len(instructions)
             if node.target is not operator.getitem and node not in self.views:
+                # In the eager step gradient mode is on in its forward pass, unless a node knows.
+                if node.meta.get("gradient_mode", boundary is None) == bool(len(switches) % 2):
+                    switches.append(len(instructions))
                 instructions.append(self._instruction(node))
         instructions.append(self._loss())
         return LoweredStep(
@@ -330,6 +336,7 @@ class _Lowering:
             views=list(self.views),
             transient=[slot for slot in slots.values() if slot not in self.fixed],
             boundary=boundary,
+            gradient_switches=switches,
         )
 
     # Which slot, which register

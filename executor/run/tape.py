@@ -94,9 +94,7 @@ def compile_step(step: StepGraph, lowered: LoweredStep | None = None) -> Compile
     for instruction in lowered.instructions:
         _emit(tape, instruction)
     tape.set_transient(lowered.transient)
-    # Kernels of the forward pass ask for gradient mode.
-    length = len(tape) if lowered.boundary is None else lowered.boundary
-    tape.set_forward_length(length)
+    tape.set_gradient_switches(lowered.gradient_switches)  # kernels ask for gradient mode
     for register, value in lowered.constants.items():
         tape.set_register(register, value)
     return CompiledStep(

@@ -16,9 +16,10 @@ class Input:
     """What a placeholder of a step graph stands for.
 
     Attributes:
-        kind: "parameter", "buffer", "constant", "state", "batch" or "hyper".
-        key: the parameter's or buffer's name, the constant's number, ``(parameter's index, state
-            key)``, the batch tensor's number, or the hyperparameter's place in the optimizer.
+        kind: "parameter", "buffer", "gradient", "constant", "state", "batch" or "hyper".
+        key: the parameter's or buffer's name, that of the gradient's parameter (a parameter of no
+            module has its index in the optimizer), the constant's number, ``(parameter's index,
+            state key)``, the batch tensor's number, or the hyperparameter's place in the optimizer.
     """
 
     kind: str
@@ -27,7 +28,7 @@ class Input:
     @property
     def is_persistent(self) -> bool:
         """Whether it stands for a tensor that lives as long as the job."""
-        return self.kind in ("parameter", "buffer", "constant", "state")
+        return self.kind in ("parameter", "buffer", "gradient", "constant", "state")
 
 
 @dataclass(eq=False)
@@ -36,7 +37,8 @@ class StepGraph:
 
     Attributes:
         graph: placeholders carry ``meta["input"]`` (an `Input`), every tensor node ``meta["val"]``
-            (a fake tensor, or a list of them). Nodes are in execution order.
+            (a fake tensor, or a list of them), and those of a step of the user's own
+            ``meta["gradient_mode"]`` (whether it is on; else that follows `forward_end`). Nodes are in execution order.
         loss: the node of the loss.
         outputs: what the step leaves behind: ``(parameter's index, state key)`` of optimizer state
             that the step creates, or ``("gradient", parameter's index)`` for an optimizer that runs
@@ -75,7 +77,8 @@ class StepGraph:
             names[node] = f"%{len(names)}"
             target = node.meta["input"].kind if node.op == "placeholder" else str(node.target)
             arguments = fx.map_arg((node.args, node.kwargs), lambda n: names[n])
-            text = f"{node.op} {target} {arguments!r} {_layout(node)}\n"
+            mode = f" {node.meta['gradient_mode']}" if "gradient_mode" in node.meta else ""
+            text = f"{node.op} {target} {arguments!r} {_layout(node)}{mode}\n"
             digest.update(text.encode())
         ends = [names[node] for node in (self.loss, *self.outputs.values())]
         digest.update(repr(ends).encode())

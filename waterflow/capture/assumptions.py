@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+import torch
+
 from waterflow.account.account import Account
 from waterflow.account.code_names import names_in
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
@@ -106,6 +108,9 @@ class Assumptions:
         self._flags = process_flags()
         self._own = _C.Guards()
         self._own.probe(_fields_and_flags, job, (self._fields, self._flags))
+        self._gradients = _gradients(job)
+        if job.step is not None:
+            self._own.probe(_identities_of_gradients, job, tuple(map(id, self._gradients)))
         self.seen = seen
         self._account = self._take(seen, names)
         self._look = caller.look_at(self.guards)
@@ -135,6 +140,8 @@ class Assumptions:
                 return f"the job's {name}"
         if process_flags() != self._flags:
             return "a process-wide setting of torch"
+        if _identities_of_gradients(self._job) != tuple(map(id, self._gradients)):
+            return "the gradients that are there between two steps"
         return self._caller.look(self._account.difference)
 
     def structure(self) -> JobStructure | None:
@@ -205,7 +212,9 @@ class Assumptions:
         return None
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
-        roots, skip = self._roots(), live_places(self._job.optimizer)
+        # A step of the user's own may read a learning rate, too, where the trace has a number.
+        reads = self._job.step is not None and seen is not None and _reads_groups(seen)
+        roots, skip = self._roots(), live_places(self._job.optimizer, numbers=not reads)
 
         def take() -> Account:
             if seen is None:
@@ -218,17 +227,35 @@ class Assumptions:
             return self._caller.look(take)
 
     def _roots(self) -> dict[str, Any]:
-        roots: dict[str, Any] = {"model": self._job.root, "loss": self._job.loss}
+        what = "loss" if self._job.step is None else "step"
+        roots: dict[str, Any] = {"model": self._job.root, what: self._job.function}
         if self._with_optimizer:
             roots["optimizer"] = self._job.optimizer
         return roots
 
 
-_FIELDS = ("model", "optimizer", "loss", *StepRules._fields)
+_FIELDS = ("model", "optimizer", "loss", "step", *StepRules._fields)
 
 
 def _fields(job: Job) -> tuple[Any, ...]:
-    return job.model, job.optimizer, job.loss, *job.rules
+    return job.model, job.optimizer, job.loss, job.step, *job.rules
+
+
+def _reads_groups(seen: Seen) -> bool:
+    """Whether code of the user's may have read hyperparameters of an optimizer."""
+    names = names_in(code for code in seen.codes if not is_trusted_code(code))
+    return names is None or "param_groups" in names
+
+
+def _gradients(job: Job) -> list[torch.Tensor | None]:
+    """The gradients that a step of the user's own finds; other steps begin without any."""
+    if job.step is None:
+        return []
+    return [p.grad for p in (*job.root.parameters(), *trained_parameters(job.optimizer))]
+
+
+def _identities_of_gradients(job: Job) -> tuple[int, ...]:
+    return tuple(map(id, _gradients(job)))
 
 
 def _fields_and_flags(job: Job) -> tuple[tuple[Any, ...], tuple[object, ...]]:

@@ -19,7 +19,7 @@ from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
-from waterflow.job.several import schedulers_in
+from waterflow.job.several import optimizers_in, schedulers_in
 
 #: A callback or loader that can reach more objects than this is taken to reach anything.
 _MOST_OBJECTS = 20_000
@@ -63,8 +63,9 @@ def looks_at_gradients(job: Job) -> bool:
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True
+    own = job.optimizer, *optimizers_in(job.optimizer)
     optimizers = reached.instances(torch.optim.Optimizer)
-    return any(optimizer is not job.optimizer for optimizer in optimizers)
+    return not all(any(one is optimizer for one in own) for optimizer in optimizers)
 
 
 #: Names about gradients by which nobody comes to see one.

@@ -43,6 +43,7 @@ class ForwardTrace:
         metrics: the names of these.
         reassigned: buffers that the step gives new tensors; the graph writes into the old ones.
         stand_ins: by the identities of tensors in the graph, those that another job has instead.
+        is_whole: whether the updates are in it, too, as in a step of the user's own.
     """
 
     recording: Recording
@@ -53,6 +54,7 @@ class ForwardTrace:
     reassigned: list[str]
     metrics: tuple[str, ...] = ()
     stand_ins: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    is_whole: bool = False
 
 
 def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
@@ -81,7 +83,7 @@ class _Step:
         shadow = Shadow(self.job.root, twins)
 
         def before_backward(loss: Any) -> None:
-            _check_formulas(loss)
+            check_formulas(loss)
             if self.backward_start is None:
                 self.backward_start = recorder.size
 
@@ -106,7 +108,7 @@ _TRACED_OTHERWISE = re.compile(
 )
 
 
-def _check_formulas(loss: torch.Tensor) -> None:
+def check_formulas(loss: torch.Tensor) -> None:
     """Raises RuntimeError where a traced backward pass would not be what eager mode runs."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
@@ -157,17 +159,34 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
     try:
         recording = watch.run(lambda: _trace(step))
     except UnkeptChangeError as error:
-        raise capture_error(job.name, str(error), users_line(None, job.loss)) from error
+        raise capture_error(job.name, str(error), users_line(None, job.function)) from error
     except Exception as error:
-        raise capture_error(job.name, reason_of(error), users_line(error, job.loss)) from error
+        raise capture_error(job.name, reason_of(error), users_line(error, job.function)) from error
     if moved := watch.problem():
-        raise capture_error(job.name, moved, users_line(None, job.loss), StateMovedError)
-    if problem := _foreign_gradient(job, step.foreign):
-        raise capture_error(job.name, problem, users_line(None, job.loss))
+        raise capture_error(job.name, moved, users_line(None, job.function), StateMovedError)
     result = _result(step, recording)
+    check_trace(job, watch, result, step.foreign)
+    return result
+
+
+def check_trace(
+    job: Job, watch: TraceWatch, result: ForwardTrace, foreign: Sequence[torch.Tensor]
+) -> None:
+    """Whether a graph of the trace would do all that the step does.
+
+    Args:
+        job: whose step it is.
+        watch: what it was traced in.
+        result: the trace.
+        foreign: tensors that are none of the job's, and were given a gradient.
+
+    Raises:
+        CaptureError: it would not.
+    """
+    if problem := _foreign_gradient(job, foreign):
+        raise capture_error(job.name, problem, users_line(None, job.function))
     _check_random(job, watch, result)
     _check_batch_unchanged(job, result)
-    return result
 
 
 def _trace(step: _Step) -> Recording:
@@ -182,6 +201,11 @@ def _foreign_gradient(job: Job, foreign: Sequence[torch.Tensor]) -> str | None:
     trained = {id(parameter) for parameter in trained_parameters(job.optimizer)}
     for tensor in foreign:
         what = "trained parameter" if id(tensor) in trained else "tensor that needs a gradient"
+        if job.step is not None:
+            return (
+                f"the step leaves a gradient at a {what} of shape {tuple(tensor.shape)} that is "
+                "none of the job's (name its module in model= or modules=, or detach it)"
+            )
         return (
             f"the loss uses a {what} of shape {tuple(tensor.shape)} that is not reached "
             "through the model given to it (use the `model` argument, and register the "
@@ -231,7 +255,7 @@ def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
             "the step sets or saves torch's random state and draws random numbers (activation "
             "checkpointing with dropout does), which a captured step cannot replay"
         )
-        raise capture_error(job.name, reason, users_line(None, job.loss))
+        raise capture_error(job.name, reason, users_line(None, job.function))
 
 
 def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
@@ -240,4 +264,4 @@ def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
     for meaning, node in zip(result.inputs, placeholders, strict=True):
         if meaning.kind == "batch" and node in mutated:
             reason = "the step changes its batch in place (clone the tensor before changing it)"
-            raise capture_error(job.name, reason, users_line(None, job.loss))
+            raise capture_error(job.name, reason, users_line(None, job.function))

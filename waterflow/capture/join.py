@@ -35,8 +35,6 @@ _aten = torch.ops.aten
 #: Below autograd these return their argument; the tensor itself serves.
 _SAME_TENSOR = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _READ_SCALAR = _aten._local_scalar_dense.default
-#: The optimizer's trace with its live numbers, and the copied reads of scalars by name.
-_Live = tuple[OptimizerTrace, Mapping[str, fx.Node]]
 
 
 def gradient_layouts(job: Job, forward: ForwardTrace) -> list[Layout | None]:
@@ -54,7 +52,8 @@ def join(job: Job, forward: ForwardTrace, optimizer: OptimizerTrace | None) -> S
     Args:
         job: whose step it is.
         forward: its forward and backward pass.
-        optimizer: its optimizer's step; None leaves the gradients as outputs.
+        optimizer: its optimizer's step; None leaves the gradients as outputs. Of a whole step
+            (`ForwardTrace.is_whole`) what is live in it.
 
     Raises:
         CaptureError: the step uses a tensor that cannot be an input of the graph.
@@ -80,6 +79,7 @@ class _Join:
         self.expressions: dict[Expression, fx.Node] = {}
         self.elements: dict[Any, fx.Node] = {}  # each element of a result is taken out once
         self.mutated: set[Input] = set()
+        self.scalars: dict[str, fx.Node] = {}  # the copied reads of scalars, by name
         self.live_nodes = {name for name, _ in optimizer.constants} if optimizer else set()
         named = [*job.root.named_parameters(), *job.root.named_buffers()]
         self.own_tensors = {id(tensor): name for name, tensor in named}
@@ -87,19 +87,9 @@ class _Join:
     def run(self) -> StepGraph:
         forward_map, forward_end = self._copy_forward()
         outputs: dict[Hashable, fx.Node] = {}
-        found = _gradients_by_parameter(self.job, self.forward)
-        gradients = {
-            index: forward_map[node]
-            for index, parameter in enumerate(trained_parameters(self.job.optimizer))
-            if (node := found.get(id(parameter))) is not None
-        }
         plain: dict[tuple[int, Any], Any] = {}
-        if self.optimizer is None:
-            outputs.update({("gradient", index): node for index, node in gradients.items()})
-        else:
-            optimizer_map = self._copy_optimizer(self.optimizer, gradients)
-            outputs.update({k: optimizer_map[n] for k, n in self.optimizer.outputs.items()})
-            plain = _plain_state(self.optimizer)
+        if not self.forward.is_whole:
+            outputs, plain = self._add_update(forward_map)
         loss = forward_map[self.forward.loss]
         self.graph.output((loss, tuple(outputs.values())))
         _eliminate_dead(self.graph, self.mutated)
@@ -116,15 +106,34 @@ class _Join:
             metrics=self.forward.metrics,
         )
 
+    def _add_update(
+        self, forward_map: Mapping[fx.Node, fx.Node]
+    ) -> tuple[dict[Hashable, fx.Node], dict[tuple[int, Any], Any]]:
+        """Adds the optimizer's step; returns what the whole step leaves behind."""
+        found = _gradients_by_parameter(self.job, self.forward)
+        gradients = {
+            index: forward_map[node]
+            for index, parameter in enumerate(trained_parameters(self.job.optimizer))
+            if (node := found.get(id(parameter))) is not None
+        }
+        if self.optimizer is None:
+            return {("gradient", index): node for index, node in gradients.items()}, {}
+        optimizer_map = self._copy_optimizer(self.optimizer, gradients)
+        outputs: dict[Hashable, fx.Node] = {
+            key: optimizer_map[node] for key, node in self.optimizer.outputs.items()
+        }
+        return outputs, _plain_state(self.optimizer)
+
     def _copy_forward(self) -> tuple[dict[fx.Node, fx.Node], list[fx.Node]]:
         recording = self.forward.recording
+        live = self.optimizer if self.forward.is_whole else None
         placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]
         mapping: dict[fx.Node, fx.Node] = {}
         for node, meaning in zip(placeholders, self.forward.inputs, strict=True):
             mapping[node] = self._input(meaning, node.meta["val"])
         backward: list[fx.Node] = []
         for position, node in enumerate(recording.graph.nodes):
-            copied = self._copy(recording, node, mapping)
+            copied = self._copy(recording, node, mapping, live)
             if copied is not None and position >= self.forward.backward_start:
                 backward.append(copied)
         self._note_mutated(recording, mapping)
@@ -138,7 +147,6 @@ class _Join:
         recording = optimizer.recording
         placeholders = [node for node in recording.graph.nodes if node.op == "placeholder"]
         mapping: dict[fx.Node, fx.Node] = {}
-        scalars: dict[str, fx.Node] = {}
         for node, key in zip(placeholders, optimizer.inputs, strict=True):
             if key[0] == "gradient":
                 mapping[node] = gradients[key[1]]
@@ -151,9 +159,7 @@ class _Join:
                 meaning = Input("parameter", names.get(id(parameters[key[1]]), key[1]))
             mapping[node] = self._input(meaning, optimizer.value_of(node))
         for node in recording.graph.nodes:
-            copied = self._copy(recording, node, mapping, (optimizer, scalars))
-            if copied is not None and node.target is _READ_SCALAR:
-                scalars[node.name] = copied
+            self._copy(recording, node, mapping, optimizer)
         self._note_mutated(recording, mapping)
         return mapping
 
@@ -168,13 +174,13 @@ class _Join:
         recording: Recording,
         node: fx.Node,
         mapping: dict[fx.Node, fx.Node],
-        live: _Live | None = None,
+        live: OptimizerTrace | None = None,
     ) -> fx.Node | None:
         if node.op in ("placeholder", "output"):
             return None
         if node.op == "get_attr":
             tensor = recording.constant_of(node)
-            if live is None:
+            if recording is self.forward.recording:
                 tensor = self.forward.stand_ins.get(id(tensor), tensor)
             elif only_copied(node) and not isinstance(tensor, FakeTensor):
                 tensor = tensor.clone()  # the trace may be another job's, too
@@ -193,7 +199,11 @@ class _Join:
         if node.target is operator.getitem:
             self.elements[args] = copied
         if "val" in node.meta:
-            copied.meta["val"] = node.meta["val"] if live is None else live[0].value_of(node)
+            copied.meta["val"] = node.meta["val"] if live is None else live.value_of(node)
+        if "gradient_mode" in node.meta:
+            copied.meta["gradient_mode"] = node.meta["gradient_mode"]
+        if node.target is _READ_SCALAR:
+            self.scalars[node.name] = copied
         mapping[node] = copied
         return copied
 
@@ -206,31 +216,34 @@ class _Join:
             "operator. Give the job capture=False (same numbers, no memory flow)."
         )
 
-    def _with_live_numbers(self, node: fx.Node, live: _Live | None) -> tuple[Any, Any]:
+    def _with_live_numbers(
+        self, node: fx.Node, live: OptimizerTrace | None
+    ) -> tuple[Any, Any]:
         if live is None or node.name not in self.live_nodes:
             return node.args, node.kwargs
         args = self._live(live, node.name, tuple(node.args), (0,))
         return args, self._live(live, node.name, dict(node.kwargs), (1,))
 
-    def _live(self, live: _Live, name: str, value: Any, path: tuple[Any, ...]) -> Any:
+    def _live(
+        self, live: OptimizerTrace, name: str, value: Any, path: tuple[Any, ...]
+    ) -> Any:
         """A value among a node's arguments, with expressions in place of numbers that were live."""
         if isinstance(value, (tuple, list)):
             return type(value)(self._live(live, name, v, (*path, i)) for i, v in enumerate(value))
         if isinstance(value, dict):
             return {k: self._live(live, name, v, (*path, k)) for k, v in value.items()}
-        optimizer, scalars = live
-        expression = optimizer.constants.get((name, path))
-        return value if expression is None else self._emit(expression, scalars)
+        expression = live.constants.get((name, path))
+        return value if expression is None else self._emit(expression)
 
-    def _emit(self, expression: Expression, items: Mapping[str, fx.Node]) -> Any:
+    def _emit(self, expression: Expression) -> Any:
         if expression[0] == "number":
             return expression[1]
         if expression[0] == "item":
-            return items[expression[1]]
+            return self.scalars[expression[1]]
         if expression[0] == "hyper":
             return self._input(Input("hyper", expression[1]), None)
         if expression not in self.expressions:
-            operands = tuple(self._emit(part, items) for part in expression[1:])
+            operands = tuple(map(self._emit, expression[1:]))
             node = add_call(self.graph, ARITHMETIC[expression[0]], operands)
             self.expressions[expression] = node
         return self.expressions[expression]
@@ -256,7 +269,7 @@ class _Join:
             raise capture_error(
                 self.job.name,
                 "it keeps a tensor of the capture itself",
-                users_line(None, self.job.loss),
+                users_line(None, self.job.function),
             )
         if id(tensor) in self.own_tensors:
             name = self.own_tensors[id(tensor)]

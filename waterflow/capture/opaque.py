@@ -20,7 +20,7 @@ def why_opaque(job: Job, caller: CallerContext) -> str | None:
     if needs_closure(optimizer):
         where = users_line(None, type(optimizer).step)
         return f"{name} evaluates the loss by itself, as often as it likes ({where})"
-    if has_own_zero_grad(optimizer):
+    if job.step is None and has_own_zero_grad(optimizer):
         where = users_line(None, optimizer.zero_grad)
         return f"{name} has a zero_grad of its own, so gradients may outlive a step ({where})"
     if job.keep_grads:

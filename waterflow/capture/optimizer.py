@@ -113,18 +113,39 @@ def trace_optimizer(
     if watch is None:
         with TraceWatch(job) as watch:
             return trace_optimizer(job, gradients, state, watch, parameters)
-    values = hyperparameters(job.optimizer)
+
+    def attempt(fixed: set[HyperKey], seed: int) -> Attempt:
+        return Attempt(job, gradients, state, fixed, seed, parameters).run(watch)
+
+    return live_trace(attempt, hyperparameters(job.optimizer))
+
+
+def live_trace(
+    attempt: Callable[[set[HyperKey], int], Attempt], values: Mapping[HyperKey, Any]
+) -> OptimizerTrace:
+    """A trace in which it is known what is live.
+
+    Args:
+        attempt: traces with these hyperparameters as they are, and others as odd values, which
+            another seed makes others.
+        values: all hyperparameters, as they are.
+
+    Raises:
+        NotCapturableError: see `trace_optimizer`.
+    """
     fixed = {key for key, value in values.items() if not traceable(value)}
     for _ in range(len(values) + 1):
-        first = _Attempt(job, gradients, state, fixed, 1, parameters).run(watch)
+        first = attempt(fixed, 1)
         if broken := _guards_broken(first, values):
             fixed |= broken
             continue
         held = {key: values[key] for key in fixed}
-        constants = sure_constants(first.recording, first.floats, held.values())
+        constants = sure_constants(
+            first.recording, first.floats, held.values(), first.updating
+        )
         if constants is not None:
             return _combine(first, constants, first.floats.guards, held)
-        second = _Attempt(job, gradients, state, fixed, 2, parameters).run(watch)
+        second = attempt(fixed, 2)
         if broken := _guards_broken(second, values):
             fixed |= broken
             continue
@@ -136,7 +157,7 @@ def trace_optimizer(
     raise NotCapturableError("its control flow depends on its hyperparameters")
 
 
-class _Attempt:
+class Attempt:
     """One trace of the optimizer with one set of odd values."""
 
     def __init__(
@@ -162,7 +183,12 @@ class _Attempt:
         self.recorder: Recorder
         self.inputs: list[tuple[Any, ...]] = []
 
-    def run(self, watch: TraceWatch) -> _Attempt:
+    def run(self, watch: TraceWatch) -> Attempt:
+        """Traces the step.
+
+        Raises:
+            NotCapturableError: it depends on values in a way that a graph cannot follow.
+        """
         try:
             watch.run(self._trace)
         except NotCapturableError:
@@ -173,10 +199,20 @@ class _Attempt:
             raise NotCapturableError(problem)
         return self
 
+    @property
+    def updating(self) -> set[fx.Node] | None:
+        """The nodes in which hyperparameters may be; None: all."""
+        return None
+
+    @property
+    def created(self) -> dict[tuple[int, Any], fx.Node]:
+        """The state that it creates."""
+        return dict(zip(self.outputs, self.recording.outputs, strict=True))
+
     def _trace(self) -> None:
         mode = CaptureMode()
         arguments = self._arguments(mode)
-        with torch.no_grad(), _Scalars(self._read):
+        with torch.no_grad(), Scalars(self._read):
             self.recording = trace(self._step, mode, arguments, self.real)
 
     def _arguments(self, mode: Any) -> list[torch.Tensor]:
@@ -222,7 +258,7 @@ class _Attempt:
         groups = self._traced_groups(parameters, given)
         shadow = shadow_optimizer(self.job.optimizer, [dict(group) for group in groups], state)
         update_parameters(self.job, shadow)
-        _check_groups(groups, shadow.param_groups)
+        check_groups(groups, shadow.param_groups)
         changed = changed_attribute(shadow, self.job.optimizer)
         if changed is not None:
             raise NotCapturableError(
@@ -315,7 +351,7 @@ class _Attempt:
             raise NotCapturableError(f"its state {key!r} is a Python value that changes")
 
 
-class _Scalars(TorchFunctionMode):
+class Scalars(TorchFunctionMode):
     """Reads of tensors go to `read`; scalars given as tensors (``alpha=-lr``) are read where
     operators would read them."""
 
@@ -344,7 +380,7 @@ for _kinds in (optimizer._foreach_supported_types, _foreach_utils._foreach_suppo
         _kinds.append(FakeTensor)  # type: ignore[arg-type]
 
 
-def _check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:
+def check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> None:
     """An optimizer that counts in its groups would count in the trace only."""
     for old, new in zip(before, after, strict=True):
         for key in old.keys() | new.keys():
@@ -352,7 +388,7 @@ def _check_groups(before: Sequence[dict[str, Any]], after: Sequence[dict[str, An
                 raise NotCapturableError(f"it changes its own hyperparameter {key!r}")
 
 
-def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
+def _guards_broken(attempt: Attempt, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
     """Hyperparameters whose odd values changed a decision; they must be fixed."""
     broken: set[HyperKey] = set()
     for guard in dict.fromkeys(attempt.floats.guards):
@@ -365,7 +401,7 @@ def _guards_broken(attempt: _Attempt, values: Mapping[HyperKey, Any]) -> set[Hyp
 
 
 def _combine(
-    first: _Attempt,
+    first: Attempt,
     constants: dict[Place, Expression],
     guards: Sequence[Guard],
     fixed: dict[HyperKey, Any],
@@ -373,7 +409,7 @@ def _combine(
     return OptimizerTrace(
         recording=first.recording,
         inputs=first.inputs,
-        outputs=dict(zip(first.outputs, first.recording.outputs, strict=True)),
+        outputs=first.created,
         constants=constants,
         state_before=first.state,
         state_after=first.state_after,

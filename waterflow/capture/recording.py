@@ -82,8 +82,10 @@ class Recorder(TorchDispatchMode):
     Tensors that it has not seen before become constants of the graph, by reference.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notes_modes: bool = False) -> None:
+        """`notes_modes`: each node knows whether gradient mode was on (``gradient_mode``)."""
         super().__init__()
+        self._notes_modes = notes_modes
         self.recording = Recording()
         self._graph = self.recording.graph
         # Of tensors by their identities, which others may have once these are gone.
@@ -173,6 +175,8 @@ class Recorder(TorchDispatchMode):
         given = tuple(map(self._argument, args))
         named = {key: self._argument(value) for key, value in kwargs.items()}
         node = add_call(self._graph, func, given, named)
+        if self._notes_modes:
+            node.meta["gradient_mode"] = torch.is_grad_enabled()
         result = func(*args, **kwargs)
         self._track(node, result)
         return result

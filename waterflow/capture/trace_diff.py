@@ -37,7 +37,10 @@ def live_constants(
 
 
 def sure_constants(
-    recording: Recording, floats: FloatTrace, fixed: Collection[Any] = ()
+    recording: Recording,
+    floats: FloatTrace,
+    fixed: Collection[Any] = (),
+    updating: Collection[fx.Node] | None = None,
 ) -> dict[Place, Expression] | None:
     """The live constants of a trace, with the expression that each stands for.
 
@@ -45,6 +48,8 @@ def sure_constants(
         module: the trace.
         floats: its traced floats.
         fixed: values of hyperparameters that were no traced floats.
+        updating: the nodes that an optimizer has made; None: all. The others have no numbers of
+            its.
 
     Returns:
         None where only another trace can tell.
@@ -53,6 +58,10 @@ def sure_constants(
     literals = {bits(value) for value in fixed if isinstance(value, float)}
     try:
         for node in recording.graph.nodes:
+            if updating is not None and node not in updating:
+                if any(bits(n) in floats.meanings for _, n in _floats((node.args, node.kwargs), ())):
+                    return None
+                continue
             if node.op == "get_attr":
                 _check_tensor(recording.constant_of(node), literals)
             for path, number in _floats((node.args, node.kwargs), ()):

@@ -128,6 +128,9 @@ def trace(
     mode: FakeTensorMode,
     tensors: list[torch.Tensor],
     reals: Sequence[torch.Tensor] = (),
+    kind: type[RealTensors] | None = None,
+    *,
+    notes_modes: bool = False,
 ) -> Recording:
     """Records every operator below autograd that ``function(recorder, tensors)`` calls on fake
     tensors.
@@ -137,13 +140,15 @@ def trace(
         mode: of the fake tensors.
         tensors: its argument.
         reals: the real tensors that the first of `tensors` stand for, wherever the code meets them.
+        kind: of the mode that sees to that.
+        notes_modes: whether each node is to know if gradient mode was on.
     """
-    recorder = Recorder()
+    recorder = Recorder(notes_modes)
     twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
     with TRACE_LOCK, _quiet_log(), mode, torch.autograd.set_multithreading_enabled(False):
         for tensor in tensors:
             recorder.add_input(tensor)
-        with recorder, _RealTensors(mode, recorder, twins):
+        with recorder, (kind or RealTensors)(mode, recorder, twins):
             outputs = function(recorder, tensors)
         recording = recorder.finish(outputs)
     _forget_reals(mode)
@@ -188,7 +193,7 @@ def _smooths_by_weight(options: dict[str, Any]) -> bool:
     return weighted and bool(options.get("label_smoothing", 0.0) > 0)
 
 
-class _RealTensors(TorchFunctionMode):
+class RealTensors(TorchFunctionMode):
     """Real tensors that the traced code meets become constants of the graph, by reference.
 
     Those that have a twin among the arguments of the traced code stand for it.

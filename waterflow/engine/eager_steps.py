@@ -317,7 +317,8 @@ class EagerSteps:
 
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
         spiller = self._steps.spiller
-        if spiller.limit is not None and (batch.trial or spiller.is_lent):
+        unsettled = self._job.step is not None and self._steps.opacity.step is None
+        if spiller.limit is not None and (batch.trial or unsettled or spiller.is_lent):
             memory = contextlib.nullcontext()  # beside the budget, as checks
         elif self._knows_no_limit:
             raise self.no_limit(spiller.limit)
@@ -348,6 +349,7 @@ class EagerSteps:
             observed or contextlib.nullcontext(),
         ):
             loss = eager_step(self._job, self._on_device(batch.batch))
+        self._steps.persistent.put_back_gradients()
         self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None

@@ -429,8 +429,7 @@ def _threads(threads: int | None, lanes: int, default: int) -> int:
 
 def _place_of(job: Job) -> Place:
     """What warnings of the job point at, where no line is known to be at fault."""
-    function = job.loss if job.step is None else job.step
-    return place_of_function(function) or place_of_call()
+    return place_of_function(job.function) or place_of_call()
 
 
 def _warn_of_too_much(device: Device, budget: int) -> None:

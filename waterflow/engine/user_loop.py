@@ -12,7 +12,7 @@ from waterflow.engine.states import JobState
 from waterflow.job import evaluation
 from waterflow.job.evaluation import EvaluationTimes, check_answer
 from waterflow.job.job import Job
-from waterflow.job.several import follows_metric
+from waterflow.job.several import follows_metric, optimizers_in
 from waterflow.job.training_step import check_finite, learning_rates, result_of, step_scheduler
 
 
@@ -195,7 +195,8 @@ class UserLoop:
     def _step_scheduler(self, every: str, loss: float) -> None:
         if self._job.scheduler is not None and self._job.scheduler_every == every:
             # A captured step calls no step(), which schedulers would warn of.
-            self._job.optimizer._opt_called = True  # type: ignore[attr-defined]
+            for optimizer in optimizers_in(self._job.optimizer):
+                optimizer._opt_called = True  # type: ignore[attr-defined]
             self._python(functools.partial(step_scheduler, self._job, every, loss))
 
 

@@ -164,7 +164,8 @@ class Job:
         step: in place of ``loss``, the whole step as the user's own function of the batch: it
             calls ``zero_grad``, ``backward`` and ``step`` of whatever it likes, and returns the
             loss (a tensor with one element, or a number) that is to be reported, or that and a
-            dict of metrics. It runs as eager Python, within the budget.
+            dict of metrics. It is captured as a whole where that is exact: not where it reads a
+            number from a tensor (``.item()``), or returns one.
         optimizers: in place of ``optimizer``, those that ``step`` steps.
         modules: further modules that are trained, or only belong to the job (a loss with parameters
             of its own, averaged weights): one, a list, or a dict. They count and are kept in
@@ -281,13 +282,6 @@ class Job:
             "clip_grad_norm, clip_grad_value, autocast and accumulate are for jobs with loss=: a "
             "step of one's own does that itself",
         )
-        self._require(
-            self.capture in ("auto", False),
-            "capture=True is for jobs with loss=: a step of one's own runs as eager Python so far; "
-            "leave out capture",
-        )
-        self.capture = False
-
     def _check_kinds(self) -> None:
         kinds = {"model": nn.Module, "optimizer": torch.optim.Optimizer}
         for name, kind in kinds.items():
@@ -422,15 +416,18 @@ class Job:
         return root if self.modules is None else root["model"]  # type: ignore[index]
 
     @property
+    def function(self) -> Callable[..., Any]:
+        """The user's function behind its steps: its loss, or its own step."""
+        return self.loss if self.step is None else self.step
+
+    @property
     def batch_reads(self) -> BatchReads | None:
         """What its step can read of a batch; None: all of it."""
-        return reads_of(self.loss) if self.step is None else reads_of(self.step, 0)
+        return reads_of(self.function, 1 if self.step is None else 0)
 
     @property
     def why_eager(self) -> str | None:
         """Why none of its steps is ever captured; None where they may be."""
-        if self.step is not None:
-            return "the job has a step of its own"
         return "the job has capture=False" if self.capture is False else None
 
     @property

@@ -72,22 +72,28 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
 def watch_hyperparameters(optimizer: torch.optim.Optimizer) -> Any:
     """Guards that all hyperparameters are what they are now, and the optimizer's state its own;
     None where some of them can change unseen."""
+    guards = _C.Guards()
+    is_watched = all(_watch(member, guards) for member in optimizers_in(optimizer))
+    return guards if is_watched else None
+
+
+def _watch(optimizer: torch.optim.Optimizer, guards: Any) -> bool:
+    """Adds what is to be looked at of one optimizer; returns whether nothing can change unseen."""
     own, groups = vars(optimizer), optimizer.param_groups
     if not (own.keys() >= {"param_groups", "state"} and type(groups) is list):
-        return None
-    guards = _C.Guards()
+        return False
     guards.attributes(optimizer, frozenset({"param_groups", "state"}), None)
     guards.items(groups, list)
     for group in groups:
         if type(group) is not dict:
-            return None
+            return False
         guards.mapping(group, frozenset({"params"}))
         for key, value in group.items():
             if type(value) is list and key != "params":
                 guards.items(value, list)
             elif key != "params" and not _is_plain(value):
-                return None
-    return guards
+                return False
+    return True
 
 
 def _is_plain(value: Any) -> bool:
@@ -102,15 +108,21 @@ def moved_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return [key for key in keys if not same_value(before.get(key), now.get(key))]
 
 
-def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
+def live_places(optimizer: torch.optim.Optimizer, numbers: bool = True) -> dict[int, set[str]]:
     """What captures follow by themselves: keys, by the identity of the object or dictionary.
 
     Hyperparameters are inputs of a captured step, or checked for each; the state's tensors are
     bound to it; the rest are notes that `step` leaves, without an effect on its numbers.
+
+    Args:
+        optimizer: the optimizer.
+        numbers: whether nobody else than the optimizer computes with its hyperparameters.
     """
     notes = {"state", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
-    places = {id(optimizer): notes, id(vars(optimizer)): notes, id(RemovableHandle): {"next_id"}}
-    for group in optimizer.param_groups:
+    places = {id(RemovableHandle): {"next_id"}}
+    for member in optimizers_in(optimizer):
+        places.update({id(member): notes, id(vars(member)): notes})
+    for group in optimizer.param_groups if numbers else ():
         places[id(group)] = {key for key in group if key != "params"}
     return places
 

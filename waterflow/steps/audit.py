@@ -94,6 +94,7 @@ def check_step(
         _adopt(steps, step, predicted, python)
         return CheckedStep(predicted.loss, None, eager.seen, adopted=True)
     steps.persistent.put_back_buffers(specialization)
+    steps.persistent.put_back_gradients()
     steps.opacity.prove()
     if broken is not None:
         return CheckedStep(loss, f"an error instead of a loss ({reason_of(broken)})", eager.seen)
@@ -248,6 +249,7 @@ def _adopt(
 ) -> None:
     """Makes the graph's numbers the job's: the eager step ended where memory did."""
     job = steps.job
+    steps.persistent.put_back_gradients()
     with torch.no_grad():
         for meaning, tensor in steps.persistent.inputs_of(step).items():
             tensor.detach().copy_(predicted.tensors[meaning])

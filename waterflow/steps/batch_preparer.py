@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import why_opaque
 from waterflow.capture.own_error import own_error
-from waterflow.capture.tracing import StateMovedError, reason_of, users_line
+from waterflow.capture.own_step import UnsettledError
+from waterflow.capture.tracing import StateMovedError, reason_of
 from waterflow.common.errors import CaptureError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
@@ -23,6 +24,9 @@ from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_cache import ManyShapesError, StepCache
 from waterflow.steps.tiers import Tiers
 from waterflow.steps.trials import TrialNeeded, Trials
+
+#: So many steps of the user's own may make gradients or state that were not there before them.
+_MOST_UNSETTLED = 3
 
 _Find = Callable[[Hashable], "Specialization | None"]
 
@@ -60,15 +64,12 @@ class BatchPreparer:
         self.batch_bytes = 0  # of that batch, as far as it could be taken apart
         self._caller = caller
         self._knows_refusal = False
+        self._has_run = False  # a step, or one is about to
+        self._unsettled = 0  # steps of the user's own that could not be captured yet
         self._looked_seconds = 0.0  # for what cannot be captured, before a capture
         self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
         if job.why_eager is not None:
             opacity.step = job.why_eager
-            if job.step is not None:  # which is no surprise: a note, and no warning
-                where = users_line(None, job.step)
-                opacity.notes.append(
-                    f"the step runs as eager Python, because {job.why_eager} ({where})"
-                )
         elif tiers is None and job.capture == "auto":
             self._refuse_what_is_opaque()
 
@@ -166,11 +167,18 @@ class BatchPreparer:
             if self._opacity.step is not None:
                 return PreparedBatch(batch, flat)
             self._looked_seconds += time.thread_time() - looked
+            if self._comes_first:
+                return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)
         except UnknownLeafError as error:
             return self._refused(batch, self._hidden_leaf(error.args[0]), for_good=False)
         except TrialNeeded:
             return PreparedBatch(batch, flat, trial=True)
+        except UnsettledError as error:  # first steps make what later ones have
+            self._unsettled += 1
+            if self._unsettled > _MOST_UNSETTLED:
+                return self._refused(batch, error)
+            return PreparedBatch(batch, flat)
         except StateMovedError as error:  # what settles with the first step settles by trial
             if self._trials.has_passed(flat.signature):
                 return self._refused(batch, error)
@@ -180,6 +188,13 @@ class BatchPreparer:
             return self._refused(batch, error, for_good=for_good, flat=flat)
         except Exception as error:
             return self._refused(batch, error, flat=flat)
+
+    @property
+    def _comes_first(self) -> bool:
+        """Whether the batch is for a first step of the user's own, which makes what later ones have:
+        gradients, and state of its optimizers."""
+        has_run, self._has_run = self._has_run, True
+        return self._job.step is not None and not has_run
 
     def _flattened(self, batch: Any) -> FlatBatch:
         reads, former = self._job.batch_reads, self._flat

@@ -52,7 +52,7 @@ class Opacity:
             CaptureError: the job insists on capture.
         """
         if self._job.capture is True:
-            raise capture_error(self._job.name, reason, users_line(None, self._job.loss))
+            raise capture_error(self._job.name, reason, users_line(None, self._job.function))
         self.step = reason
         self._say(f"the step runs as eager Python, because {reason}", proved)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.device.base import Device
 from waterflow.executor.device.storages import storage_bytes
+from waterflow.job.gradients import held_gradients
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import Layout, StateEntries, trained_parameters
 from waterflow.partitioner.graph.step_graph import Input
@@ -22,7 +23,8 @@ class PersistentTensors:
     """A job's persistent tensors, as they were when they were last collected.
 
     Attributes:
-        tensors: parameters, buffers and the optimizer's state, by what they are to a step.
+        tensors: parameters, buffers and the optimizer's state, by what they are to a step; of a
+            captured step of the user's own its gradients, too.
         state_exists: whether the optimizer has state.
         full_bytes: bytes of all that persists at most, the optimizer's state included.
         away: what is not in the arena between steps, but in a slower tier.
@@ -67,6 +69,8 @@ class PersistentTensors:
         """
         layouts = _state_layouts(self.tensors)
         self.tensors = persistent_tensors(self._job)
+        if self._job.step is not None and len(self._specializations):
+            self.tensors.update(gradients_left(self._job))
         self.state_exists = any(meaning.kind == "state" for meaning in self.tensors)
         self._entries = StateEntries(self._job.optimizer)
         before, self._noted = self._noted, _identities(self.tensors)
@@ -173,14 +177,54 @@ class PersistentTensors:
                 buffers[attribute] = own
 
 
+    def put_back_gradients(self) -> None:
+        """After an eager step of the user's own: gradients that it has made go into the tensors that
+        were there before, as graphs know them."""
+        known = {m: t for m, t in self.tensors.items() if m.kind == "gradient"}
+        if not known:
+            return
+        leaves = [(known.get(meaning), leaf) for meaning, leaf in _leaves(self._job)]
+        with torch.no_grad(), held_gradients([leaf for _, leaf in leaves]):
+            for own, leaf in leaves:
+                now = leaf.grad
+                if own is None or now is None or now is own or Layout.of(now) != Layout.of(own):
+                    continue
+                own.copy_(now)
+                leaf.grad = own
+
+
+def _leaves(job: Job) -> Iterator[tuple[Input, torch.Tensor]]:
+    """What may have gradients, by what a gradient there is to a step."""
+    for meaning, leaf in parameters_of(job).items():
+        yield Input("gradient", meaning.key), leaf
+
+
+def parameters_of(job: Job) -> dict[Input, torch.Tensor]:
+    """The parameters of the job's modules and, of a step of the user's own, those that belong to
+    an optimizer alone."""
+    found: dict[Input, torch.Tensor] = {}
+    found.update({Input("parameter", n): p for n, p in job.root.named_parameters()})
+    if job.step is not None:
+        known = set(map(id, found.values()))
+        for index, parameter in enumerate(trained_parameters(job.optimizer)):
+            if id(parameter) not in known:
+                found[Input("parameter", index)] = parameter
+    return found
+
+
+def gradients_left(job: Job) -> dict[Input, torch.Tensor]:
+    """The gradients that there are between two steps."""
+    found = ((meaning, leaf.grad) for meaning, leaf in _leaves(job))
+    return {meaning: grad for meaning, grad in found if grad is not None and _has_memory(grad)}
+
+
 def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
     """Parameters, buffers and the optimizer's state, as they are now.
 
     Tensors without plain memory of their own (sparse ones, parameters that are not made yet) are
     left out: steps that have them run eagerly.
     """
-    found: dict[Input, torch.Tensor] = {}
-    found.update({Input("parameter", n): p for n, p in job.root.named_parameters()})
+    found = parameters_of(job)
     found.update({Input("buffer", n): b for n, b in job.root.named_buffers()})
     state = job.optimizer.state
     for index, parameter in enumerate(trained_parameters(job.optimizer)):

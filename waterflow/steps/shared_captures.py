@@ -310,8 +310,10 @@ def kind_of(job: Job) -> Hashable:
     """The same of a job without a batch: equal for all jobs whose captures may be shared."""
     layouts = tuple(map(_layout, job.root.parameters()))
     kinds = type(job.root).__qualname__, type(job.optimizer).__qualname__
-    loss = getattr(job.loss, "__code__", type(job.loss))
-    return kinds, layouts, loss, job.rules, str(job.device)
+    if job.step is not None:
+        return id(job)  # its captures are its own
+    function = getattr(job.loss, "__code__", type(job.loss))
+    return kinds, layouts, function, job.rules, str(job.device)
 
 
 def _layout(parameter: torch.Tensor) -> Hashable:

@@ -13,6 +13,7 @@ from waterflow.capture.caller import CallerContext
 from waterflow.capture.forward import ForwardTrace, trace_forward
 from waterflow.capture.join import join
 from waterflow.capture.optimizer import OptimizerTrace
+from waterflow.capture.own_step import trace_own_step
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.run.rng import JobRng
@@ -124,7 +125,10 @@ class StepBuilder:
     def renew(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
         with TraceWatch(self.job, self.rng, self.caller, self.trials.seen) as watch:
-            traces = self._optimizer_traces(specialization.forward, watch)
+            if self.job.step is None:
+                traces = self._optimizer_traces(specialization.forward, watch)
+            else:
+                specialization.forward, traces = self._traced(flat, watch)
         self._add_steps(specialization, flat, traces)
         self.spiller.fit(specialization, flat)
 
@@ -225,13 +229,13 @@ class StepBuilder:
         with self._watched(flat.signature) as watch:
             waits = self.is_alone()  # to offer it: a check tells more, and nobody asks before
             known = None if waits else watch.assumptions.structure()
-            forward = trace_forward(self.job, flat, watch)
-            traces = self._optimizer_traces(forward, watch)
+            forward, traces = self._traced(flat, watch)
             assumptions = watch.assumptions
             if self.opacity.optimizer is not None:
                 assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
                 known = None if waits else assumptions.structure()
-            may_share = not watch.touched_streams
+            # Whoever shares a step of the user's own would have to hold the same gradients.
+            may_share = self.job.step is None and not watch.touched_streams
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
         self._taken.clear()
@@ -247,6 +251,13 @@ class StepBuilder:
             if waits or offer.capture is not None:
                 specialization.offer = offer
         return specialization
+
+    def _traced(self, flat: FlatBatch, watch: TraceWatch) -> tuple[ForwardTrace, _Traces]:
+        if self.job.step is None:
+            forward = trace_forward(self.job, flat, watch)
+            return forward, self._optimizer_traces(forward, watch)
+        forward, live = trace_own_step(self.job, flat, self.persistent.tensors, watch)
+        return forward, (None, live)
 
     def _optimizer_traces(self, forward: ForwardTrace, watch: TraceWatch) -> _Traces:
         if self.opacity.optimizer is not None:

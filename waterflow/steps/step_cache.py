@@ -158,7 +158,7 @@ class StepCache:
             self._builder.note_wrong(specialization)
             self._opacity.give_up_step(
                 "its captured step gives other numbers than the eager one: "
-                f"{checked.difference} ({users_line(None, self._job.loss)})"
+                f"{checked.difference} ({users_line(None, self._job.function)})"
             )
             return
         if checked.adopted:
@@ -228,7 +228,7 @@ class StepCache:
                 self._job.name,
                 f"the step gives its buffer {specialization.forward.reassigned[0]!r} a new tensor, "
                 "and a callback may hold the former one",
-                users_line(None, self._job.loss),
+                users_line(None, self._job.function),
             )
         self._kept.add(flat.signature, specialization)
         self.captures += 1

@@ -104,7 +104,7 @@ class Trials:
         self._moves += 1
         if self._moves <= _MOST_MOVES:
             return None
-        where = "" if ".py:" in what else f" ({users_line(None, self._job.loss)})"
+        where = "" if ".py:" in what else f" ({users_line(None, self._job.function)})"
         return f"the step changes {what}{where}"
 
     def note_seen(self, assumptions: Assumptions) -> None:

@@ -161,6 +161,11 @@ def capture_footprint(
         RunOnlyError: its memory is known only by running it.
         JobError: it is on a device that is not there.
     """
+    if job.step is not None:
+        raise RunOnlyError(
+            f"job {job.name!r}: the job has a step of its own, which is captured once it has run "
+            f"and left gradients: its memory is known only by running it. {_RUN_IT}"
+        )
     if not job.capture:
         raise RunOnlyError(
             f"job {job.name!r}: {job.why_eager}, so its whole step runs as eager Python and its "

@@ -19,6 +19,7 @@ from tests.exactness.cases import (
     structure,  # noqa: F401
     traced,  # noqa: F401
     tuning,  # noqa: F401
+    whole_steps,  # noqa: F401
     world,  # noqa: F401
 )
 
