@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -75,6 +76,27 @@ class JobStructure:
         return JobStructure(self.key, self.structure.without_tensors())
 
 
+class OwnGradients:
+    """The gradients that a step of the user's own finds; other steps begin without any.
+
+    They are known weakly: whether somebody has them is asked elsewhere.
+    """
+
+    def __init__(self, job: Job) -> None:
+        own: list[torch.Tensor] = []
+        if job.step is not None:
+            own = [*job.root.parameters(), *trained_parameters(job.optimizer)]
+        self._found = [(leaf, None if leaf.grad is None else ref(leaf.grad)) for leaf in own]
+
+    def are_there(self) -> bool:
+        """Whether each parameter has the gradient that it had, or none as before."""
+        for leaf, known in self._found:
+            now = leaf.grad
+            if now is not (None if known is None else known()) or (now is None) != (known is None):
+                return False
+        return True
+
+
 class Assumptions:
     """What one captured step of a job takes for granted."""
 
@@ -108,9 +130,9 @@ class Assumptions:
         self._flags = process_flags()
         self._own = _C.Guards()
         self._own.probe(_fields_and_flags, job, (self._fields, self._flags))
-        self._gradients = _gradients(job)
+        self._gradients = OwnGradients(job)
         if job.step is not None:
-            self._own.probe(_identities_of_gradients, job, tuple(map(id, self._gradients)))
+            self._own.probe(OwnGradients.are_there, self._gradients, True)
         self.seen = seen
         self._account = self._take(seen, names)
         self._look = caller.look_at(self.guards)
@@ -140,7 +162,7 @@ class Assumptions:
                 return f"the job's {name}"
         if process_flags() != self._flags:
             return "a process-wide setting of torch"
-        if _identities_of_gradients(self._job) != tuple(map(id, self._gradients)):
+        if not self._gradients.are_there():
             return "the gradients that are there between two steps"
         return self._caller.look(self._account.difference)
 
@@ -245,17 +267,6 @@ def _reads_groups(seen: Seen) -> bool:
     """Whether code of the user's may have read hyperparameters of an optimizer."""
     names = names_in(code for code in seen.codes if not is_trusted_code(code))
     return names is None or "param_groups" in names
-
-
-def _gradients(job: Job) -> list[torch.Tensor | None]:
-    """The gradients that a step of the user's own finds; other steps begin without any."""
-    if job.step is None:
-        return []
-    return [p.grad for p in (*job.root.parameters(), *trained_parameters(job.optimizer))]
-
-
-def _identities_of_gradients(job: Job) -> tuple[int, ...]:
-    return tuple(map(id, _gradients(job)))
 
 
 def _fields_and_flags(job: Job) -> tuple[tuple[Any, ...], tuple[object, ...]]:

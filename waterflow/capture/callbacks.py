@@ -55,9 +55,11 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
 
 def looks_at_gradients(job: Job) -> bool:
     """Whether a callback may read ``p.grad`` or step another optimizer."""
-    if not _has_callbacks(job):
-        return False
     roots = {"on_step": job.on_step, "scheduler": job.scheduler}
+    if job.step is not None:  # whose gradients are there between two steps, for evaluations, too
+        roots["evaluate"] = job.evaluate
+    elif not _has_callbacks(job):
+        return False
     with undisturbed():  # what callbacks reach may be tens of thousands of objects
         reached = Account.take(roots, executed_only=True, most=_MOST_OBJECTS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]

@@ -344,12 +344,12 @@ class EagerSteps:
         if measures:
             started, made = time.thread_time(), 0 if room is None else room.allocations
         with (
+            self._steps.persistent.gradients_lent(),
             memory,
             torch.autograd.set_multithreading_enabled(False),
             observed or contextlib.nullcontext(),
         ):
             loss = eager_step(self._job, self._on_device(batch.batch))
-        self._steps.persistent.put_back_gradients()
         self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None

@@ -595,6 +595,7 @@ class JobRun:
         """Gives the persistent tensors their places in the arena."""
         self.resident = True
         self._park_away(residency)
+        self.steps.persistent.users = residency.users
         residency.move_in(self.number, self.steps.persistent.all())
         self._events.publish(MemoryMoved(self.name, self.steps.persistent.bytes))
 

@@ -1,8 +1,10 @@
-"""Letting go of gradients that another thread may look at."""
+"""Gradients between two steps: letting go of those that another thread may look at, and whose they
+are."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -26,3 +28,31 @@ def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
         yield
     finally:
         held.clear()
+
+
+def is_private(parameter: torch.Tensor, aliases: int = 0) -> bool:
+    """Whether nobody but the parameter has its gradient, or another tensor of its memory.
+
+    Args:
+        parameter: whose gradient.
+        aliases: tensors of that memory that do not count.
+    """
+    references, uses = _uses(parameter)
+    return (references, uses - aliases) == _PRIVATE
+
+
+def _uses(parameter: torch.Tensor) -> tuple[int, int]:
+    gradient = parameter.grad
+    assert gradient is not None
+    storage = gradient.untyped_storage()
+    return sys.getrefcount(gradient), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+
+
+def _private() -> tuple[int, int]:
+    """What is counted of a gradient that nobody else has: releases of torch differ."""
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
+    return _uses(parameter)
+
+
+_PRIVATE = _private()

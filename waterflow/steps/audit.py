@@ -87,14 +87,14 @@ def check_step(
     groups = [dict(group) for group in job.optimizer.param_groups]
     eager = _EagerStep(steps, moved(batch, steps.device.tensors, job.batch_reads), step, predicted)
     try:
-        loss = python(eager.make)
+        with steps.persistent.gradients_lent():
+            loss = python(eager.make)
     except torch.OutOfMemoryError:
         if predicted is None or eager.has_compared:
             raise  # a step of the optimizer that was begun cannot be taken back
         _adopt(steps, step, predicted, python)
         return CheckedStep(predicted.loss, None, eager.seen, adopted=True)
     steps.persistent.put_back_buffers(specialization)
-    steps.persistent.put_back_gradients()
     steps.opacity.prove()
     if broken is not None:
         return CheckedStep(loss, f"an error instead of a loss ({reason_of(broken)})", eager.seen)

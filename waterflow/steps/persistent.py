@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.device.base import Device
 from waterflow.executor.device.storages import storage_bytes
-from waterflow.job.gradients import held_gradients
+from waterflow.job.gradients import held_gradients, is_private
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import Layout, StateEntries, trained_parameters
 from waterflow.partitioner.graph.step_graph import Input
@@ -31,6 +32,8 @@ class PersistentTensors:
         away_bytes: bytes of that, once all of it is there.
         version: counts the changes of the set of tensors.
         were_replaced: whether the model was ever given other tensors.
+        keeps_gradients: whether gradients count, as a captured step of the user's own reads and
+            writes them.
     """
 
     def __init__(
@@ -56,6 +59,9 @@ class PersistentTensors:
         self.away: frozenset[Input] = frozenset()
         self.away_bytes = 0
         self.were_replaced = False
+        self.keeps_gradients = False
+        #: The jobs for which an arena knows the storage of a tensor, by an alias of it.
+        self.users: Callable[[torch.Tensor], Collection[int]] = _nobody
         self._noted: set[tuple[Input, int, int]] = set()
         self._bytes: tuple[Hashable, int] = (None, 0)  # of what, and how many
         self._entries = StateEntries(job.optimizer)
@@ -67,10 +73,10 @@ class PersistentTensors:
             Whether state of the optimizer has gone or has another layout, so that captures may
             know what is there no longer.
         """
-        layouts = _state_layouts(self.tensors)
+        layouts, former = _state_layouts(self.tensors), self.tensors
         self.tensors = persistent_tensors(self._job)
-        if self._job.step is not None and len(self._specializations):
-            self.tensors.update(gradients_left(self._job))
+        if self.keeps_gradients:
+            self.tensors.update(self.own_gradients(former))
         self.state_exists = any(meaning.kind == "state" for meaning in self.tensors)
         self._entries = StateEntries(self._job.optimizer)
         before, self._noted = self._noted, _identities(self.tensors)
@@ -177,20 +183,62 @@ class PersistentTensors:
                 buffers[attribute] = own
 
 
-    def put_back_gradients(self) -> None:
-        """After an eager step of the user's own: gradients that it has made go into the tensors that
-        were there before, as graphs know them."""
-        known = {m: t for m, t in self.tensors.items() if m.kind == "gradient"}
-        if not known:
-            return
-        leaves = [(known.get(meaning), leaf) for meaning, leaf in _leaves(self._job)]
-        with torch.no_grad(), held_gradients([leaf for _, leaf in leaves]):
-            for own, leaf in leaves:
-                now = leaf.grad
-                if own is None or now is None or now is own or Layout.of(now) != Layout.of(own):
-                    continue
-                own.copy_(now)
+    @contextlib.contextmanager
+    def gradients_lent(self) -> Iterator[None]:
+        """Inside, an eager step of the user's own runs, whose code may keep the gradients that it
+        finds or makes: it is given copies of those that graphs write to, and what it leaves goes
+        into these where nobody else has it. Where somebody has, its captures no longer hold."""
+        owned = [
+            (self.tensors[meaning], leaf)
+            for meaning, leaf in (_leaves(self._job) if self.keeps_gradients else ())
+            if meaning in self.tensors and leaf.grad is self.tensors[meaning]
+        ]
+        leaves = [leaf for _, leaf in owned]
+        with held_gradients(leaves):
+            for own, leaf in owned:
+                leaf.grad = own.clone()
+        yield
+        theirs = [(own, leaf) for own, leaf in owned if self._may_be_taken(own, leaf)]
+        with torch.no_grad(), held_gradients(leaves):
+            for own, leaf in theirs:
+                own.copy_(leaf.grad)  # type: ignore[arg-type]
                 leaf.grad = own
+
+    def _may_be_taken(self, own: torch.Tensor, leaf: torch.Tensor) -> bool:
+        if leaf.grad is None or Layout.of(leaf.grad) != Layout.of(own):
+            return False
+        return self._is_private(leaf)
+
+    def _is_private(self, leaf: torch.Tensor) -> bool:
+        assert leaf.grad is not None
+        return is_private(leaf, aliases=bool(self.users(leaf.grad)))
+
+    def own_gradients(self, known: Mapping[Input, torch.Tensor]) -> dict[Input, torch.Tensor]:
+        """The gradients that there are between two steps and that nobody else has: the code of a
+        step may keep some, or have views of their memory.
+
+        Args:
+            known: those that are known to be the job's alone.
+        """
+        return {
+            meaning: leaf.grad  # type: ignore[misc]
+            for meaning, leaf in _leaves(self._job)
+            if leaf.grad is not None
+            and leaf.grad.layout == torch.strided
+            and (leaf.grad is known.get(meaning) or self._is_private(leaf))
+        }
+
+    @property
+    def has_own_gradients(self) -> bool:
+        """Whether all gradients that there are between two steps are the job's alone."""
+        count = sum(leaf.grad is not None for _, leaf in _leaves(self._job))
+        return len(self.own_gradients(self.tensors)) == count
+
+    def put_back_gradients(self) -> None:
+        """The tensors that graphs write to are the gradients again, as they are."""
+        for meaning, leaf in _leaves(self._job):
+            if meaning in self.tensors:
+                leaf.grad = self.tensors[meaning]
 
 
 def _leaves(job: Job) -> Iterator[tuple[Input, torch.Tensor]]:
@@ -212,10 +260,8 @@ def parameters_of(job: Job) -> dict[Input, torch.Tensor]:
     return found
 
 
-def gradients_left(job: Job) -> dict[Input, torch.Tensor]:
-    """The gradients that there are between two steps."""
-    found = ((meaning, leaf.grad) for meaning, leaf in _leaves(job))
-    return {meaning: grad for meaning, grad in found if grad is not None and _has_memory(grad)}
+def _nobody(tensor: torch.Tensor) -> Collection[int]:
+    return ()
 
 
 def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:

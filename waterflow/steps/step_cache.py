@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from waterflow.capture.own_step import UnsettledError
 from waterflow.capture.tracing import capture_error, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.job.batch import FlatBatch
@@ -194,6 +195,8 @@ class StepCache:
 
         Captures for other state tensors of the optimizer than there are now are dropped.
         """
+        own_step = self._job.step is not None and self._opacity.step is None
+        self._persistent.keeps_gradients = own_step and not self.is_empty
         version = self._persistent.version
         is_other_state = self._persistent.collect()
         if self._persistent.version != version:
@@ -221,6 +224,13 @@ class StepCache:
         elif flat.signature not in self._kept and len(self._kept) >= MAX_SHAPES:
             raise self._too_many_shapes()
         self._kept.announce(flat.signature)
+        if self._job.step is not None and not self._persistent.has_own_gradients:
+            raise capture_error(
+                self._job.name,
+                "somebody else has gradients that the step leaves, or a tensor of their memory",
+                users_line(None, self._job.function),
+                UnsettledError,
+            )
         self.collect_persistent()
         specialization = self._builder.build(flat)
         if specialization.forward.reassigned and self._job.on_step is not None:

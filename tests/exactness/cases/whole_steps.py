@@ -644,3 +644,85 @@ def _inferred(live):
 
 
 entered("whole_with_a_copy_later_on", _inferred, *KEPT, "opaque")
+
+
+# -- gradients that the step's own Python has, too
+
+
+@steady("whole_keeps_its_first_gradients", *KEPT, "opaque")
+def _first(pair, batch):
+    """They are read by every step, and stay what they were."""
+    told = pair.step(batch)
+    if not hasattr(pair, "kept"):
+        pair.kept = [p.grad for p in pair.model.parameters()]
+    return told[0], {**told[1], "kept": torch.stack([g.norm() for g in pair.kept]).sum()}
+
+
+def _flat_gradients(live):
+    """Gradients that are views of one piece of memory, which the step clears and reads as one."""
+    pair = Pair()
+    parameters = list(pair.model.parameters())
+    flat = torch.zeros(sum(p.numel() for p in parameters))
+    for parameter, part in zip(
+        parameters, flat.split([p.numel() for p in parameters]), strict=True
+    ):
+        parameter.grad = part.view_as(parameter)
+
+    def step(batch):
+        flat.zero_()
+        value = cross_entropy(pair.model, batch)
+        value.backward()
+        flat.mul_(1 / (1 + flat.norm()))
+        pair.first.step()
+        return value, {"norm": flat.norm()}
+
+    return Subject(pair.subject(step).job, flat.clone)
+
+
+entered("whole_flat_gradients", _flat_gradients, *KEPT, "opaque", matters=False)
+
+
+def _kept_by_short(live):
+    """Batches of one shape alone keep the gradients that they find, and those that they leave."""
+    pair = Pair()
+    pair.found, pair.left = [], []
+
+    def step(batch):
+        if len(batch[0]) == 3:
+            pair.found.append([p.grad for p in pair.model.parameters()])
+        told = pair.step(batch)
+        if len(batch[0]) == 3:
+            pair.left.append([p.grad for p in pair.model.parameters()])
+        return told
+
+    data = [*batches(4), *batches(1, 3)]
+    subject = pair.subject(step, data=data, epochs=4)
+    return Subject(
+        subject.job,
+        lambda: [g.clone() for kept in (pair.found, pair.left) for one in kept for g in one],
+    )
+
+
+entered("whole_gradients_kept_by_short_batches", _kept_by_short, *KEPT, "opaque", matters=False)
+
+
+def _kept_and_summed(live):
+    """The step adds to gradients that short batches have kept: they are the very same tensors."""
+    pair = Pair()
+    pair.kept = []
+
+    def step(batch):
+        if len(batch[0]) == 3:
+            pair.first.zero_grad()
+        value = cross_entropy(pair.model, batch)
+        value.backward()
+        if len(batch[0]) == 3:
+            pair.kept = [p.grad for p in pair.model.parameters()]
+        pair.first.step()
+        return value, {"kept": sum([g.sum() for g in pair.kept], torch.zeros(()))}
+
+    data = [*batches(1, 3), *batches(4)]
+    return pair.subject(step, data=data, epochs=4)
+
+
+entered("whole_gradients_kept_and_added_to", _kept_and_summed, *KEPT, "opaque", matters=False)
