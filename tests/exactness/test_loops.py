@@ -80,7 +80,8 @@ def test_captured_and_checked_at_every_step(name, references):
     job = job_of(training, capture=True, audit="all")
     report = wf.run([job], memory="64MiB", threads=1)
     check(training, report["case"], references(name))
-    assert report["case"].checks == len(report["case"].losses)
+    unchecked = "step" in training.job  # its first one makes what a graph finds
+    assert report["case"].checks == len(report["case"].losses) - unchecked
 
 
 #: Their steps keep all that they keep where checkpoints find it.

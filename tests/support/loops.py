@@ -108,7 +108,7 @@ def gan() -> Training:
     parts = {"generator": generator, "critic": critic}
     optimizers = [of_generator, of_critic]
     job = {"model": parts, "optimizers": optimizers, "step": step, "data": data, "epochs": 2}
-    return Training(job, plain, parts)
+    return Training(job, plain, parts, captured=True)
 
 
 def sac() -> Training:
@@ -267,7 +267,7 @@ def _distillation(own_step: bool) -> Training:
 
     how = {"step": step} if own_step else {"loss": loss}
     job = {"model": student, "optimizer": optimizer, "data": data, "epochs": 2, **how}
-    return Training(job, plain, {"student": student, "teacher": teacher}, captured=not own_step)
+    return Training(job, plain, {"student": student, "teacher": teacher}, captured=True)
 
 
 def distillation() -> Training:

@@ -210,7 +210,7 @@ class _OwnStep(Attempt):
         held = {p: entries for shadow in self.shadows for p, entries in shadow.state.items()}
         self._new_state(parameters, held, state)
         if self.outputs:
-            raise self._unsettled("makes state of an optimizer")
+            raise self._refusal("the step makes state of an optimizer", UnsettledError)
         self._keep_gradients()
         self.foreign = recorder.given_gradients()
         return [loss]
@@ -220,14 +220,13 @@ class _OwnStep(Attempt):
         outcome = Outcome.of(self.job.name, returned, "step")
         loss = outcome.loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.is_complex():
-            raise RuntimeError(f"it returns {loss!r}, where a graph tells a tensor of one element")
+            raise self._refusal(f"the step returns {loss!r}, and a graph tells tensors (return it)")
         told = StepTensors(loss.detach(), [outcome.detached_metrics()])
         self.metrics = tuple(told.names)
         return told.readings() if self.metrics else told.loss
 
-    def _unsettled(self, what: str) -> CaptureError:
-        where = users_line(None, self.job.function)
-        return capture_error(self.job.name, f"the step {what}", where, UnsettledError)
+    def _refusal(self, reason: str, kind: type[CaptureError] = CaptureError) -> CaptureError:
+        return capture_error(self.job.name, reason, users_line(None, self.job.function), kind)
 
     # Optimizers
 
@@ -288,13 +287,14 @@ class _OwnStep(Attempt):
         for meaning, leaf in self._leaves():
             before, after = self.twins.get(Input("gradient", meaning.key)), leaf.grad
             if (before is None) != (after is None):
-                raise self._unsettled("leaves gradients where there were none, or none are left")
+                reason = "the step leaves gradients where there were none, or none where some were"
+                raise self._refusal(reason, UnsettledError)
             if leaf.requires_grad != self.tensors[meaning].requires_grad:
-                raise RuntimeError("it changes which parameters require gradients")
+                raise self._refusal("the step changes which parameters require gradients")
             if before is None or after is None or after is before:
                 continue
             if Layout.of(before) != Layout.of(after):
-                raise RuntimeError("it leaves a gradient of another layout than the step before")
+                raise self._refusal("the step leaves a gradient of another layout than there was")
             with torch.no_grad():
                 before.copy_(after)
 

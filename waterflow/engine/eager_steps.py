@@ -85,7 +85,7 @@ class EagerSteps:
             return None
         if not extent or not self._steps.persistent.state_holds():
             return None
-        if self._steps.persistent.were_replaced or not self._drops_gradients:
+        if self._steps.persistent.were_replaced or not self._leaves_nothing:
             return None  # what outlives a step needs a place of its own each time
         return extent
 
@@ -120,7 +120,9 @@ class EagerSteps:
     @property
     def is_as_found(self) -> bool:
         """Whether the job holds between steps what it held when its room was opened."""
-        return not self._captured.tensors_have_changed and self._steps.persistent.state_holds()
+        persistent = self._steps.persistent
+        as_known = persistent.state_holds() and persistent.gradients_hold
+        return as_known and not self._captured.tensors_have_changed
 
     @property
     def is_fine(self) -> bool:
@@ -420,6 +422,13 @@ class EagerSteps:
             update_parameters(self._job, self._job.optimizer)
 
     # What they leave
+
+    @property
+    def _leaves_nothing(self) -> bool:
+        """Whether the gradients that a step leaves go, or have places of their own."""
+        if self._job.step is None or self._job.keep_grads:
+            return self._drops_gradients
+        return self._steps.persistent.gradients_hold
 
     @property
     def _drops_gradients(self) -> bool:

@@ -620,7 +620,14 @@ class JobRun:
             for tensor in self._made_by_step()
             if residency.counts(tensor) and storage_key(tensor) not in away
         ]
+        made += self._gradients_left()
         residency.keep_only(self.number, [*self.steps.persistent.all(), *made])
+
+    def _gradients_left(self) -> list[torch.Tensor]:
+        """The gradients that a step of the user's own has left, whoever else has them."""
+        if self.job.step is None:
+            return []
+        return list(_tensors_in([parameter.grad for parameter in self.job.root.parameters()]))
 
     def _park_away(self, residency: Residency) -> None:
         """What is in the arena only while a step needs it takes no memory of the device either."""
@@ -638,7 +645,7 @@ class JobRun:
         if not self.eager.is_as_found:
             before = residency.held(self.number)
             self.steps.cache.collect_persistent()
-            self.eager.leave_room(self.steps.persistent.all())
+            self.eager.leave_room([*self.steps.persistent.all(), *self._gradients_left()])
             self._account_for_collected(residency)
             self.eager.note_kept(residency.held(self.number) - before)
 

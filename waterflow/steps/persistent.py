@@ -25,15 +25,14 @@ class PersistentTensors:
 
     Attributes:
         tensors: parameters, buffers and the optimizer's state, by what they are to a step; of a
-            captured step of the user's own its gradients, too.
+            job with a step of its own the gradients that the step has left, too, as far as they are
+            the job's alone.
         state_exists: whether the optimizer has state.
         full_bytes: bytes of all that persists at most, the optimizer's state included.
         away: what is not in the arena between steps, but in a slower tier.
         away_bytes: bytes of that, once all of it is there.
         version: counts the changes of the set of tensors.
         were_replaced: whether the model was ever given other tensors.
-        keeps_gradients: whether gradients count, as a captured step of the user's own reads and
-            writes them.
     """
 
     def __init__(
@@ -59,7 +58,8 @@ class PersistentTensors:
         self.away: frozenset[Input] = frozenset()
         self.away_bytes = 0
         self.were_replaced = False
-        self.keeps_gradients = False
+        self._lent = False  # the gradients, to a step of the user's own
+        self._leaves: list[tuple[Input, torch.Tensor]] = []  # of such a job
         #: The jobs for which an arena knows the storage of a tensor, by an alias of it.
         self.users: Callable[[torch.Tensor], Collection[int]] = _nobody
         self._noted: set[tuple[Input, int, int]] = set()
@@ -75,8 +75,9 @@ class PersistentTensors:
         """
         layouts, former = _state_layouts(self.tensors), self.tensors
         self.tensors = persistent_tensors(self._job)
-        if self.keeps_gradients:
-            self.tensors.update(self.own_gradients(former))
+        if self._job.step is not None:
+            self._leaves = list(_leaves(self._job))
+            self.tensors.update(self._own_gradients(former))
         self.state_exists = any(meaning.kind == "state" for meaning in self.tensors)
         self._entries = StateEntries(self._job.optimizer)
         before, self._noted = self._noted, _identities(self.tensors)
@@ -84,7 +85,7 @@ class PersistentTensors:
             return False
         self.version += 1
         changed = {meaning.kind for meaning, *_ in before - self._noted}
-        self.were_replaced = self.were_replaced or bool(changed - {"state"})
+        self.were_replaced = self.were_replaced or bool(changed - {"state", "gradient"})
         return bool(layouts - _state_layouts(self.tensors))
 
     def note_size(
@@ -185,24 +186,39 @@ class PersistentTensors:
 
     @contextlib.contextmanager
     def gradients_lent(self) -> Iterator[None]:
-        """Inside, an eager step of the user's own runs, whose code may keep the gradients that it
-        finds or makes: it is given copies of those that graphs write to, and what it leaves goes
-        into these where nobody else has it. Where somebody has, its captures no longer hold."""
-        owned = [
-            (self.tensors[meaning], leaf)
-            for meaning, leaf in (_leaves(self._job) if self.keeps_gradients else ())
-            if meaning in self.tensors and leaf.grad is self.tensors[meaning]
-        ]
-        leaves = [leaf for _, leaf in owned]
+        """Inside, eager steps of the user's own run, whose code may keep the gradients that it
+        finds or makes: it is given copies of those that are the job's alone, and what it leaves
+        goes into these where nobody else has it. Where somebody has, they are so no longer."""
+        if self._lent or not self._leaves:
+            yield
+            return
+        owned = [(own, leaf) for leaf in self._leaves if (own := self._own(*leaf)) is not None]
+        leaves = [leaf for _, (_, leaf) in owned]
         with held_gradients(leaves):
-            for own, leaf in owned:
+            for own, (_, leaf) in owned:
                 leaf.grad = own.clone()
-        yield
-        theirs = [(own, leaf) for own, leaf in owned if self._may_be_taken(own, leaf)]
+        self._lent = True
+        try:
+            yield
+        finally:
+            self._lent = False
+        theirs = [(own, leaf) for own, (_, leaf) in owned if self._may_be_taken(own, leaf)]
         with torch.no_grad(), held_gradients(leaves):
             for own, leaf in theirs:
                 own.copy_(leaf.grad)  # type: ignore[arg-type]
                 leaf.grad = own
+
+    def _own(self, meaning: Input, leaf: torch.Tensor) -> torch.Tensor | None:
+        own = self.tensors.get(meaning)
+        return own if own is not None and leaf.grad is own else None
+
+    @property
+    def gradients_hold(self) -> bool:
+        """Whether the gradients that there are between two steps are those known here; while steps
+        have them, as far as is known."""
+        return self._lent or all(
+            leaf.grad is self.tensors.get(meaning) for meaning, leaf in self._leaves
+        )
 
     def _may_be_taken(self, own: torch.Tensor, leaf: torch.Tensor) -> bool:
         if leaf.grad is None or Layout.of(leaf.grad) != Layout.of(own):
@@ -213,7 +229,7 @@ class PersistentTensors:
         assert leaf.grad is not None
         return is_private(leaf, aliases=bool(self.users(leaf.grad)))
 
-    def own_gradients(self, known: Mapping[Input, torch.Tensor]) -> dict[Input, torch.Tensor]:
+    def _own_gradients(self, known: Mapping[Input, torch.Tensor]) -> dict[Input, torch.Tensor]:
         """The gradients that there are between two steps and that nobody else has: the code of a
         step may keep some, or have views of their memory.
 
@@ -222,21 +238,15 @@ class PersistentTensors:
         """
         return {
             meaning: leaf.grad  # type: ignore[misc]
-            for meaning, leaf in _leaves(self._job)
+            for meaning, leaf in self._leaves
             if leaf.grad is not None
             and leaf.grad.layout == torch.strided
             and (leaf.grad is known.get(meaning) or self._is_private(leaf))
         }
 
-    @property
-    def has_own_gradients(self) -> bool:
-        """Whether all gradients that there are between two steps are the job's alone."""
-        count = sum(leaf.grad is not None for _, leaf in _leaves(self._job))
-        return len(self.own_gradients(self.tensors)) == count
-
     def put_back_gradients(self) -> None:
         """The tensors that graphs write to are the gradients again, as they are."""
-        for meaning, leaf in _leaves(self._job):
+        for meaning, leaf in self._leaves:
             if meaning in self.tensors:
                 leaf.grad = self.tensors[meaning]
 

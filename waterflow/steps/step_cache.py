@@ -195,8 +195,6 @@ class StepCache:
 
         Captures for other state tensors of the optimizer than there are now are dropped.
         """
-        own_step = self._job.step is not None and self._opacity.step is None
-        self._persistent.keeps_gradients = own_step and not self.is_empty
         version = self._persistent.version
         is_other_state = self._persistent.collect()
         if self._persistent.version != version:
@@ -224,14 +222,14 @@ class StepCache:
         elif flat.signature not in self._kept and len(self._kept) >= MAX_SHAPES:
             raise self._too_many_shapes()
         self._kept.announce(flat.signature)
-        if self._job.step is not None and not self._persistent.has_own_gradients:
+        self.collect_persistent()
+        if not self._persistent.gradients_hold:
             raise capture_error(
                 self._job.name,
                 "somebody else has gradients that the step leaves, or a tensor of their memory",
                 users_line(None, self._job.function),
                 UnsettledError,
             )
-        self.collect_persistent()
         specialization = self._builder.build(flat)
         if specialization.forward.reassigned and self._job.on_step is not None:
             raise capture_error(

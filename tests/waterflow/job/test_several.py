@@ -1,6 +1,5 @@
 """Several optimizers, schedulers and modules of one job; steps of one's own."""
 
-import warnings
 
 import pytest
 import torch
@@ -47,9 +46,8 @@ def test_modules_become_one_with_their_names():
     [
         ({"loss": lambda model, batch: 0.0}, "give loss or step, not both"),
         ({"step": 3}, "step must be callable, got 3"),
-        ({"capture": True}, "capture=True is for jobs with loss="),
         ({"accumulate": 2}, "accumulate are for jobs with loss="),
-        ({"memory_limit": "1MiB"}, "the job has a step of its own"),
+        ({"memory_limit": "1MiB", "capture": False}, "the job has capture=False"),
         ({"optimizers": []}, r"optimizers must be a list of optimizers, got \[\]"),
         ({"optimizers": [3]}, r"optimizers must be a list of optimizers, got \[3\]"),
         ({"schedulers": [3]}, r"schedulers must be a list of schedulers, got \[3\]"),
@@ -135,13 +133,18 @@ def test_what_a_step_of_ones_own_needs_is_known_only_by_running_it():
         footprint_of(make())
 
 
-def test_the_report_says_why_a_step_of_ones_own_is_opaque():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        report = wf.run([make()], memory="8MiB")["a"]
+def test_the_report_says_why_a_step_of_ones_own_is_opaque(monkeypatch):
+    monkeypatch.setenv("WATERFLOW_TIERS", "off")
+    with pytest.warns(wf.OpaqueStepWarning, match=r"the step returns 0.0.*test_several\.py"):
+        report = wf.run([make(data=[torch.zeros(1, 2)] * 4)], memory="8MiB")["a"]
     assert report.captured == "opaque step"
-    assert "the job has a step of its own" in report.notes[0]
     assert "test_several.py" in report.notes[0]
+
+
+def test_who_insists_on_a_graph_of_a_step_that_has_none_is_told_why():
+    report = wf.run([make(data=[torch.zeros(1, 2)] * 4, capture=True)], memory="8MiB")["a"]
+    assert (report.state, report.error_type) == ("failed", "CaptureError")
+    assert "the step returns 0.0" in report.error
 
 
 def test_what_a_step_leaves_is_counted_against_the_budget():
