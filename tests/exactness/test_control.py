@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import waterflow as wf
 from tests.support.differences import assert_same_numbers
-from tests.support.jobs import MODELS, SCHEDULERS, TRAINING
+from tests.support.jobs import MODELS, OWN_STEPS, SCHEDULERS, TRAINING
 from tests.support.needs import needed
 from waterflow.models.gpt2 import Gpt2, Gpt2Config
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.cpu]
 #: Without a scheduler that ends after as many steps as the table's jobs have.
 JOBS = {
     name: build
-    for name, build in {**MODELS, **TRAINING, **SCHEDULERS}.items()
+    for name, build in {**MODELS, **TRAINING, **OWN_STEPS, **SCHEDULERS}.items()
     if not name.startswith("one_cycle")
 }
 MEMORY, SIZES = "64MiB", ("1MiB", "3MiB", "16MiB", "64MiB")

@@ -7,11 +7,11 @@ import pytest
 import waterflow as wf
 from tests.support.differences import MEMORY, assert_same_numbers, solo
 from tests.support.hugging_face import HUGGING_FACE
-from tests.support.jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
+from tests.support.jobs import MODELS, OPTIMIZERS, OWN_STEPS, SCHEDULERS, TRAINING
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-JOBS = {**MODELS, **TRAINING, **SCHEDULERS, **OPTIMIZERS, **HUGGING_FACE}
+JOBS = {**MODELS, **TRAINING, **OWN_STEPS, **SCHEDULERS, **OPTIMIZERS, **HUGGING_FACE}
 #: Forms of one optimizer differ in the trace only; one of each runs among the others.
 FORMS = ("_foreach", "_fused", "_left", "_ones")
 #: A new shape is captured beside the job's own steps unless these draw random numbers.

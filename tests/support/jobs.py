@@ -210,6 +210,59 @@ TRAINING = table(
     eager=dict(model=Cnn, data=images, capture=False),
 )
 
+
+def gan(*, drops: bool = True, scheduled: bool = False, **options: Any) -> wf.Job:
+    """Two networks against each other in a step of their own.
+
+    `drops`: whether the gradients of the step before go; else they add up.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(11)
+        data = [batch[0] for batch in pairs()]
+        size = data[0][0].numel()
+        maker = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, size))
+        critic = nn.Sequential(nn.Linear(size, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
+    of_maker, of_critic = adam(maker.parameters()), sgd(critic.parameters())
+
+    def step(real: torch.Tensor) -> Any:
+        real = real.flatten(1).float()
+        made = maker(torch.randn(len(real), 4))
+        if drops:
+            of_critic.zero_grad()
+        critic_loss = (critic(made.detach()) - critic(real)).mean().exp()
+        critic_loss.backward()
+        nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+        of_critic.step()
+        if drops:
+            of_maker.zero_grad()
+        loss = -critic(made).mean()
+        loss.backward()
+        of_maker.step()
+        return loss, {"critic": critic_loss}
+
+    if scheduled:
+        options["schedulers"] = [
+            lr_scheduler.StepLR(of_maker, 2, 0.3),
+            lr_scheduler.ExponentialLR(of_critic, 0.9),
+        ]
+    options.setdefault("epochs", 2)
+    return wf.Job(
+        "gan_scheduled" if scheduled else "gan" if drops else "gan_summed",
+        model={"maker": maker, "critic": critic},
+        optimizers=[of_maker, of_critic],
+        step=step,
+        data=data,
+        seed=5,
+        **options,
+    )
+
+
+OWN_STEPS: dict[str, Build] = {
+    "gan": gan,
+    "gan_summed": partial(gan, drops=False),
+    "gan_scheduled": partial(gan, scheduled=True),
+}
+
 SCHEDULERS = table(
     step_lr=dict(model=Mlp, scheduler=lambda o: lr_scheduler.StepLR(o, 2, 0.3)),
     cosine=dict(
