@@ -23,12 +23,12 @@ from tests.support.arenas import is_inside
 from tests.support.differences import assert_same_numbers
 from tests.support.fake_cuda import FakeDriver, nothing_left
 from tests.support.fake_device import FakeCudaDevice, train_hopping
-from tests.support.jobs import MODELS, OPTIMIZERS, SCHEDULERS, TRAINING
+from tests.support.jobs import MODELS, OPTIMIZERS, OWN_STEPS, SCHEDULERS, TRAINING
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
 
-JOBS = {**MODELS, **TRAINING, **SCHEDULERS, **OPTIMIZERS}
+JOBS = {**MODELS, **TRAINING, **OWN_STEPS, **SCHEDULERS, **OPTIMIZERS}
 #: Forms of one optimizer differ in the trace only.
 FORMS = ("_foreach", "_fused", "_left", "_ones")
 TOGETHER = [name for name in JOBS if not name.endswith(FORMS)]
@@ -451,3 +451,12 @@ def test_a_lost_context_ends_the_engine_and_keeps_the_losses(work, breakable, ea
         assert report[name].state in ("failed", "finished")
     with pytest.raises(wf.JobError, match="closed"):
         engine.submit(small_job("late"))
+
+
+@pytest.mark.parametrize("policy", ["temporal", "waterwave", "flow"])
+def test_steps_of_the_users_own_however_late_the_work(policy, driver, eager):
+    """Their gradients lie in the arena between two steps, and go back with the rest."""
+    driver.delay(200, seed=5)
+    report = same_numbers([*OWN_STEPS, "cnn"], eager, policy=policy)
+    assert {report[name].captured for name in OWN_STEPS} == {"captured"}
+    assert report.deviations == 0
