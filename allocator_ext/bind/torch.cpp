@@ -509,6 +509,11 @@ void bind_parking(py::module_& m) {
       py::arg("tensor"), py::arg("arena"));
 }
 
+// How many refer to a tensor, and to its storage, from C++; the caller's own are among them.
+std::pair<std::size_t, std::size_t> uses_of(const at::Tensor& tensor) {
+  return {tensor.use_count(), tensor.storage().use_count()};
+}
+
 bool may_move_tensors(const py::list& tensors) {
   static const std::size_t own_uses = uses_by_python_object();
   tensors[0].attr("untyped_storage")();
@@ -526,6 +531,7 @@ void bind_storage(py::module_& m) {
           return room;
         });
   m.def("may_move", &may_move_tensors, py::arg("tensors"));
+  m.def("uses_of", &uses_of, py::arg("tensor"));
   m.def("move_into_arena",
         [](const at::Tensor& tensor, const std::shared_ptr<Arena>& arena, JobId job) {
           run_unlocked([&] { move_into_arena(tensor, arena, job); }, takes_a_while(tensor));

@@ -311,15 +311,18 @@ class _Lowering:
             if meaning.kind == "batch"
         ]
         boundary = None
-        switches: list[int] = []
+        mode, switches = True, list[int]()
         for node in self.step.nodes:
             if node is self.step.forward_end:  # it may be a view or getitem, no instruction itself
                 boundary = len(instructions)
-            if node.target is not operator.getitem and node not in self.views:
-                # In the eager step gradient mode is on in its forward pass, unless a node knows.
-                if node.meta.get("gradient_mode", boundary is None) == bool(len(switches) % 2):
-                    switches.append(len(instructions))
-                instructions.append(self._instruction(node))
+            if node.target is operator.getitem or node in self.views:
+                continue
+            # On in the forward pass; a step of the user's own has several, and its nodes know.
+            wanted = node.meta.get("gradient_mode", mode if boundary is None else False)
+            if wanted != mode:
+                switches.append(len(instructions))
+            mode = wanted
+            instructions.append(self._instruction(node))
         instructions.append(self._loss())
         return LoweredStep(
             instructions=instructions,

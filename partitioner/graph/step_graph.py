@@ -38,7 +38,8 @@ class StepGraph:
     Attributes:
         graph: placeholders carry ``meta["input"]`` (an `Input`), every tensor node ``meta["val"]``
             (a fake tensor, or a list of them), and those of a step of the user's own
-            ``meta["gradient_mode"]`` (whether it is on; else that follows `forward_end`). Nodes are in execution order.
+            ``meta["gradient_mode"]`` (whether it is on; else that follows `forward_end`). Nodes are
+            in execution order.
         loss: the node of the loss.
         outputs: what the step leaves behind: ``(parameter's index, state key)`` of optimizer state
             that the step creates, or ``("gradient", parameter's index)`` for an optimizer that runs

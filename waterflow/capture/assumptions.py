@@ -27,8 +27,9 @@ from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.common.environment import process_flags
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import live_places, trained_parameters
+from waterflow.job.optimizer_state import Layout, live_places, trained_parameters
 from waterflow.job.rules import StepRules
+from waterflow.job.several import optimizers_in
 
 #: Objects that a first look may meet: beyond, what a step really reads is found by trial.
 _FIRST_LOOK = 20_000
@@ -87,6 +88,11 @@ class OwnGradients:
         if job.step is not None:
             own = [*job.root.parameters(), *trained_parameters(job.optimizer)]
         self._found = [(leaf, None if leaf.grad is None else ref(leaf.grad)) for leaf in own]
+
+    def layouts(self) -> tuple[Layout | None, ...]:
+        """What a trace sees of them."""
+        grads = (leaf.grad for leaf, _ in self._found)
+        return tuple(None if grad is None else Layout.of(grad) for grad in grads)
 
     def are_there(self) -> bool:
         """Whether each parameter has the gradient that it had, or none as before."""
@@ -175,14 +181,16 @@ class Assumptions:
         job, context = self._job, self._caller.kind
         if context is None:
             return None
-        own = all(map(is_trusted_class, type(job.optimizer).__mro__))
-        aside = {id(job.optimizer.defaults)} if own else set()
+        members = optimizers_in(job.optimizer)
+        own = all(is_trusted_class(kind) for one in members for kind in type(one).__mro__)
+        aside = {id(one.defaults) for one in members} if own else set()
         roots = [*self._roots().values(), tuple(trained_parameters(job.optimizer))]
         try:
             found = Structure(self._account, roots, aside)
         except Exception:  # no structure, or objects that refuse to be looked at
             return None
-        key = found.digest, self._flags, job.rules, context, self._with_optimizer
+        gradients = self._gradients.layouts()
+        key = found.digest, self._flags, job.rules, context, self._with_optimizer, gradients
         return JobStructure(key, found)
 
     def restore(self) -> None:

@@ -55,7 +55,7 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
 
 def looks_at_gradients(job: Job) -> bool:
     """Whether a callback may read ``p.grad`` or step another optimizer."""
-    roots = {"on_step": job.on_step, "scheduler": job.scheduler}
+    roots: dict[str, Any] = {"on_step": job.on_step, "scheduler": job.scheduler}
     if job.step is not None:  # whose gradients are there between two steps, for evaluations, too
         roots["evaluate"] = job.evaluate
     elif not _has_callbacks(job):

@@ -216,17 +216,13 @@ class _Join:
             "operator. Give the job capture=False (same numbers, no memory flow)."
         )
 
-    def _with_live_numbers(
-        self, node: fx.Node, live: OptimizerTrace | None
-    ) -> tuple[Any, Any]:
+    def _with_live_numbers(self, node: fx.Node, live: OptimizerTrace | None) -> tuple[Any, Any]:
         if live is None or node.name not in self.live_nodes:
             return node.args, node.kwargs
         args = self._live(live, node.name, tuple(node.args), (0,))
         return args, self._live(live, node.name, dict(node.kwargs), (1,))
 
-    def _live(
-        self, live: OptimizerTrace, name: str, value: Any, path: tuple[Any, ...]
-    ) -> Any:
+    def _live(self, live: OptimizerTrace, name: str, value: Any, path: tuple[Any, ...]) -> Any:
         """A value among a node's arguments, with expressions in place of numbers that were live."""
         if isinstance(value, (tuple, list)):
             return type(value)(self._live(live, name, v, (*path, i)) for i, v in enumerate(value))

@@ -140,9 +140,7 @@ def live_trace(
             fixed |= broken
             continue
         held = {key: values[key] for key in fixed}
-        constants = sure_constants(
-            first.recording, first.floats, held.values(), first.updating
-        )
+        constants = sure_constants(first.recording, first.floats, held.values(), first.updating)
         if constants is not None:
             return _combine(first, constants, first.floats.guards, held)
         second = attempt(fixed, 2)

@@ -1,15 +1,16 @@
 """Captures a step of the user's own as one graph: passes and updates in the order in which it
 makes them.
 
-The step is a function of the batch that knows its modules and optimizers by itself, so no shadow can
-be given to it: it runs as it is, and wherever it meets a tensor of the job, a gradient or the state
-of an optimizer, the trace has a twin of it there (`tracing.RealTensors`). An optimizer's ``step`` is
-made by a shadow of the optimizer, with traced floats for its hyperparameters, into the same trace;
-the user's own objects keep their tensors, and their attributes are watched as in every trace.
+The step is a function of the batch that knows its modules and optimizers by itself, so no shadow
+can be given to it: it runs as it is, and wherever it meets a tensor of the job, a gradient or the
+state of an optimizer, the trace has a twin of it there (`tracing.RealTensors`). An optimizer's
+``step`` is made by a shadow of the optimizer, with traced floats for its hyperparameters, into the
+same trace; the user's own objects keep their tensors, and their attributes are watched as in every
+trace.
 
-Gradients outlive such a step, and the next one may read them, test them for None, or add to them. So
-those that are there between two steps are tensors of the job like its buffers, which the graph reads
-and writes. Which parameters have one has to be the same before and after the step.
+Gradients outlive such a step, and the next one may read them, test them for None, or add to them.
+So those that are there between two steps are tensors of the job like its buffers, which the graph
+reads and writes. Which parameters have one has to be the same before and after the step.
 """
 
 from __future__ import annotations
@@ -251,9 +252,7 @@ class _OwnStep(Attempt):
     def _shadows_step(self) -> Iterator[None]:
         """Inside, the ``step`` of each of the job's optimizers is made by its shadow."""
         with contextlib.ExitStack() as stack:
-            for member, shadow in zip(
-                optimizers_in(self.job.optimizer), self.shadows, strict=True
-            ):
+            for member, shadow in zip(optimizers_in(self.job.optimizer), self.shadows, strict=True):
                 stack.enter_context(_state_kept(member))
                 update = functools.partial(self._update, shadow)
                 stack.enter_context(_in_place_of(vars(member), "step", update))

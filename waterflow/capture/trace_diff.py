@@ -59,7 +59,8 @@ def sure_constants(
     try:
         for node in recording.graph.nodes:
             if updating is not None and node not in updating:
-                if any(bits(n) in floats.meanings for _, n in _floats((node.args, node.kwargs), ())):
+                numbers = _floats((node.args, node.kwargs), ())
+                if any(bits(number) in floats.meanings for _, number in numbers):
                     return None
                 continue
             if node.op == "get_attr":

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from waterflow.allocator_ext import _C
+
 
 @contextlib.contextmanager
 def held_gradients(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -37,18 +39,20 @@ def is_private(parameter: torch.Tensor, aliases: int = 0) -> bool:
         parameter: whose gradient.
         aliases: tensors of that memory that do not count.
     """
-    references, uses = _uses(parameter)
-    return (references, uses - aliases) == _PRIVATE
+    references, uses, uses_of_memory = _uses(parameter)
+    return (references, uses, uses_of_memory - aliases) == _PRIVATE
 
 
-def _uses(parameter: torch.Tensor) -> tuple[int, int]:
+def _uses(parameter: torch.Tensor) -> tuple[int, int, int]:
+    """By how many Python objects and by how much of C++ (DLPack, say) the gradient is held, and
+    its storage."""
     gradient = parameter.grad
     assert gradient is not None
-    storage = gradient.untyped_storage()
-    return sys.getrefcount(gradient), torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    gradient.untyped_storage()  # whose Python object counts, once there is one
+    return sys.getrefcount(gradient), *_C.uses_of(gradient)
 
 
-def _private() -> tuple[int, int]:
+def _private() -> tuple[int, int, int]:
     """What is counted of a gradient that nobody else has: releases of torch differ."""
     parameter = torch.zeros(1, requires_grad=True)
     parameter.grad = torch.zeros(1)

@@ -282,6 +282,7 @@ class Job:
             "clip_grad_norm, clip_grad_value, autocast and accumulate are for jobs with loss=: a "
             "step of one's own does that itself",
         )
+
     def _check_kinds(self) -> None:
         kinds = {"model": nn.Module, "optimizer": torch.optim.Optimizer}
         for name, kind in kinds.items():

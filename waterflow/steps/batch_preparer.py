@@ -191,8 +191,8 @@ class BatchPreparer:
 
     @property
     def _comes_first(self) -> bool:
-        """Whether the batch is for a first step of the user's own, which makes what later ones have:
-        gradients, and state of its optimizers."""
+        """Whether the batch is for a first step of the user's own, which makes what later ones
+        have: gradients, and state of its optimizers."""
         has_run, self._has_run = self._has_run, True
         return self._job.step is not None and not has_run
 

@@ -183,7 +183,6 @@ class PersistentTensors:
                     own.copy_(now)
                 buffers[attribute] = own
 
-
     @contextlib.contextmanager
     def gradients_lent(self) -> Iterator[None]:
         """Inside, eager steps of the user's own run, whose code may keep the gradients that it

@@ -310,9 +310,7 @@ def kind_of(job: Job) -> Hashable:
     """The same of a job without a batch: equal for all jobs whose captures may be shared."""
     layouts = tuple(map(_layout, job.root.parameters()))
     kinds = type(job.root).__qualname__, type(job.optimizer).__qualname__
-    if job.step is not None:
-        return id(job)  # its captures are its own
-    function = getattr(job.loss, "__code__", type(job.loss))
+    function = getattr(job.function, "__code__", type(job.function))
     return kinds, layouts, function, job.rules, str(job.device)
 
 

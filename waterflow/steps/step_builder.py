@@ -234,8 +234,7 @@ class StepBuilder:
             if self.opacity.optimizer is not None:
                 assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
                 known = None if waits else assumptions.structure()
-            # Whoever shares a step of the user's own would have to hold the same gradients.
-            may_share = self.job.step is None and not watch.touched_streams
+            may_share = not watch.touched_streams
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
         self._taken.clear()

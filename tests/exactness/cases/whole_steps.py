@@ -207,9 +207,7 @@ def _penalty(pair, batch):
 def _by_function(pair, batch):
     parameters = list(pair.model.parameters())
     value = cross_entropy(pair.model, batch)
-    for parameter, gradient in zip(
-        parameters, torch.autograd.grad(value, parameters), strict=True
-    ):
+    for parameter, gradient in zip(parameters, torch.autograd.grad(value, parameters), strict=True):
         parameter.grad = gradient.sign()
     pair.first.step()
     return value
@@ -539,9 +537,7 @@ entered("whole_sums_halved_outside", _sums(_halve_sums), *KEPT, "opaque")
 def _collected(live):
     """A callback that keeps each step's gradients as they are."""
     pair, kept = Pair(), []
-    subject = pair.subject(
-        on_step=every(live, lambda step: kept.append(pair.model[0].weight.grad))
-    )
+    subject = pair.subject(on_step=every(live, lambda step: kept.append(pair.model[0].weight.grad)))
     return Subject(subject.job, lambda: [*map(torch.clone, kept), *pair.gradients()])
 
 

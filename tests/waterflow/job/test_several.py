@@ -1,6 +1,5 @@
 """Several optimizers, schedulers and modules of one job; steps of one's own."""
 
-
 import pytest
 import torch
 from torch import nn, optim

@@ -1,0 +1,134 @@
+"""Steps of the user's own as one graph: what is shared between jobs, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import waterflow as wf
+from tests.support.differences import MEMORY, assert_same_numbers
+from tests.support.jobs import gan
+from tests.support.steps import first_batch, steps_of
+from waterflow.job.batch import flatten
+
+pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
+
+
+def pair(
+    name: str,
+    *,
+    factor: float = 1.0,
+    rate: float = 0.01,
+    clips: bool = True,
+    drops: bool = True,
+    order: Any = (0, 1),
+    dropout: float = 0.1,
+    kind: Callable[..., torch.optim.Optimizer] = torch.optim.Adam,
+    **options: Any,
+) -> wf.Job:
+    """Two networks in one step; what is given is how trials may differ."""
+    torch.manual_seed(3)
+    nets = [
+        nn.Sequential(nn.Linear(6, 8), nn.Dropout(dropout), nn.Tanh(), nn.Linear(8, 6))
+        for _ in range(2)
+    ]
+    optimizers = [kind(net.parameters(), lr=rate, **options) for net in nets]
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        for place in order:
+            if drops:
+                optimizers[place].zero_grad()
+            loss = F.mse_loss(nets[place](batch), nets[1 - place](batch).detach()) * factor
+            loss.backward()
+            if clips:
+                nn.utils.clip_grad_norm_(nets[place].parameters(), 0.5)
+            optimizers[place].step()
+        return loss
+
+    generator = torch.Generator().manual_seed(1)
+    data = [torch.randn(4, 6, generator=generator) for _ in range(6)]
+    return wf.Job(name, model=nets, optimizers=optimizers, step=step, data=data, epochs=2, seed=4)
+
+
+def trained(jobs: list[wf.Job], fresh: list[wf.Job]) -> wf.Report:
+    report = wf.run(jobs, memory=MEMORY, threads=1)
+    for job, other in zip(jobs, fresh, strict=True):
+        assert_same_numbers(other, wf.run_eager(other, threads=1), job, report[job.name])
+        assert report[job.name].captured == "captured", report[job.name].notes
+    return report
+
+
+def test_trials_of_other_rates_share_one_capture():
+    rates = (0.01, 0.02, 0.003)
+    made = [[pair(f"rate-{rate}", rate=rate) for rate in rates] for _ in range(2)]
+    report = trained(*made)
+    assert [job.capture_shared_with is None for job in report].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *({"factor": 2.0}, {"clips": False}, {"drops": False}, {"order": (1, 0)}),
+        *({"dropout": 0.2}, {"amsgrad": True}, {"kind": torch.optim.AdamW}),
+        *({"order": (0, 1, 0)}, {"maximize": True}, {"foreach": True}),
+    ],
+    ids=str,
+)
+def test_trials_that_do_otherwise_share_none(other):
+    made = [[pair("one"), pair("other", **other)] for _ in range(2)]
+    report = trained(*made)
+    assert [job.capture_shared_with for job in report] == [None, None]
+
+
+def test_other_gradients_before_the_first_step_are_not_shared():
+    """Steps that add up begin with what is there."""
+    made = [[pair("one", drops=False), pair("other", drops=False)] for _ in range(2)]
+    for jobs in made:
+        for parameter in jobs[1].model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    trained(*made)
+
+
+def test_a_budget_that_holds_the_step_and_its_gradients():
+    """What is left between steps counts, and the whole stays within its limit."""
+    job, fresh = gan(epochs=8), gan(epochs=8)
+    need = wf.run([gan(epochs=2)], memory=MEMORY, threads=1)["gan"].solo_peak_bytes
+    report = wf.run([job], memory=2 * need, threads=1)
+    assert_same_numbers(fresh, wf.run_eager(fresh, threads=1), job, report["gan"])
+    assert report["gan"].captured == "captured"
+    assert report.peak_bytes <= 2 * need
+
+
+def test_forward_passes_behind_a_backward_pass_run_with_gradient_mode_on():
+    """As in the eager step, in which kernels may ask; backward passes and updates with it off."""
+    job = pair("one", clips=False)
+    report = eager_report(job)
+    batch = flatten(first_batch(job))
+    steps = steps_of(job)
+    steps.cache.collect_persistent()
+    graph = steps.builder.build(batch).steady.graph
+    modes = [
+        (str(n.target), n.meta["gradient_mode"]) for n in graph.nodes if "gradient_mode" in n.meta
+    ]
+    assert report.steps
+    forward = [on for name, on in modes if name == "aten.tanh.default"]
+    backward = [on for name, on in modes if name == "aten.tanh_backward.default"]
+    updates = [on for name, on in modes if name == "aten.addcdiv_.default"]
+    assert (forward, set(backward), set(updates)) == ([True] * 4, {False}, {False})
+    switches = steps.builder.build(batch).steady.compiled.lowered.gradient_switches
+    assert len(switches) == 3  # off in the first passes' backward, on in the second's forward, off
+
+
+def eager_report(job: wf.Job) -> wf.JobReport:
+    """Of a run that leaves gradients and state behind."""
+    return wf.run_eager(job, threads=1)
+
+
+def test_what_its_needs_are_is_told_once_it_has_run():
+    with pytest.raises(wf.WaterflowError, match="known only by running it"):
+        wf.plan([pair("one")], memory="1MiB")
