@@ -22,7 +22,7 @@ from waterflow.account.account import Account
 from waterflow.account.code_names import names_in
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.account.structure import Structure
-from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.common.environment import process_flags
@@ -245,6 +245,9 @@ class Assumptions:
         # A step of the user's own may read a learning rate, too, where the trace has a number.
         reads = self._job.step is not None and seen is not None and _reads_groups(seen)
         roots, skip = self._roots(), live_places(self._job.optimizer, numbers=not reads)
+        for module in self._job.root.modules():
+            if is_own_class(type(module)):  # a host's notes, which no step knows of
+                skip[id(module)] = getattr(module, "unread_by_steps", set())
 
         def take() -> Account:
             if seen is None:

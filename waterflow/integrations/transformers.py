@@ -141,14 +141,15 @@ def _step_of(
     trainer: Trainer, optimizer: torch.optim.Optimizer, clipped: float | None
 ) -> Callable[[Any], torch.Tensor]:
     """A whole update over several batches, each differentiated for itself."""
+    # Not the Trainer itself, which counts: what the step encloses, it may read.
     model: Any = trainer.model
-    loss_of = _loss_of(trainer)
+    loss_of, is_scaled, device = _loss_of(trainer), _scaling_of(trainer), trainer.args.device
 
     def step(batches: list[dict[str, Any]]) -> torch.Tensor:
-        total = torch.zeros((), device=trainer.args.device)
+        total = torch.zeros((), device=device)
         for inputs in batches:
             loss = loss_of(model, inputs)
-            if not _is_scaled(trainer, inputs):
+            if not is_scaled(inputs):
                 loss = loss / len(batches)
             loss.backward()
             total += loss.detach()
@@ -161,12 +162,15 @@ def _step_of(
     return step
 
 
-def _is_scaled(trainer: Trainer, inputs: Mapping[str, Any]) -> bool:
+def _scaling_of(trainer: Trainer) -> Callable[[Mapping[str, Any]], bool]:
     """Whether the loss of one of several batches is a part of theirs, not a mean of its own."""
-    if trainer.loss_is_scaled_for_ga is not None:
-        return bool(trainer.loss_is_scaled_for_ga)
-    counted = trainer.model_accepts_loss_kwargs and ITEMS in inputs
-    return bool(counted or trainer.compute_loss_func is not None)
+    told = trainer.loss_is_scaled_for_ga
+    counts, always = bool(trainer.model_accepts_loss_kwargs), trainer.compute_loss_func is not None
+
+    def is_scaled(inputs: Mapping[str, Any]) -> bool:
+        return bool(told) if told is not None else always or (counts and ITEMS in inputs)
+
+    return is_scaled
 
 
 def _loss_of(trainer: Trainer) -> Callable[[nn.Module, Any], torch.Tensor]:

@@ -150,6 +150,9 @@ def _set_streams(streams: Mapping[str, Any]) -> None:
 class Notes(nn.Module):
     """What a Trainer and its data have noted, as a part of the job, so that checkpoints keep it."""
 
+    #: Attributes that no step can read, as none knows of this module.
+    unread_by_steps = frozenset({"_trainer", "_updates", "_stopping"})
+
     def __init__(self, trainer: Trainer, updates: Updates) -> None:
         """Args: trainer: whose; updates: its."""
         super().__init__()
