@@ -63,7 +63,8 @@ def test_beside_another_job(name, policy, references):
     jobs = [job_of(training, **how), filler(30)]
     report = wf.run(jobs, memory="64MiB", policy=policy, lanes=2, threads=1)
     check(training, report["case"], references(name))
-    assert report["case"].captured == ("captured" if training.captured else "opaque step")
+    if training.captured is not None:
+        assert report["case"].captured == ("captured" if training.captured else "opaque step")
     assert report["filler"].state == "finished"
 
 

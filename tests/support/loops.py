@@ -27,14 +27,15 @@ class Training:
         job: keywords of its `wf.Job`.
         plain: the same as a plain loop; returns losses and metrics.
         parts: the modules whose tensors are compared.
-        captured: whether its steps can be captured.
+        captured: whether its steps can be captured; None: where distributions do not look at their
+            arguments' values, as is so once torch's compiler was loaded.
         extra: what else has to be equal in the end.
     """
 
     job: dict[str, Any]
     plain: Callable[[], Told]
     parts: Mapping[str, nn.Module]
-    captured: bool = False
+    captured: bool | None = False
     extra: Callable[[], Any] = field(default=lambda: None)
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -178,7 +179,7 @@ def sac() -> Training:
         "data": data,
         "epochs": 2,
     }
-    return Training(job, plain, parts, extra=temperature.item)
+    return Training(job, plain, parts, captured=None, extra=temperature.item)
 
 
 def ppo() -> Training:

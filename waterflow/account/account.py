@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import names_in
+from waterflow.account.code_walk import NOTHING_LATE, Late
 from waterflow.account.places import Place, Probed, Trail
 from waterflow.account.probes import moves
 from waterflow.account.walk import MOST_OBJECTS, Walk
@@ -79,6 +80,7 @@ class Account:
         executed_only: bool = False,
         most: int = MOST_OBJECTS,
         unless_any: bool = False,
+        late: Late = NOTHING_LATE,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
@@ -97,16 +99,17 @@ class Account:
             most: more objects are not walked; the account then has something unwalkable.
             unless_any: nothing is walked where the code may read any attribute, which in a process
                 with large libraries leads far; the account then has something unwalkable.
+            late: what is walked last, and skipped only where nothing else leads to it.
         """
         if codes is None and names is None and not everything:
-            found = _walk_by_reachable_names(roots, skip or {}, executed_only, most)
+            found = _walk_by_reachable_names(roots, skip or {}, executed_only, most, late)
             if found is not None:
                 return cls(found)
             if unless_any:
                 walk = Walk(frozenset(), None, {})
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
-        return cls(_walk_along(names, roots, skip or {}, executed_only, most, codes))
+        return cls(_walk_along(names, roots, skip or {}, executed_only, most, late, codes))
 
     def executes(self, code: CodeType) -> bool:
         """Whether a function of this code was looked into."""
@@ -162,6 +165,7 @@ def _walk_by_reachable_names(
     skip: Mapping[int, Collection[Any] | None],
     executed_only: bool,
     most: int,
+    late: Late,
 ) -> Walk | None:
     """A walk along the names in all code that the roots have by these very names; None if that
     code reads any attribute.
@@ -173,13 +177,13 @@ def _walk_by_reachable_names(
     kind = tuple(map(_kind_of, roots.values())), executed_only
     names = _KNOWN_NAMES.get(kind)
     if names is not None:
-        walk = _walk_along(names, roots, skip, executed_only, most)
+        walk = _walk_along(names, roots, skip, executed_only, most, late)
         hides = walk.unwalkable and not executed_only  # which fewer names might not have met
         if walk.is_whole and not hides and _named(walk, executed_only) == names:
             return walk
     names = _CALLED
     while True:
-        walk = _walk_along(names, roots, skip, executed_only, most)
+        walk = _walk_along(names, roots, skip, executed_only, most, late)
         more = _named(walk, executed_only)
         if more is None:
             return None
@@ -195,11 +199,12 @@ def _walk_along(
     skip: Mapping[int, Any],
     executed_only: bool,
     most: int,
+    late: Late,
     codes: Collection[CodeType] | None = None,
 ) -> Walk:
     walk = Walk(names, codes, skip)
     walk.most, walk.enters_reporters = most, not executed_only
-    walk.run(roots)
+    walk.run(roots, late)
     return walk
 
 

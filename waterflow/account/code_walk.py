@@ -8,7 +8,7 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from waterflow.account import places
 from waterflow.account.bytecode import imports_of, nested_codes
@@ -44,6 +44,23 @@ _READ_IN_TRUSTED = (types.ModuleType, types.FunctionType, type)
 Skipped = Mapping[int, Collection[Any] | None]
 
 
+class Late(NamedTuple):
+    """What a walk comes to last, when all is known that is reached by another way.
+
+    Attributes:
+        roots: the names of roots that are walked then.
+        objects: identities of objects that are put aside until then.
+        skip: as of the walk, for what nothing else leads to.
+    """
+
+    roots: Collection[str] = ()
+    objects: Collection[int] = ()
+    skip: Mapping[int, Collection[Any]] = {}
+
+
+NOTHING_LATE = Late()
+
+
 class CodeWalk:
     """What a walk has found, and how it goes through code; `Walk` goes through objects."""
 
@@ -76,6 +93,8 @@ class CodeWalk:
         self._codes = None if codes is None else {id(code): code for code in codes}
         self._skip = {holder: None if k is None else frozenset(k) for holder, k in skip.items()}
         self.seen: dict[int, Any] = {}
+        self._aside: Collection[int] = ()  # what is walked late
+        self._put_aside: list[tuple[Any, Trail]] = []  # what was met of that
         self._classes: dict[int, type] = {}
         self._waiting: deque[tuple[Any, Trail]] = deque()
         self._globals: dict[int, tuple[dict[str, Any], dict[str, Trail]]] = {}
@@ -84,7 +103,9 @@ class CodeWalk:
 
     def reach(self, value: Any, trail: Trail) -> None:
         """Has a value walked, if it has not been and can hold anything."""
-        if type(value) not in CONSTANTS and id(value) not in self.seen:
+        if id(value) in self._aside:
+            self._put_aside.append((value, trail))
+        elif type(value) not in CONSTANTS and id(value) not in self.seen:
             self.seen[id(value)] = value
             self._waiting.append((value, trail))
 

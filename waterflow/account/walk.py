@@ -31,7 +31,7 @@ from waterflow.account.class_parts import (
     is_constant_class,
     slots_of,
 )
-from waterflow.account.code_walk import CodeWalk
+from waterflow.account.code_walk import NOTHING_LATE, CodeWalk, Late
 from waterflow.account.places import Trail
 from waterflow.account.trust import is_trusted_class, keeps_records
 
@@ -59,24 +59,38 @@ class Walk(CodeWalk):
     #: Whether there were no more.
     is_whole = True
 
-    def run(self, roots: Mapping[str, Any]) -> None:
+    def run(self, roots: Mapping[str, Any], late: Late = NOTHING_LATE) -> None:
         """Walks from the objects given, by the names that users know them by."""
+        self._aside = late.objects
         for name, value in roots.items():
-            self.reach(value, Trail(name))
-            self._empty()  # so that things are called after the first root that has them
+            if name not in late.roots:
+                self.reach(value, Trail(name))
+                self._empty()  # so that things are called after the first root that has them
         if self.executes(_READ_ENVIRONMENT):
             self._mapping(os.environ._data, Trail("os.environ"))  # type: ignore[attr-defined]
             del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
         self._empty()
+        self._read_modules_met()
+        self._walk_late([(roots[name], Trail(name)) for name in roots if name in late.roots], late)
+        for namespace, trails in self._globals.values():
+            self.guards.keys(namespace, list(trails))
+            self.places.append(places.Names(namespace, trails))
+
+    def _walk_late(self, roots: list[tuple[Any, Trail]], late: Late) -> None:
+        self._aside = frozenset()
+        self._skip |= {holder: frozenset(keys) for holder, keys in late.skip.items()}
+        for value, trail in [*self._put_aside, *roots]:
+            self.reach(value, trail)
+            self._empty()
+        self._read_modules_met()
+
+    def _read_modules_met(self) -> None:
         scanned: set[str] | None = None
         while scanned != self.module_names and not self._is_full():
             scanned = set(self.module_names)
             for module, trail in list(self._modules.values()):
                 self._read_module(module, frozenset(scanned), trail)
             self._empty()
-        for namespace, trails in self._globals.values():
-            self.guards.keys(namespace, list(trails))
-            self.places.append(places.Names(namespace, trails))
 
     def _empty(self) -> None:
         while self._waiting:

@@ -10,6 +10,7 @@ nobody.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import CodeType
@@ -19,7 +20,8 @@ from weakref import ref
 import torch
 
 from waterflow.account.account import Account
-from waterflow.account.code_names import names_in
+from waterflow.account.code_names import code_names, names_in
+from waterflow.account.code_walk import Late
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.account.structure import Structure
 from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
@@ -27,7 +29,12 @@ from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.common.environment import process_flags
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import Layout, live_places, trained_parameters
+from waterflow.job.optimizer_state import (
+    Layout,
+    hyperparameter_places,
+    live_places,
+    trained_parameters,
+)
 from waterflow.job.rules import StepRules
 from waterflow.job.several import optimizers_in
 
@@ -243,8 +250,7 @@ class Assumptions:
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
         # A step of the user's own may read a learning rate, too, where the trace has a number.
-        reads = self._job.step is not None and seen is not None and _reads_groups(seen)
-        roots, skip = self._roots(), live_places(self._job.optimizer, numbers=not reads)
+        roots, skip, late = self._roots(), live_places(self._job.optimizer), self._late(seen)
         for module in self._job.root.modules():
             if is_own_class(type(module)):  # a host's notes, which no step knows of
                 skip[id(module)] = getattr(module, "unread_by_steps", set())
@@ -252,12 +258,25 @@ class Assumptions:
         def take() -> Account:
             if seen is None:
                 return Account.take(
-                    roots, names, skip=skip, most=_FIRST_LOOK, unless_any=self._may_try
+                    *(roots, names, None, skip),
+                    most=_FIRST_LOOK,
+                    unless_any=self._may_try,
+                    late=late,
                 )
-            return Account.take(roots, seen.names, seen.codes, skip)
+            return Account.take(roots, seen.names, seen.codes, skip, late=late)
 
         with undisturbed():  # thousands of objects that stay would have all others looked through
             return self._caller.look(take)
+
+    def _late(self, seen: Seen | None) -> Late:
+        """Hyperparameters are live where the optimizer alone reads them: whatever else leads to
+        them, code of the step computes with them, too, and has numbers in the trace. Where no step
+        was observed yet, its first check is still to come."""
+        optimizer = self._job.optimizer
+        reads = seen is not None and any(map(_reads_groups, seen.codes))
+        own = (optimizer, *optimizers_in(optimizer))
+        aside = () if reads else frozenset(map(id, own))
+        return Late(("optimizer",), aside, hyperparameter_places(optimizer))
 
     def _roots(self) -> dict[str, Any]:
         what = "loss" if self._job.step is None else "step"
@@ -274,9 +293,16 @@ def _fields(job: Job) -> tuple[Any, ...]:
     return job.model, job.optimizer, job.loss, job.step, *job.rules
 
 
-def _reads_groups(seen: Seen) -> bool:
-    """Whether code of the user's may have read hyperparameters of an optimizer."""
-    names = names_in(code for code in seen.codes if not is_trusted_code(code))
+#: What torch's optimizers do with their groups at each step, by their functions' names.
+_OF_UPDATES = re.compile(r"step|zero_grad|_init_group|_\w+_graph_capture_health_check|wrapper")
+
+
+def _reads_groups(code: CodeType) -> bool:
+    """Whether code may read hyperparameters through an optimizer, and is not part of its step."""
+    is_torchs = is_trusted_code(code)
+    if is_torchs and _OF_UPDATES.fullmatch(code.co_name):
+        return False
+    names = code_names(code).names if is_torchs else names_in([code])
     return names is None or "param_groups" in names
 
 

@@ -108,23 +108,24 @@ def moved_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return [key for key in keys if not same_value(before.get(key), now.get(key))]
 
 
-def live_places(optimizer: torch.optim.Optimizer, numbers: bool = True) -> dict[int, set[str]]:
+def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
     """What captures follow by themselves: keys, by the identity of the object or dictionary.
 
-    Hyperparameters are inputs of a captured step, or checked for each; the state's tensors are
-    bound to it; the rest are notes that `step` leaves, without an effect on its numbers.
-
-    Args:
-        optimizer: the optimizer.
-        numbers: whether nobody else than the optimizer computes with its hyperparameters.
+    The state's tensors are bound to a captured step; the rest are notes that `step` leaves, without
+    an effect on its numbers.
     """
     notes = {"state", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
     places = {id(RemovableHandle): {"next_id"}}
     for member in optimizers_in(optimizer):
         places.update({id(member): notes, id(vars(member)): notes})
-    for group in optimizer.param_groups if numbers else ():
-        places[id(group)] = {key for key in group if key != "params"}
     return places
+
+
+def hyperparameter_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
+    """What captures follow by themselves as long as nobody but the optimizer reads it: its
+    hyperparameters, which are inputs of a captured step, or checked for each."""
+    groups = optimizer.param_groups
+    return {id(group): {key for key in group if key != "params"} for group in groups}
 
 
 class StateEntries:

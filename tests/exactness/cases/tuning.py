@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 
 import torch
 from torch import optim
 from torch.optim import swa_utils
 
-from tests.exactness.case import EAGER, KEPT, Subject, adam, at, case, every, job, mlp, sgd
+from tests.exactness.case import (
+    EAGER,
+    KEPT,
+    Subject,
+    adam,
+    at,
+    case,
+    cross_entropy,
+    every,
+    job,
+    mlp,
+    sgd,
+)
 
 # -- changed in a callback
 
@@ -182,3 +196,75 @@ def copies_of_the_model(live):
     model, kept = mlp(0.2), []
     made = job(model, on_step=every(True, lambda step: kept.append(copy.deepcopy(model))))
     return Subject(made, lambda: [copied.state_dict() for copied in kept])
+
+
+# -- steps that compute with hyperparameters themselves, by whatever way they come to them
+
+
+class _Keeper:
+    """An object of the user's that has something."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+
+GROUPS = []
+
+
+def reads_a_rate(name, way):
+    """Enters a job whose loss depends on a learning rate, which a callback changes.
+
+    `way`: of an optimizer and a scheduler, what reads the rate in the step.
+    """
+
+    def make(live):
+        model = mlp()
+        optimizer = sgd(model)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        model.own = optimizer.param_groups if "module" in name else None
+        GROUPS[:] = optimizer.param_groups
+        rate = way(optimizer, scheduler, model)
+
+        def loss(model, batch):
+            return cross_entropy(model, batch) * (1 + rate())
+
+        def change():
+            optimizer.param_groups[0]["lr"] = 0.5
+
+        return job(model, loss=loss, optimizer=optimizer, on_step=at(4, live, change))
+
+    make.__name__ = f"rate_read_{name}"
+    case(*KEPT, "opaque")(make)
+
+
+def _of_group(optimizer, scheduler, model):
+    group = optimizer.param_groups[0]
+    return lambda: group["lr"]
+
+
+def _of_kept(optimizer, scheduler, model):
+    keeper = _Keeper(optimizer.param_groups[0])
+    return lambda: keeper.kept["lr"]
+
+
+def _of_tuple(optimizer, scheduler, model):
+    kept = (optimizer, [{"inner": optimizer.param_groups}])
+    return lambda: kept[1][0]["inner"][0]["lr"]
+
+
+reads_a_rate("of_a_group", _of_group)
+reads_a_rate("of_an_object", _of_kept)
+reads_a_rate("of_containers", _of_tuple)
+reads_a_rate("of_a_global", lambda o, s, m: lambda: GROUPS[0]["lr"])
+reads_a_rate("of_the_optimizer", lambda o, s, m: lambda: o.param_groups[0]["lr"])
+reads_a_rate("by_the_module", lambda o, s, m: lambda: m.own[0]["lr"])
+reads_a_rate("by_getattr", lambda o, s, m: lambda: getattr(o, "param_" + "groups")[0]["lr"])
+reads_a_rate("of_its_dict", lambda o, s, m: lambda: vars(o)["param_groups"][0]["lr"])
+reads_a_rate("of_its_state_dict", lambda o, s, m: lambda: [*o.state_dict().values()][1][0]["lr"])
+reads_a_rate("of_its_text", lambda o, s, m: lambda: float(str(o).split("lr: ")[1].split()[0]))
+reads_a_rate("by_the_scheduler", lambda o, s, m: lambda: s.optimizer.param_groups[0]["lr"])
+reads_a_rate("by_what_the_scheduler_says", lambda o, s, m: lambda: s.get_lr()[0])
+reads_a_rate("by_items", lambda o, s, m: lambda: dict(o.param_groups[0].items())["lr"])
+reads_a_rate(
+    "of_a_partial", lambda o, s, m: functools.partial(operator.getitem, o.param_groups[0], "lr")
+)

@@ -722,3 +722,20 @@ def _kept_and_summed(live):
 
 
 entered("whole_gradients_kept_and_added_to", _kept_and_summed, *KEPT, "opaque", matters=False)
+
+
+def _enclosed_group(live):
+    """The step has a group of an optimizer, and not only the optimizer."""
+    pair = Pair()
+    group = pair.second.param_groups[0]
+
+    def step(batch):
+        value, told = pair.step(batch)
+        with torch.no_grad():
+            pair.other[0].weight.mul_(1 - group["lr"])
+        return value, told
+
+    return pair.subject(step, on_step=at(4, live, lambda: group.update(lr=0.3)))
+
+
+entered("whole_with_a_group_of_its_own", _enclosed_group, *KEPT, "opaque")

@@ -548,9 +548,9 @@ def walks(monkeypatch):
     found = []
     run = account.Walk.run
 
-    def counted(self, roots):
+    def counted(self, roots, late):
         found.append(self.names)
-        run(self, roots)
+        run(self, roots, late)
 
     monkeypatch.setattr(account.Walk, "run", counted)
     monkeypatch.setattr(account, "_KNOWN_NAMES", {})

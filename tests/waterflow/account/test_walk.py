@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from waterflow.account.code_walk import Late
 from waterflow.account.walk import Walk
 
 pytestmark = pytest.mark.cpu
@@ -137,3 +138,17 @@ def test_nobodys_code_runs():
 
     walk = walked(box=Box(touchy=Touchy()))
     assert walk.guards.holds()
+
+
+def test_what_is_put_aside_is_walked_last_and_skipped_where_nothing_else_leads_to_it():
+    inner, outer = {"rate": 1.0}, {"rate": 2.0}
+    owner = {"inner": inner, "outer": outer}
+    roots = {"step": [owner, outer], "owner": owner}
+    late = Late(("owner",), {id(owner)}, {id(inner): {"rate"}, id(outer): {"rate"}})
+    walk = Walk(None, None, {})
+    walk.run(roots, late)
+    assert walk.guards.difference() is None
+    inner["rate"] = 3.0  # its owner's alone
+    assert walk.guards.difference() is None
+    outer["rate"] = 3.0
+    assert walk.guards.difference() is not None

@@ -9,6 +9,7 @@ from tests.support.steps import first_batch, job_of
 from waterflow.job.optimizer_state import (
     Layout,
     StateEntries,
+    hyperparameter_places,
     hyperparameters,
     live_places,
     moved_numbers,
@@ -112,8 +113,8 @@ def test_plain_values_may_count_and_another_dictionary_is_another_state():
 
 def test_what_captures_follow_by_themselves_is_left_out_of_accounts():
     optimizer = trained()
-    places = live_places(optimizer)
+    places = hyperparameter_places(optimizer)
     (group,) = optimizer.param_groups
     assert {"lr", "betas"} <= places[id(group)]
     assert "params" not in places[id(group)]
-    assert "state" in places[id(optimizer)]
+    assert "state" in live_places(optimizer)[id(optimizer)]
