@@ -20,6 +20,7 @@ import functools
 import gc
 import hashlib
 import logging
+import os
 import pathlib
 import random
 import re
@@ -39,6 +40,7 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import code_names
+from waterflow.account.portable import NotPortableError, portable_name
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 
@@ -69,6 +71,9 @@ _PLAIN_PROBES = (random.Random, np.random.Generator, np.random.RandomState, torc
 _VALUES: tuple[Any, ...] = (int, float, complex, str, bytes)
 
 
+_ENVIRONMENT = os.environ._data  # type: ignore[attr-defined]
+
+
 class NoStructureError(Exception):
     """An account has something that cannot be compared across jobs. Never a user's."""
 
@@ -78,6 +83,8 @@ class Structure:
 
     Attributes:
         digest: equal for equal structures, in one process, as long as `pinned` lives.
+        portable: equal for equal structures of all processes with the same installation and
+            environment; None where it was not asked for, or there is none.
         pinned: objects that are in the digest by their addresses.
         tensors: the tensors met, by their numbers.
     """
@@ -87,6 +94,7 @@ class Structure:
         account: Account,
         roots: Iterable[Any],
         numbers_aside: Collection[int] = (),
+        portable: bool = False,
     ) -> None:
         """Takes the structure of an account.
 
@@ -94,6 +102,7 @@ class Structure:
             account: of one job.
             roots: what it was taken from.
             numbers_aside: identities of dictionaries whose numbers do not count.
+            portable: whether other processes' are compared with it.
 
         Raises:
             NoStructureError: there is something that cannot be compared.
@@ -106,9 +115,8 @@ class Structure:
         writer.run()
         if id(id) in writer.pinned or any(map(_may_hash, filter(account.executes, account.codes))):
             raise NoStructureError("code that may look at addresses")
-        self.digest = hashlib.sha256(
-            repr(writer.words).encode("utf-8", "surrogatepass")
-        ).hexdigest()
+        self.digest = _digest(writer.words)
+        self.portable = _portable(writer, account) if portable else None
         self.pinned: Collection[Any] = list(writer.pinned.values())
         self.tensors: Mapping[int, torch.Tensor] = {
             number: value for number, value in enumerate(writer.met) if is_a(value, torch.Tensor)
@@ -147,6 +155,8 @@ class _Writer:
     def __init__(self, account: Account, numbers_aside: Collection[int]) -> None:
         self.words: list[Any] = []
         self.pinned: dict[int, Any] = {}
+        self.pins: list[int] = []  # where among the words their addresses are
+        self.environment = slice(0, 0)  # where the process's environment is
         self.kinds: list[type] = []  # whose rules are known
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
         self._account = account
@@ -163,10 +173,13 @@ class _Writer:
         """Writes every place, in the order of the walk."""
         self._drain()
         for place in self._account.places:
+            began = len(self.words)
             self.words += "@", type(place).__name__
             self.value(_holder_of(place))
             _PLACES[type(place)](self, place)
             self._drain()
+            if _holder_of(place) is _ENVIRONMENT:
+                self.environment = slice(began, len(self.words))
 
     def _drain(self) -> None:
         while self._waiting:
@@ -184,7 +197,6 @@ class _Writer:
             if self._is_new(value):
                 self.words += kind.__name__, value if kind is not float else value.hex()
         elif self._is_pinned(value, kind):
-            self.pinned[id(value)] = value
             self._pin(value)
         elif self._is_new(value):
             self._waiting.append(value)
@@ -192,6 +204,7 @@ class _Writer:
     def _pin(self, value: Any) -> None:
         self.pinned[id(value)] = value
         self.words += "!", id(value)
+        self.pins.append(len(self.words) - 1)
 
     def _everybodys(self, value: Any) -> None:
         """A value that a class or a module has: of torch's, not all are walked."""
@@ -358,6 +371,7 @@ class _Writer:
             self._everybodys(value)
 
     def _names(self, place: places.Names) -> None:
+        self.words.append(str(place.namespace.get("__name__")))  # whose these are
         for name in sorted(place.trails):
             self.words.append(name)
             if name in place.before:
@@ -409,6 +423,32 @@ class _Writer:
     def _slot(self, place: places.Slot) -> None:
         self.words.append(place.descriptor.__name__)
         self._sequence(place.before)
+
+
+def _digest(words: list[Any]) -> str:
+    return hashlib.sha256(repr(words).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _portable(writer: _Writer, account: Account) -> str | None:
+    """The digest with names in place of addresses.
+
+    Without the process's environment, which no account tells from what code reads of it: where the
+    user's code names it, there is none.
+    """
+    own = (code for code in account.codes if not is_trusted_code(code))
+    if any(_READS_ENVIRONMENT & code_names(code).names for code in own):
+        return None
+    words = list(writer.words)
+    try:
+        for place in writer.pins:
+            words[place] = portable_name(writer.pinned[words[place]])
+    except NotPortableError:
+        return None
+    return _digest(words[: writer.environment.start] + words[writer.environment.stop :])
+
+
+#: Names by which code reads variables of the environment.
+_READS_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
 
 
 def _holder_of(place: Any) -> Any:

@@ -137,11 +137,14 @@ class Assumptions:
             return "a process-wide setting of torch"
         return self._caller.look(self._account.difference)
 
-    def structure(self) -> JobStructure | None:
+    def structure(self, portable: bool = False) -> JobStructure | None:
         """For comparisons with other jobs; None where it has something that has none.
 
         Live hyperparameters do not count, nor their copies among the defaults, which no step of
         torch's own optimizers computes with.
+
+        Args:
+            portable: whether with those of other processes, too.
         """
         job, context = self._job, self._caller.kind
         if context is None:
@@ -150,7 +153,7 @@ class Assumptions:
         aside = {id(job.optimizer.defaults)} if own else set()
         roots = [*self._roots().values(), tuple(trained_parameters(job.optimizer))]
         try:
-            found = Structure(self._account, roots, aside)
+            found = Structure(self._account, roots, aside, portable)
         except Exception:  # no structure, or objects that refuse to be looked at
             return None
         key = found.digest, self._flags, job.rules, context, self._with_optimizer
