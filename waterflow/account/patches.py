@@ -7,6 +7,7 @@ trusted, and is the same for all jobs of a process, but not in the next process.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import types
 from typing import Any
@@ -21,6 +22,7 @@ _RUN = (
     *("torch.nn.", "torch.optim.", "torch.autograd.", "torch.amp.", "torch.functional."),
     *("torch._tensor.", "torch.overrides.", "torch.utils.checkpoint.", "torch._VF."),
 )
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
 
 
@@ -52,7 +54,8 @@ def _patch(module: str, value: Any) -> str | None:
 def _is_others(value: Any) -> bool:
     kind = type(value)
     if kind is types.FunctionType:
-        if is_trusted_code(value.__code__):
+        code = value.__code__
+        if code.co_filename.startswith(_TORCH) or is_trusted_code(code):
             return False
         own = str(value.__globals__.get("__name__"))  # data classes and named tuples make methods
         return not (is_trusted_name(own) or own.startswith("namedtuple_"))

@@ -33,6 +33,7 @@ _MOST_CODES = 20_000
 _HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
 _ATOMS = frozenset({type(None), bool, int, str, bytes, type(...), type(NotImplemented)})
 _TORCH_ATOMS = frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format})
+_CONTAINERS = (tuple, list, dict, collections.OrderedDict, types.MappingProxyType)
 _HINTS: tuple[Any, ...] = (types.GenericAlias, types.UnionType, typing.TypeVar, typing._Final)  # type: ignore[attr-defined]
 _DESCRIPTORS: tuple[Any, ...] = (
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
@@ -103,9 +104,18 @@ def _constant(value: Any) -> Any:
 def _class(value: type) -> str:
     name = f"{value.__module__}.{value.__qualname__}"
     is_fixed = not value.__flags__ & _HEAP_TYPE or value.__module__ == _PYBIND
-    if not (is_fixed or is_trusted_class(value)):
+    if not (is_fixed or (is_trusted_class(value) and is_everybodys(value))):
         raise NotPortableError(f"the class {name}")
     return f"class {name}"
+
+
+def is_everybodys(value: Any) -> bool:
+    """Whether a function or class is what its module has under its name, and was not made for one
+    job."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found is value
 
 
 def _module(value: types.ModuleType) -> str:
@@ -123,7 +133,11 @@ _OPERATOR_HOLDERS: tuple[Any, ...] = (type(torch.ops),)
 def _function(value: types.FunctionType) -> str:
     if not is_trusted_code(value.__code__):
         raise NotPortableError(f"the function {value.__qualname__}")
-    return f"function {value.__module__}.{value.__qualname__} {code_digest(value.__code__)}"
+    defaults = _plain((value.__defaults__, value.__kwdefaults__))
+    if defaults is None and not is_everybodys(value):
+        raise NotPortableError(f"defaults of the function {value.__qualname__}")
+    code = code_digest(value.__code__)
+    return f"function {value.__module__}.{value.__qualname__} {code} {defaults!r}"
 
 
 def _object(value: Any) -> str:
@@ -146,9 +160,9 @@ def _plain(value: Any) -> Any:
         return kind.__name__, repr(value)
     if issubclass(kind, enum.Enum) and is_trusted_class(kind):
         return kind.__qualname__, value.name
-    if kind in (tuple, list, dict, collections.OrderedDict):
-        items = value.items() if issubclass(kind, dict) else value
-        parts = [kind.__name__, *map(_plain, items)]
+    if kind in _CONTAINERS or (issubclass(kind, (tuple, list, dict)) and is_trusted_class(kind)):
+        items = value if issubclass(kind, (tuple, list)) else value.items()
+        parts = [kind.__qualname__, *map(_plain, items)]
         return None if None in parts else parts
     if kind in (set, frozenset):
         members = [_plain(part) for part in value]

@@ -24,7 +24,6 @@ import os
 import pathlib
 import random
 import re
-import sys
 import threading
 import types
 import typing
@@ -40,7 +39,7 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import code_names
-from waterflow.account.portable import NotPortableError, portable_name
+from waterflow.account.portable import NotPortableError, is_everybodys, portable_name
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 
@@ -234,7 +233,7 @@ class _Writer:
             return is_trusted_class(value) or id(value) not in self._placed
         if kind is types.FunctionType:
             return id(value) not in self._placed and (
-                value.__closure__ is None or _is_everybodys(value)
+                value.__closure__ is None or is_everybodys(value)
             )
         if kind is types.BuiltinFunctionType:
             owner = type(value.__self__)
@@ -453,14 +452,6 @@ _READS_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
 
 def _holder_of(place: Any) -> Any:
     return getattr(place, _HOLDERS.get(type(place), "holder"))
-
-
-def _is_everybodys(function: types.FunctionType) -> bool:
-    """Whether a function is what its module has under its name, and was not made for one job."""
-    found: Any = sys.modules.get(function.__module__)
-    for name in function.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is function
 
 
 def _may_hash(code: types.CodeType) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from waterflow.account.account import Account
 from waterflow.account.code_names import names_in
+from waterflow.account.importers import without_importers
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.account.structure import Structure
 from waterflow.account.trust import is_trusted_class, is_trusted_code
@@ -52,8 +53,8 @@ class Seen:
     @classmethod
     def by(cls, observer: Any) -> Seen:
         """What an observer (`purity.observer`) has seen."""
-        codes = observer.codes()
-        return cls(frozenset(codes), names_in(codes, observer.calls()))
+        codes, calls = without_importers(observer.codes(), observer.calls())
+        return cls(frozenset(codes), names_in(codes, calls))
 
 
 @dataclass(frozen=True)
@@ -186,15 +187,16 @@ class Assumptions:
             Why the step cannot be replayed, None where it can: a call whose result may change, or
             state that cannot be looked at.
         """
-        impurities = impure_calls(observer.calls(), observer.codes())
+        codes, calls = without_importers(observer.codes(), observer.calls())
+        impurities = impure_calls(calls, codes)
         if impurities:
             first = impurities[0]
             return f"the step calls {first.name}, which {first.why} ({first.file}:{first.line})"
-        if self.seen is None or not self.seen.codes.issuperset(observer.codes()):
+        if self.seen is None or not self.seen.codes.issuperset(codes):
             self.seen = Seen.by(observer)
             self._account = self._take(self.seen)
             self._look = self._caller.look_at(self.guards)
-        return self._hidden(observer.codes())
+        return self._hidden(codes)
 
     def _hidden(self, executed: Collection[CodeType]) -> str | None:
         """What the step can read, or runs, that the account does not show."""

@@ -35,6 +35,16 @@ _TAKE = "getitem"
 #: Literal tensors up to this size are written, by their bytes.
 _MOST_LITERAL = 1 << 14
 
+#: All that traces consist of: what is not written here would be lost.
+_OF_FORWARD = {
+    *("recording", "inputs", "loss", "gradients", "backward_start", "reassigned", "metrics"),
+    "stand_ins",
+}
+_OF_OPTIMIZER = {
+    *("recording", "inputs", "outputs", "constants", "state_before", "state_after", "fixed"),
+    *("guards", "values"),
+}
+
 Number = Callable[[torch.Tensor], int | None]
 
 
@@ -99,6 +109,8 @@ class _Writer:
         self._known: dict[Any, int] = {}
 
     def forward(self, trace: ForwardTrace) -> dict[str, Any]:
+        if vars(trace).keys() != _OF_FORWARD or trace.stand_ins:
+            raise NotPlainError("a trace of another form")
         nodes = {node: place for place, node in enumerate(trace.recording.graph.nodes)}
         return {
             "nodes": self._nodes(trace.recording, None),
@@ -113,6 +125,8 @@ class _Writer:
 
     def optimizer(self, trace: OptimizerTrace) -> dict[str, Any]:
         nodes = {node: place for place, node in enumerate(trace.recording.graph.nodes)}
+        if vars(trace).keys() != _OF_OPTIMIZER:
+            raise NotPlainError("a trace of another form")
         if any(key[0] == "hyper" for key in trace.inputs):
             raise NotPlainError("a hyperparameter that is a tensor")
         return {

@@ -10,6 +10,7 @@ from waterflow.executor.device.base import Device
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.steps.batch_preparer import BatchPreparer
+from waterflow.steps.capture_cache import CaptureCache
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.shared_captures import SharedCaptures
@@ -38,6 +39,8 @@ class JobSteps:
         tiers: when its steps are captured; None: before they run first.
         limit: bytes that its steps are planned into; None: any.
         spill_to: where values are spilled to: one of `spilling.TIERS`.
+        keeps_captures: whether captures are read from disk, and kept there. What is read is to be
+            compared with an eager step before it trains.
         prefetcher: brings its batches to the device, None where they are there already.
         opacity: what of its step is not captured.
         persistent: what it holds between steps.
@@ -59,6 +62,7 @@ class JobSteps:
     tiers: Tiers | None = None
     limit: int | None = None
     spill_to: str = TIERS[0]
+    keeps_captures: bool = False
     prefetcher: BatchPrefetcher | None = field(init=False, default=None)
     opacity: Opacity = field(init=False)
     persistent: PersistentTensors = field(init=False)
@@ -92,6 +96,7 @@ class JobSteps:
             self.persistent,
             profiler,
             self.spiller,
+            CaptureCache(job, self.keeps_captures),
             self.prefetcher,
         )
         if self.tiers is not None:

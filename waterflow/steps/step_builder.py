@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.forward import ForwardTrace, trace_forward
+from waterflow.capture.graph_file import Traces
 from waterflow.capture.join import join
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.side_effects import TraceWatch
@@ -21,6 +22,7 @@ from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import NotCapturableError, hyperparameters, state_layout
 from waterflow.partitioner.graph.effects import draws_on_host
+from waterflow.steps.capture_cache import CaptureCache, KeptCapture
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import PreparedStep, Specialization
@@ -68,6 +70,7 @@ class StepBuilder:
         persistent: what the job holds between steps.
         profiler: what the steps allocate.
         spiller: plans the steps into the job's limit.
+        disk: captures that are kept between processes.
         prefetcher: brings batches to the device, None where they are there already.
         is_alone: whether no other job under way is known to look like this one.
         draws: whether a step that was built draws random numbers on the host.
@@ -84,6 +87,7 @@ class StepBuilder:
     persistent: PersistentTensors
     profiler: StepProfiler
     spiller: StepSpiller
+    disk: CaptureCache
     prefetcher: BatchPrefetcher | None = None
     is_alone: Callable[[], bool] = lambda: False
     draws: bool = False
@@ -138,6 +142,7 @@ class StepBuilder:
 
     def note_checked(self, specialization: Specialization) -> None:
         """A check has shown what a step really reads: others need not agree in more."""
+        self.disk.note_checked(specialization)
         if specialization.offer is not None:
             is_last = specialization.checked.issuperset(specialization.steps)
             offer = specialization.offer
@@ -148,6 +153,7 @@ class StepBuilder:
 
     def note_wrong(self, specialization: Specialization) -> None:
         """A check has shown that the step is not the eager one, or changes what it reads."""
+        self.disk.note_wrong(specialization)
         if specialization.offer is not None:
             if specialization.offer.capture is not None:
                 self.captures.withdraw(specialization.offer.capture)
@@ -221,12 +227,19 @@ class StepBuilder:
             yield watch
 
     def _captured(self, flat: FlatBatch, sight: Hashable) -> Specialization:
+        try:
+            return self._captured_anew(flat, sight)
+        except Exception:
+            if not self.disk.gives_up():
+                raise
+        return self._captured_anew(flat, sight)  # what had been kept is gone
+
+    def _captured_anew(self, flat: FlatBatch, sight: Hashable) -> Specialization:
         seen = self.trials.seen
         with self._watched(flat.signature) as watch:
             waits = self.is_alone()  # to offer it: a check tells more, and nobody asks before
-            known = None if waits else watch.assumptions.structure()
-            forward = trace_forward(self.job, flat, watch)
-            traces = self._optimizer_traces(forward, watch)
+            forward, traces, kept = self._traced(flat, watch)
+            known = None if waits else self._structure(watch, kept)
             assumptions = watch.assumptions
             if self.opacity.optimizer is not None:
                 assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
@@ -234,6 +247,7 @@ class StepBuilder:
             may_share = not watch.touched_streams
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
+        self.disk.note(specialization, kept if may_share else None)
         self._taken.clear()
         self.shared_with = None
         if may_share:
@@ -247,6 +261,28 @@ class StepBuilder:
             if waits or offer.capture is not None:
                 specialization.offer = offer
         return specialization
+
+    @staticmethod
+    def _structure(watch: TraceWatch, kept: KeptCapture | None) -> JobStructure | None:
+        """Of what the traces take for granted, as it was before them."""
+        return watch.assumptions.structure() if kept is None else kept.key.known
+
+    def _traced(
+        self, flat: FlatBatch, watch: TraceWatch
+    ) -> tuple[ForwardTrace, _Traces, KeptCapture | None]:
+        """The step's traces, and their place on disk, if they have one."""
+        made: list[tuple[ForwardTrace, _Traces]] = []
+
+        def trace() -> Traces | None:
+            forward = trace_forward(self.job, flat, watch)
+            first, steady = self._optimizer_traces(forward, watch)
+            made.append((forward, (first, steady)))
+            return None if steady is None else Traces(forward, first, steady)
+
+        found, kept = self.disk.traced(flat, watch.assumptions, trace)
+        if found is None:
+            return *made[0], None
+        return found.forward, (found.first, found.steady), kept
 
     def _optimizer_traces(self, forward: ForwardTrace, watch: TraceWatch) -> _Traces:
         if self.opacity.optimizer is not None:
