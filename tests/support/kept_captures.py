@@ -175,7 +175,7 @@ _edits("a default of the constructor", "p=0.25", "p=0.5")
 _edits("a global", "SCALE = 2.0", "SCALE = 3.0")
 _edits("a global's kind", "SCALE = 2.0", "SCALE = 2")
 _edits("a global array", "[1.0, 0.5, 2.0]", "[1.0, 0.25, 2.0]")
-_edits("a global tensor's layout", "[1.0, 2.0, 1.0, 0.5]", "[[1.0, 2.0, 1.0, 0.5]] * 2)[0].clone(")
+_edits("a global tensor's strides", "1.0, 0.5])", "1.0, 0.5]).repeat_interleave(2)[::2]")
 _edits("a global tensor's values", "[1.0, 2.0, 1.0, 0.5]", "[1.0, 2.0, 1.0, 0.75]")
 _edits("an attribute", "self.factor = 1.5", "self.factor = 1.25")
 _edits("a list's order", "[2, 3]", "[3, 2]")
@@ -194,7 +194,7 @@ _models("other strides", lambda model: _transposed(model.block.inner))
 _models("a forward hook", lambda model: model.block.register_forward_hook(_double))
 _models("a parameter's hook", lambda model: model.last.weight.register_hook(_double_gradient))
 _models("one buffer more", lambda model: model.register_buffer("more", torch.ones(2)))
-_models("no running statistics", lambda model: setattr(model.block.norm, "momentum", None))
+_models("a module's momentum", lambda model: setattr(model.block.norm, "momentum", 0.2))
 _models("another module", lambda model: setattr(model, "drop", nn.Dropout1d(0.25)))
 _models("a method of the object's own", lambda model: setattr(model, "bent", torch.relu))
 _optimizers("amsgrad", lambda m: torch.optim.AdamW(m.parameters(), 0.01, amsgrad=True))
@@ -212,7 +212,7 @@ _optimizers("fewer parameters", lambda m: torch.optim.AdamW([*m.parameters()][:3
 _batches("a batch's size", lambda batch: tuple(part[:8].clone() for part in batch))
 _batches("a batch's strides", lambda batch: (batch[0].t().contiguous().t(), batch[1]))
 _batches("a batch's kind", list)
-_batches("a batch's types", lambda batch: (batch[0], batch[1].to(torch.uint8).long().clone()[:9]))
+_batches("a batch of more tensors", lambda batch: (*batch, batch[0]))
 _options("clipping", clip_grad_norm=0.5)
 _options("other clipping", clip_grad_value=0.1)
 _options("autocast", autocast=torch.bfloat16)
@@ -276,48 +276,49 @@ def _scaled_linear(module: Any, args: Any, output: Any) -> Any:
     return output * 1.5 if type(module) is nn.Linear else output
 
 
-_traces: list[int] = []
+@contextlib.contextmanager
+def counting() -> Iterator[list[str]]:
+    """Inside, captures are kept however small they are; what is yielded grows with each trace."""
+    traces: list[str] = []
+    trace, least = step_builder.trace_forward, capture_cache.LEAST_SECONDS
+
+    def traced(job: wf.Job, *others: Any) -> Any:
+        traces.append(job.name)
+        return trace(job, *others)
+
+    step_builder.trace_forward, capture_cache.LEAST_SECONDS = traced, 0.0
+    try:
+        yield traces
+    finally:
+        step_builder.trace_forward, capture_cache.LEAST_SECONDS = trace, least
 
 
-def train(name: str) -> dict[str, Any]:
-    """Trains the job changed in one way, and the same in the eager loop."""
+def train(name: str, **options: Any) -> dict[str, Any]:
+    """Trains the job changed in one way, and the same in the eager loop.
+
+    Args:
+        name: of the way.
+        options: of the job, in place of its own.
+    """
     parts = Parts()
     found = (SAME | OTHER)[name](parts)
-    with found if hasattr(found, "__enter__") else contextlib.nullcontext():
+    parts.options.update(options)
+    with found if hasattr(found, "__enter__") else contextlib.nullcontext(), counting() as traces:
         eager, job = parts.job(), parts.job()
-        _traces.clear()
-        report = wf.run([job], memory="64MiB")
-        losses = wf.run_eager(eager, threads=1).losses if False else _eager(eager)
+        report = wf.run([job], memory="64MiB", lanes=1, threads=1)
+        losses = wf.run_eager(eager, threads=1).losses
     same = np.array_equal(np.array(report["a"].losses), np.array(losses), equal_nan=True)
     weights = zip(job.model.state_dict().values(), eager.model.state_dict().values(), strict=True)
     return {
         "way": name,
-        "traces": len(_traces),
+        "traces": len(traces),
         "captured": report["a"].captured,
         "error": report["a"].error,
         "equal": bool(same and all(torch.equal(one, other) for one, other in weights)),
     }
 
 
-def _eager(job: wf.Job) -> list[float]:
-    threads = max(1, torch.get_num_threads() // 2)
-    return list(wf.run_eager(job, threads=threads).losses)
-
-
-def main(names: list[str]) -> None:
-    """Trains in each of these ways."""
-    os.environ["WATERFLOW_TIERS"] = "off"
-    capture_cache.LEAST_SECONDS = 0.0  # so small a step would not be kept
-    trace = step_builder.trace_forward
-
-    def traced(*arguments: Any) -> Any:
-        _traces.append(1)
-        return trace(*arguments)
-
-    step_builder.trace_forward = traced
-    for name in names:
-        print(json.dumps(train(name)), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    os.environ["WATERFLOW_TIERS"] = "off"
+    for way in sys.argv[1:]:
+        print(json.dumps(train(way)), flush=True)

@@ -125,6 +125,14 @@ class CaptureCache:
             if kept is not None and not kept.is_read and self._is_as_kept(specialization, kept):
                 _write(kept)
 
+    def takes_back(self, specialization: Specialization) -> bool:
+        """Whether a specialization that is not checked yet was read; its file is gone then."""
+        kept = self._kept.get(specialization)
+        if kept is None or not kept.is_read:
+            return False
+        self.note_wrong(specialization)
+        return True
+
     def note_wrong(self, specialization: Specialization) -> None:
         """The step is not the eager one, or changes what it reads."""
         kept = self._kept.pop(specialization, None)
