@@ -16,7 +16,7 @@ import logging
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np

@@ -20,6 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 from waterflow.account.patches import patched
 from waterflow.account.portable import code_digest
 from waterflow.capture.assumptions import Assumptions, JobStructure
+from waterflow.capture.traced_floats import traceable
 from waterflow.common.environment import installation, switches
 from waterflow.job.batch import FlatBatch
 from waterflow.job.epochs import MicroBatches
@@ -30,7 +31,6 @@ from waterflow.job.optimizer_state import (
     state_layout,
     trained_parameters,
 )
-from waterflow.capture.traced_floats import traceable
 
 #: Variables of the environment that torch and the libraries below it read.
 _READ_BY_LIBRARIES = (
@@ -114,8 +114,9 @@ def _libraries() -> Any:
     for name in list(torch.library._impls):
         if name.startswith("aten/") and not name.endswith(_ELSEWHERE):
             raise NoKeyError(f"a kernel of somebody's own for {name}")
-    variables = sorted(item for item in os.environ.items() if item[0].startswith(_READ_BY_LIBRARIES))
-    return variables, torch.get_num_threads(), torch._C._get_sdp_priority_order()
+    variables = sorted(name for name in os.environ if name.startswith(_READ_BY_LIBRARIES))
+    values = [(name, os.environ[name]) for name in variables]
+    return values, torch.get_num_threads(), torch._C._get_sdp_priority_order()
 
 
 def _seen(assumptions: Assumptions) -> Any:

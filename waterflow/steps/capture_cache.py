@@ -148,9 +148,7 @@ class CaptureCache:
             step.optimizer is trace for step, trace in zip(steps, known, strict=True)
         )
 
-    def _found(
-        self, sight: str, flat: FlatBatch, assumptions: Assumptions
-    ) -> KeptCapture | None:
+    def _found(self, sight: str, flat: FlatBatch, assumptions: Assumptions) -> KeptCapture | None:
         if not any(name.startswith(sight) for name in cached_names(_FOLDER)):
             return None
         key = portable_key(self.job, assumptions, flat)

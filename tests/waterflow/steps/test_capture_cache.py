@@ -114,7 +114,9 @@ def _replaced(file, make):
 
 
 def _renamed(document):
-    document["operators"] = [[name.replace("addmm", "gone"), s] for name, s in document["operators"]]
+    document["operators"] = [
+        [name.replace("addmm", "gone"), s] for name, s in document["operators"]
+    ]
 
 
 def _foreign(document):
@@ -156,7 +158,8 @@ def test_a_damaged_file_is_no_capture(cache, damage):
 
 def _as_sigmoid(document):
     (place,) = (n for n, (name, _) in enumerate(document["operators"]) if "aten.tanh.d" in name)
-    document["operators"][place] = ["aten.sigmoid.default", str(torch.ops.aten.sigmoid.default._schema)]
+    other = torch.ops.aten.sigmoid.default
+    document["operators"][place] = [str(other), str(other._schema)]
 
 
 @pytest.mark.parametrize(
