@@ -64,7 +64,7 @@ MODELS: dict[str, Callable[[], wf.Job]] = {made.__name__: made for made in (mlp,
 
 
 def capture(name: str) -> dict[str, object]:
-    """Trains a few steps in this process; what the captures have taken, and how many were traced."""
+    """Trains a few steps in this process; what captures have taken, and how many were traced."""
     from waterflow.steps import step_builder
 
     seconds, traces = 0.0, 0

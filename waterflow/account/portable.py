@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waterflow.account.class_parts import is_a, slots_of
+from waterflow.account.class_parts import base_of, is_a, slots_of
 from waterflow.account.trust import is_trusted_class, is_trusted_code, is_trusted_name
 from waterflow.allocator_ext import _C
 
@@ -145,8 +145,8 @@ def _object(value: Any) -> str:
     kind: Any = type(value)
     described = _plain(value)
     if described is None:
-        own = _C.instance_dict(value)
-        described = _plain(own) if own is not None and not slots_of(kind) else None
+        is_seen = base_of(kind) is object and not slots_of(kind)
+        described = _plain(_C.instance_dict(value) or {}) if is_seen else None
         described = described and (_class(kind), described)
     if described is None:
         raise NotPortableError(f"an object of {kind.__module__}.{kind.__qualname__}")
@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
         return kind.__name__, repr(value)
     if issubclass(kind, enum.Enum) and is_trusted_class(kind):
         return kind.__qualname__, value.name
-    if kind in _CONTAINERS or (issubclass(kind, (tuple, list, dict)) and is_trusted_class(kind)):
+    if kind in _CONTAINERS or _is_trusted_container(value, kind):
         items = value if issubclass(kind, (tuple, list)) else value.items()
         parts = [kind.__qualname__, *map(_plain, items)]
         return None if None in parts else parts
@@ -205,6 +205,11 @@ def _namespace(value: Any) -> str:
     if value.name not in _NAMESPACES:
         raise NotPortableError(f"operators of {value.name}")
     return f"operators of {value.name}"
+
+
+def _is_trusted_container(value: Any, kind: Any) -> bool:
+    own = issubclass(kind, (tuple, list, dict)) and is_trusted_class(kind)
+    return own and not _C.instance_dict(value)
 
 
 #: Of extensions, without public names: methods that pybind11 makes, and pointers.

@@ -439,10 +439,15 @@ def _portable(writer: _Writer, account: Account) -> str | None:
         return None
     words = list(writer.words)
     try:
-        for place in writer.pins:
-            words[place] = portable_name(writer.pinned[words[place]])
+        # With its number, as two objects may be called the same.
+        names = {
+            address: (number, portable_name(value))
+            for number, (address, value) in enumerate(writer.pinned.items())
+        }
     except NotPortableError:
         return None
+    for place in writer.pins:
+        words[place] = names[words[place]]
     return _digest(words[: writer.environment.start] + words[writer.environment.stop :])
 
 

@@ -10,7 +10,6 @@ from waterflow.executor.device.base import Device
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.job import Job
 from waterflow.steps.batch_preparer import BatchPreparer
-from waterflow.steps.capture_cache import CaptureCache
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.shared_captures import SharedCaptures
@@ -96,8 +95,8 @@ class JobSteps:
             self.persistent,
             profiler,
             self.spiller,
-            CaptureCache(job, self.keeps_captures),
             self.prefetcher,
+            keeps_captures=self.keeps_captures,
         )
         if self.tiers is not None:
             builder.is_alone = self.tiers.is_alone

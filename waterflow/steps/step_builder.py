@@ -70,12 +70,13 @@ class StepBuilder:
         persistent: what the job holds between steps.
         profiler: what the steps allocate.
         spiller: plans the steps into the job's limit.
-        disk: captures that are kept between processes.
         prefetcher: brings batches to the device, None where they are there already.
         is_alone: whether no other job under way is known to look like this one.
         draws: whether a step that was built draws random numbers on the host.
         seconds: what all that was built has taken, without waits for jobs that look alike.
         shared_with: the job whose capture the latest is; None where it is its own.
+        keeps_captures: whether captures are kept between processes.
+        disk: those that are.
     """
 
     job: Job
@@ -87,15 +88,19 @@ class StepBuilder:
     persistent: PersistentTensors
     profiler: StepProfiler
     spiller: StepSpiller
-    disk: CaptureCache
     prefetcher: BatchPrefetcher | None = None
     is_alone: Callable[[], bool] = lambda: False
     draws: bool = False
     seconds: float = 0.0
     shared_with: str | None = None
+    keeps_captures: bool = False
+    disk: CaptureCache = field(init=False)
     _taken: dict[_Look, tuple[Assumptions, JobStructure | None]] = field(
         default_factory=dict, init=False
     )
+
+    def __post_init__(self) -> None:
+        self.disk = CaptureCache(self.job, self.keeps_captures)
 
     def build(self, flat: FlatBatch) -> Specialization:
         """The step for such batches, as the user's Python is now: another job's, or captured.
