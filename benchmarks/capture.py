@@ -85,11 +85,14 @@ def capture(name: str) -> dict[str, object]:
 
     step_builder.StepBuilder.build = timed  # type: ignore[assignment,method-assign]
     step_builder.trace_forward = counted  # type: ignore[assignment]
-    torch.manual_seed(0)
-    job = MODELS[name]()
-    job.data, job.steps, job.capture = list(job.data) * 3, 3, True
-    report = wf.run([job], memory="8GiB", lanes=1, threads=1)
-    report.raise_errors()
+    try:
+        torch.manual_seed(0)
+        job = MODELS[name]()
+        job.data, job.steps, job.capture = list(job.data) * 3, 3, True
+        wf.run([job], memory="8GiB", lanes=1, threads=1).raise_errors()
+    finally:
+        step_builder.StepBuilder.build = build  # type: ignore[method-assign]
+        step_builder.trace_forward = trace
     return {"seconds": seconds, "traces": traces}
 
 

@@ -158,7 +158,8 @@ def _plain(value: Any) -> Any:
     kind = type(value)
     if kind in _ATOMS or kind in _TORCH_ATOMS or kind in (float, complex):
         return kind.__name__, repr(value)
-    if issubclass(kind, enum.Enum) and is_trusted_class(kind):
+    is_choice = issubclass(kind, enum.Enum) or "__entries" in vars(kind)  # of pybind11
+    if is_choice and is_trusted_class(kind):
         return kind.__qualname__, value.name
     if kind in _CONTAINERS or _is_trusted_container(value, kind):
         items = value if issubclass(kind, (tuple, list)) else value.items()

@@ -12,6 +12,7 @@ nothing.
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import datetime
 import decimal
@@ -40,6 +41,7 @@ from waterflow.account import places
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.portable import NotPortableError, is_everybodys, portable_name
+from waterflow.account.probes import UNSET
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 
@@ -66,6 +68,8 @@ _PINNED: tuple[Any, ...] = (
 _BARE = frozenset({object, type(threading.Lock()), type(threading.RLock())})
 #: Probes whose answers are plain values, identities of nothing.
 _PLAIN_PROBES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+#: Plain values of context variables: a whole number may be an object's identity.
+_TELLING = frozenset({type(None), bool, str, float})
 #: What objects of classes derived from these hold beside attributes.
 _VALUES: tuple[Any, ...] = (int, float, complex, str, bytes)
 
@@ -416,6 +420,8 @@ class _Writer:
             self.words.append(hashlib.sha256(repr(place.before).encode()).hexdigest())
         elif type(place.holder) in _PLAIN_PROBES:
             self.words.append(place.before)
+        elif type(place.holder) is contextvars.ContextVar:
+            self.words += place.holder.name, _context_value(place)
         elif not is_a(place.holder, weakref.ref):
             raise NoStructureError(f"the state of {place.trail}")
 
@@ -434,7 +440,7 @@ def _portable(writer: _Writer, account: Account) -> str | None:
     Without the process's environment, which no account tells from what code reads of it: where the
     user's code names it, there is none.
     """
-    own = (code for code in account.codes if not is_trusted_code(code))
+    own = (c for c in account.codes if account.executes(c) and not is_trusted_code(c))
     if any(_READS_ENVIRONMENT & code_names(code).names for code in own):
         return None
     words = list(writer.words)
@@ -464,6 +470,20 @@ def _may_hash(code: types.CodeType) -> bool:
     are given are there for dictionaries."""
     is_made = code.co_filename == "<string>" and code.co_name == "__hash__"
     return "hash" in code_names(code).global_names and not is_made and not is_trusted_code(code)
+
+
+def _context_value(place: places.Probed) -> str:
+    """The value of a context variable, or that it has none beside its default, if that is plain."""
+    value = place.before
+    is_set = value != UNSET
+    if not is_set:
+        try:
+            value = contextvars.Context().run(place.holder.get)
+        except LookupError:
+            return "neither value nor default"
+    if type(value) not in _TELLING:
+        raise NoStructureError(f"the state of {place.trail}")
+    return f"{'value' if is_set else 'default'} {value!r}"
 
 
 def _is_full(cell: types.CellType) -> bool:
