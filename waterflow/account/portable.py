@@ -31,6 +31,7 @@ _PYBIND = "pybind11_builtins"
 #: So many digests of code are remembered.
 _MOST_CODES = 20_000
 _HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
+_IMMUTABLE = 1 << 8  # of those that C code has made for good
 _ATOMS = frozenset({type(None), bool, int, str, bytes, type(...), type(NotImplemented)})
 _TORCH_ATOMS = frozenset({torch.dtype, torch.device, torch.layout, torch.memory_format})
 _CONTAINERS = (tuple, list, dict, collections.OrderedDict, types.MappingProxyType)
@@ -103,8 +104,10 @@ def _constant(value: Any) -> Any:
 
 def _class(value: type) -> str:
     name = f"{value.__module__}.{value.__qualname__}"
-    is_fixed = not value.__flags__ & _HEAP_TYPE or value.__module__ == _PYBIND
-    if not (is_fixed or (is_trusted_class(value) and is_everybodys(value))):
+    is_made = value.__flags__ & _HEAP_TYPE and not value.__flags__ & _IMMUTABLE
+    is_fixed = not is_made and is_trusted_name(value.__module__)
+    is_known = is_fixed or (is_trusted_class(value) and is_everybodys(value))
+    if not (is_known or value.__module__ == _PYBIND):
         raise NotPortableError(f"the class {name}")
     return f"class {name}"
 
