@@ -82,6 +82,7 @@ bench: $(BUILT)
 	$(BIN)/python -m benchmarks.dispatch
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.tape
+	$(BIN)/python -m benchmarks.capture
 	$(BIN)/python -m benchmarks.allocator
 
 clean:

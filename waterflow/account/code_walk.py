@@ -188,7 +188,7 @@ class CodeWalk:
         trusted = is_trusted_code(code)
         if not trusted:
             self.module_names |= found.names
-        for name in found.global_names:
+        for name in sorted(found.global_names):  # in one order in every process
             if name in namespace:
                 trail = Trail(f"global {name!r} of {_where(code)}")
                 self._named(namespace, name, trail)
@@ -259,7 +259,7 @@ class CodeWalk:
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
             names = names | {"__getattr__"} | (self.names or frozenset())
-        for name in names & namespace.keys():
+        for name in sorted(names & namespace.keys()):
             self._named(namespace, name, trail.attribute(name))
             value = namespace[name]
             if not trusted or is_a(value, _READ_IN_TRUSTED) or is_foreign(value):

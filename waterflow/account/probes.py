@@ -124,6 +124,8 @@ def _frame_values(generator: types.GeneratorType[Any, Any, Any]) -> Iterable[Any
 # Others
 
 _NOTHING = object()
+#: What a context variable's probe tells where nobody has set it.
+UNSET = id(_NOTHING)
 
 
 def _context_value(variable: contextvars.ContextVar[Any]) -> Any:

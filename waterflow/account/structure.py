@@ -12,6 +12,7 @@ nothing.
 from __future__ import annotations
 
 import collections
+import contextvars
 import copy
 import datetime
 import decimal
@@ -20,10 +21,10 @@ import functools
 import gc
 import hashlib
 import logging
+import os
 import pathlib
 import random
 import re
-import sys
 import threading
 import types
 import typing
@@ -39,6 +40,8 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import code_names
+from waterflow.account.portable import NotPortableError, is_everybodys, portable_name
+from waterflow.account.probes import UNSET
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 
@@ -65,8 +68,13 @@ _PINNED: tuple[Any, ...] = (
 _BARE = frozenset({object, type(threading.Lock()), type(threading.RLock())})
 #: Probes whose answers are plain values, identities of nothing.
 _PLAIN_PROBES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+#: Plain values of context variables: a whole number may be an object's identity.
+_TELLING = frozenset({type(None), bool, str, float})
 #: What objects of classes derived from these hold beside attributes.
 _VALUES: tuple[Any, ...] = (int, float, complex, str, bytes)
+
+
+_ENVIRONMENT = os.environ._data  # type: ignore[attr-defined]
 
 
 class NoStructureError(Exception):
@@ -78,6 +86,8 @@ class Structure:
 
     Attributes:
         digest: equal for equal structures, in one process, as long as `pinned` lives.
+        portable: equal for equal structures of all processes with the same installation and
+            environment; None where it was not asked for, or there is none.
         pinned: objects that are in the digest by their addresses.
         tensors: the tensors met, by their numbers.
     """
@@ -87,6 +97,7 @@ class Structure:
         account: Account,
         roots: Iterable[Any],
         numbers_aside: Collection[int] = (),
+        portable: bool = False,
     ) -> None:
         """Takes the structure of an account.
 
@@ -94,6 +105,7 @@ class Structure:
             account: of one job.
             roots: what it was taken from.
             numbers_aside: identities of dictionaries whose numbers do not count.
+            portable: whether other processes' are compared with it.
 
         Raises:
             NoStructureError: there is something that cannot be compared.
@@ -106,9 +118,8 @@ class Structure:
         writer.run()
         if id(id) in writer.pinned or any(map(_may_hash, filter(account.executes, account.codes))):
             raise NoStructureError("code that may look at addresses")
-        self.digest = hashlib.sha256(
-            repr(writer.words).encode("utf-8", "surrogatepass")
-        ).hexdigest()
+        self.digest = _digest(writer.words)
+        self.portable = _portable(writer, account) if portable else None
         self.pinned: Collection[Any] = list(writer.pinned.values())
         self.tensors: Mapping[int, torch.Tensor] = {
             number: value for number, value in enumerate(writer.met) if is_a(value, torch.Tensor)
@@ -147,6 +158,8 @@ class _Writer:
     def __init__(self, account: Account, numbers_aside: Collection[int]) -> None:
         self.words: list[Any] = []
         self.pinned: dict[int, Any] = {}
+        self.pins: list[int] = []  # where among the words their addresses are
+        self.environment = slice(0, 0)  # where the process's environment is
         self.kinds: list[type] = []  # whose rules are known
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
         self._account = account
@@ -163,10 +176,13 @@ class _Writer:
         """Writes every place, in the order of the walk."""
         self._drain()
         for place in self._account.places:
+            began = len(self.words)
             self.words += "@", type(place).__name__
             self.value(_holder_of(place))
             _PLACES[type(place)](self, place)
             self._drain()
+            if _holder_of(place) is _ENVIRONMENT:
+                self.environment = slice(began, len(self.words))
 
     def _drain(self) -> None:
         while self._waiting:
@@ -184,7 +200,6 @@ class _Writer:
             if self._is_new(value):
                 self.words += kind.__name__, value if kind is not float else value.hex()
         elif self._is_pinned(value, kind):
-            self.pinned[id(value)] = value
             self._pin(value)
         elif self._is_new(value):
             self._waiting.append(value)
@@ -192,6 +207,7 @@ class _Writer:
     def _pin(self, value: Any) -> None:
         self.pinned[id(value)] = value
         self.words += "!", id(value)
+        self.pins.append(len(self.words) - 1)
 
     def _everybodys(self, value: Any) -> None:
         """A value that a class or a module has: of torch's, not all are walked."""
@@ -221,7 +237,7 @@ class _Writer:
             return is_trusted_class(value) or id(value) not in self._placed
         if kind is types.FunctionType:
             return id(value) not in self._placed and (
-                value.__closure__ is None or _is_everybodys(value)
+                value.__closure__ is None or is_everybodys(value)
             )
         if kind is types.BuiltinFunctionType:
             owner = type(value.__self__)
@@ -358,6 +374,7 @@ class _Writer:
             self._everybodys(value)
 
     def _names(self, place: places.Names) -> None:
+        self.words.append(str(place.namespace.get("__name__")))  # whose these are
         for name in sorted(place.trails):
             self.words.append(name)
             if name in place.before:
@@ -403,6 +420,8 @@ class _Writer:
             self.words.append(hashlib.sha256(repr(place.before).encode()).hexdigest())
         elif type(place.holder) in _PLAIN_PROBES:
             self.words.append(place.before)
+        elif type(place.holder) is contextvars.ContextVar:
+            self.words += place.holder.name, _context_value(place)
         elif not is_a(place.holder, weakref.ref):
             raise NoStructureError(f"the state of {place.trail}")
 
@@ -411,16 +430,39 @@ class _Writer:
         self._sequence(place.before)
 
 
+def _digest(words: list[Any]) -> str:
+    return hashlib.sha256(repr(words).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _portable(writer: _Writer, account: Account) -> str | None:
+    """The digest with names in place of addresses.
+
+    Without the process's environment, which no account tells from what code reads of it: where the
+    user's code names it, there is none.
+    """
+    own = (c for c in account.codes if account.executes(c) and not is_trusted_code(c))
+    if any(_READS_ENVIRONMENT & code_names(code).names for code in own):
+        return None
+    words = list(writer.words)
+    try:
+        # With its number, as two objects may be called the same.
+        names = {
+            address: (number, portable_name(value))
+            for number, (address, value) in enumerate(writer.pinned.items())
+        }
+    except NotPortableError:
+        return None
+    for place in writer.pins:
+        words[place] = names[words[place]]
+    return _digest(words[: writer.environment.start] + words[writer.environment.stop :])
+
+
+#: Names by which code reads variables of the environment.
+_READS_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
+
+
 def _holder_of(place: Any) -> Any:
     return getattr(place, _HOLDERS.get(type(place), "holder"))
-
-
-def _is_everybodys(function: types.FunctionType) -> bool:
-    """Whether a function is what its module has under its name, and was not made for one job."""
-    found: Any = sys.modules.get(function.__module__)
-    for name in function.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is function
 
 
 def _may_hash(code: types.CodeType) -> bool:
@@ -428,6 +470,20 @@ def _may_hash(code: types.CodeType) -> bool:
     are given are there for dictionaries."""
     is_made = code.co_filename == "<string>" and code.co_name == "__hash__"
     return "hash" in code_names(code).global_names and not is_made and not is_trusted_code(code)
+
+
+def _context_value(place: places.Probed) -> str:
+    """The value of a context variable, or that it has none beside its default, if that is plain."""
+    value = place.before
+    is_set = value != UNSET
+    if not is_set:
+        try:
+            value = contextvars.Context().run(place.holder.get)
+        except LookupError:
+            return "neither value nor default"
+    if type(value) not in _TELLING:
+        raise NoStructureError(f"the state of {place.trail}")
+    return f"{'value' if is_set else 'default'} {value!r}"
 
 
 def _is_full(cell: types.CellType) -> bool:

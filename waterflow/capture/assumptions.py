@@ -22,6 +22,7 @@ import torch
 from waterflow.account.account import Account
 from waterflow.account.code_names import code_names, names_in
 from waterflow.account.code_walk import Late
+from waterflow.account.importers import without_importers
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.account.structure import Structure
 from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
@@ -63,8 +64,8 @@ class Seen:
     @classmethod
     def by(cls, observer: Any) -> Seen:
         """What an observer (`purity.observer`) has seen."""
-        codes = observer.codes()
-        return cls(frozenset(codes), names_in(codes, observer.calls()))
+        codes, calls = without_importers(observer.codes(), observer.calls())
+        return cls(frozenset(codes), names_in(codes, calls))
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,14 @@ class Assumptions:
             return "the gradients that are there between two steps"
         return self._caller.look(self._account.difference)
 
-    def structure(self) -> JobStructure | None:
+    def structure(self, portable: bool = False) -> JobStructure | None:
         """For comparisons with other jobs; None where it has something that has none.
 
         Live hyperparameters do not count, nor their copies among the defaults, which no step of
         torch's own optimizers computes with.
+
+        Args:
+            portable: whether with those of other processes, too.
         """
         job, context = self._job, self._caller.kind
         if context is None:
@@ -193,7 +197,7 @@ class Assumptions:
         aside = {id(one.defaults) for one in members} if own else set()
         roots = [*self._roots().values(), tuple(trained_parameters(job.optimizer))]
         try:
-            found = Structure(self._account, roots, aside)
+            found = Structure(self._account, roots, aside, portable)
         except Exception:  # no structure, or objects that refuse to be looked at
             return None
         gradients = self._gradients.layouts()
@@ -227,15 +231,16 @@ class Assumptions:
             Why the step cannot be replayed, None where it can: a call whose result may change, or
             state that cannot be looked at.
         """
-        impurities = impure_calls(observer.calls(), observer.codes())
+        codes, calls = without_importers(observer.codes(), observer.calls())
+        impurities = impure_calls(calls, codes)
         if impurities:
             first = impurities[0]
             return f"the step calls {first.name}, which {first.why} ({first.file}:{first.line})"
-        if self.seen is None or not self.seen.codes.issuperset(observer.codes()):
+        if self.seen is None or not self.seen.codes.issuperset(codes):
             self.seen = Seen.by(observer)
             self._account = self._take(self.seen)
             self._look = self._caller.look_at(self.guards)
-        return self._hidden(observer.codes())
+        return self._hidden(codes)
 
     def _hidden(self, executed: Collection[CodeType]) -> str | None:
         """What the step can read, or runs, that the account does not show."""

@@ -77,7 +77,7 @@ def new_fake(
     mode: FakeTensorMode, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> FakeTensor:
     """A new contiguous fake tensor."""
-    return _fake(mode, _empty(shape, dtype=dtype, device=_META), device)
+    return fake_of(mode, _empty(shape, dtype=dtype, device=_META), device)
 
 
 def detached(tensor: FakeTensor) -> FakeTensor:
@@ -164,13 +164,13 @@ def _wrapped(mode: FakeTensorMode, result: Any, device: torch.device) -> Any:
     if isinstance(result, FakeTensor):
         return result  # written in place
     if isinstance(result, Tensor):
-        return _fake(mode, result, device)
+        return fake_of(mode, result, device)
     if isinstance(result, (tuple, list)):
         return type(result)(_wrapped(mode, part, device) for part in result)
     return result
 
 
-def _fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
+def fake_of(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
     """``FakeTensor(mode, tensor, device)``, whose attributes are those of one made so before."""
     known = mode.__dict__.setdefault("_attributes_of_fakes", {})
     # Functions that torch's function modes do not see (from_numpy) call operators with a mode on,

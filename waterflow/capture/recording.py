@@ -60,11 +60,15 @@ class Recording:
 
 
 def add_call(
-    graph: fx.Graph, target: Callable[..., Any], args: tuple[Any, ...], kwargs: Any = None
+    graph: fx.Graph,
+    target: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Any = None,
+    name: str | None = None,
 ) -> fx.Node:
     """``graph.call_function``, without a search for symbolic numbers, which captures do not have,
-    and with the name that the target had before."""
-    node = graph.create_node("call_function", target, name=_name_of(target))
+    and with the name that the target had before, or another."""
+    node = graph.create_node("call_function", target, name=name or _name_of(target))
     node.args = args
     if kwargs:
         node.kwargs = kwargs

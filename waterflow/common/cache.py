@@ -6,6 +6,7 @@ on without, and says so once. Files of others are not trusted: wrong sizes would
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import warnings
@@ -43,18 +44,70 @@ def cache_directory() -> Path | None:
 def read_cached(folder: str, name: str) -> bytes | None:
     """What is kept under a name in one of the cache's folders; None where nothing can be had."""
     try:
-        root = cache_directory()
-        if root is None:
-            return None
-        place = root / folder
-        for above in (place.parent, place):
-            _check(above.stat(), above)
-        return _content(place / name)
+        place = _trusted(folder)
+        return None if place is None else _content(place / name)
     except FileNotFoundError:
         return None
     except OSError as error:
         _tell(error)
         return None
+
+
+def cached_names(folder: str) -> list[str]:
+    """The names under which something is kept in one of the cache's folders."""
+    try:
+        place = _trusted(folder)
+        return [] if place is None else os.listdir(place)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        _tell(error)
+        return []
+
+
+def mark_used(folder: str, name: str) -> None:
+    """What was read is the last to go when the folder is trimmed."""
+    with contextlib.suppress(OSError):
+        root = cache_directory()
+        if root is not None:
+            os.utime(root / folder / name)
+
+
+def drop_cached(folder: str, name: str) -> None:
+    """Nothing is kept under a name any more."""
+    with contextlib.suppress(OSError):
+        root = cache_directory()
+        if root is not None:
+            (root / folder / name).unlink(missing_ok=True)
+
+
+def trim_cached(folder: str, most: int) -> None:
+    """Drops what has not been used for longest, until one of the cache's folders has no more bytes
+    than `most`."""
+    with contextlib.suppress(OSError):
+        place = _trusted(folder)
+        files = [] if place is None else [(e.stat(), e.name) for e in os.scandir(place)]
+        size = sum(status.st_size for status, _ in files)
+        for status, name in sorted(files, key=lambda file: file[0].st_mtime_ns):
+            if size <= most:
+                return
+            drop_cached(folder, name)
+            size -= status.st_size
+
+
+def _trusted(folder: str) -> Path | None:
+    """One of the cache's folders; None where there is no cache.
+
+    Raises:
+        OSError: it cannot be read, or others may have written there.
+    """
+    root = cache_directory()
+    if root is None:
+        return None
+    place = root / folder
+    for above in (place.parent, place):
+        _check(above.stat(), above)
+    return place
 
 
 def write_cached(folder: str, name: str, content: bytes) -> None:

@@ -74,6 +74,30 @@ def environment(gpu: bool = False) -> str:
     return "\n".join(parts)
 
 
+@functools.cache
+def installation() -> str:
+    """A digest that changes with the versions and the installed packages, and with this one."""
+    parts = [*_versions(), *_installed(), *_own_files()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def switches() -> list[str]:
+    """Process-wide and thread-wide switches, as texts that are equal for equal ones."""
+    return list(_flags())
+
+
+def _own_files() -> list[str]:
+    """Files of this package, its extensions included, as their sizes and dates tell them."""
+    found = []
+    for package in map(importlib.import_module, (*_OWN_PACKAGES, "waterflow.allocator_ext")):
+        folder = Path(str(package.__file__)).parent
+        for path in (*folder.rglob("*.py"), *folder.rglob("*.so")):
+            status = path.stat()
+            name = path.relative_to(folder)
+            found.append(f"{package.__name__} {name} {status.st_size} {status.st_mtime_ns}")
+    return sorted(set(found))
+
+
 def _versions() -> Iterator[str]:
     yield f"python {sys.version} {platform.machine()} {sys.flags.optimize}"
     yield f"torch {torch.__version__} {torch.version.git_version} {torch.version.cuda}"

@@ -166,6 +166,7 @@ class JobRun:
             tiers=tiers,
             limit=limit,
             spill_to=spill_to,
+            keeps_captures=(job.audit or audit) != "off",
         )
         self.needs = JobNeeds(self.steps)
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))

@@ -38,6 +38,8 @@ class JobSteps:
         tiers: when its steps are captured; None: before they run first.
         limit: bytes that its steps are planned into; None: any.
         spill_to: where values are spilled to: one of `spilling.TIERS`.
+        keeps_captures: whether captures are read from disk, and kept there. What is read is to be
+            compared with an eager step before it trains.
         prefetcher: brings its batches to the device, None where they are there already.
         opacity: what of its step is not captured.
         persistent: what it holds between steps.
@@ -59,6 +61,7 @@ class JobSteps:
     tiers: Tiers | None = None
     limit: int | None = None
     spill_to: str = TIERS[0]
+    keeps_captures: bool = False
     prefetcher: BatchPrefetcher | None = field(init=False, default=None)
     opacity: Opacity = field(init=False)
     persistent: PersistentTensors = field(init=False)
@@ -93,6 +96,7 @@ class JobSteps:
             profiler,
             self.spiller,
             self.prefetcher,
+            keeps_captures=self.keeps_captures,
         )
         if self.tiers is not None:
             builder.is_alone = self.tiers.is_alone

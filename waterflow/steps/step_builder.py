@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.forward import ForwardTrace, trace_forward
+from waterflow.capture.graph_file import Traces
 from waterflow.capture.join import join
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.own_step import trace_own_step
@@ -22,6 +23,7 @@ from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import NotCapturableError, hyperparameters, state_layout
 from waterflow.partitioner.graph.effects import draws_on_host
+from waterflow.steps.capture_cache import CaptureCache, KeptCapture
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import PreparedStep, Specialization
@@ -74,6 +76,8 @@ class StepBuilder:
         draws: whether a step that was built draws random numbers on the host.
         seconds: what all that was built has taken, without waits for jobs that look alike.
         shared_with: the job whose capture the latest is; None where it is its own.
+        keeps_captures: whether captures are kept between processes.
+        disk: those that are.
     """
 
     job: Job
@@ -90,9 +94,14 @@ class StepBuilder:
     draws: bool = False
     seconds: float = 0.0
     shared_with: str | None = None
+    keeps_captures: bool = False
+    disk: CaptureCache = field(init=False)
     _taken: dict[_Look, tuple[Assumptions, JobStructure | None]] = field(
         default_factory=dict, init=False
     )
+
+    def __post_init__(self) -> None:
+        self.disk = CaptureCache(self.job, self.keeps_captures)
 
     def build(self, flat: FlatBatch) -> Specialization:
         """The step for such batches, as the user's Python is now: another job's, or captured.
@@ -128,7 +137,7 @@ class StepBuilder:
             if self.job.step is None:
                 traces = self._optimizer_traces(specialization.forward, watch)
             else:
-                specialization.forward, traces = self._traced(flat, watch)
+                specialization.forward, traces, _ = self._traced(flat, watch)
         self._add_steps(specialization, flat, traces)
         self.spiller.fit(specialization, flat)
 
@@ -142,6 +151,7 @@ class StepBuilder:
 
     def note_checked(self, specialization: Specialization) -> None:
         """A check has shown what a step really reads: others need not agree in more."""
+        self.disk.note_checked(specialization)
         if specialization.offer is not None:
             is_last = specialization.checked.issuperset(specialization.steps)
             offer = specialization.offer
@@ -152,6 +162,7 @@ class StepBuilder:
 
     def note_wrong(self, specialization: Specialization) -> None:
         """A check has shown that the step is not the eager one, or changes what it reads."""
+        self.disk.note_wrong(specialization)
         if specialization.offer is not None:
             if specialization.offer.capture is not None:
                 self.captures.withdraw(specialization.offer.capture)
@@ -225,11 +236,19 @@ class StepBuilder:
             yield watch
 
     def _captured(self, flat: FlatBatch, sight: Hashable) -> Specialization:
+        try:
+            return self._captured_anew(flat, sight)
+        except Exception:
+            if not self.disk.gives_up():
+                raise
+        return self._captured_anew(flat, sight)  # what had been kept is gone
+
+    def _captured_anew(self, flat: FlatBatch, sight: Hashable) -> Specialization:
         seen = self.trials.seen
         with self._watched(flat.signature) as watch:
             waits = self.is_alone()  # to offer it: a check tells more, and nobody asks before
-            known = None if waits else watch.assumptions.structure()
-            forward, traces = self._traced(flat, watch)
+            forward, traces, kept = self._traced(flat, watch)
+            known = None if waits else self._structure(watch, kept)
             assumptions = watch.assumptions
             if self.opacity.optimizer is not None:
                 assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
@@ -237,6 +256,7 @@ class StepBuilder:
             may_share = not watch.touched_streams
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
+        self.disk.note(specialization, kept if may_share else None)
         self._taken.clear()
         self.shared_with = None
         if may_share:
@@ -251,12 +271,30 @@ class StepBuilder:
                 specialization.offer = offer
         return specialization
 
-    def _traced(self, flat: FlatBatch, watch: TraceWatch) -> tuple[ForwardTrace, _Traces]:
-        if self.job.step is None:
+    @staticmethod
+    def _structure(watch: TraceWatch, kept: KeptCapture | None) -> JobStructure | None:
+        """Of what the traces take for granted, as it was before them."""
+        return watch.assumptions.structure() if kept is None else kept.key.known
+
+    def _traced(
+        self, flat: FlatBatch, watch: TraceWatch
+    ) -> tuple[ForwardTrace, _Traces, KeptCapture | None]:
+        """The step's traces, and their place on disk, if they have one."""
+        if self.job.step is not None:
+            whole, live = trace_own_step(self.job, flat, self.persistent.tensors, watch)
+            return whole, (None, live), None
+        made: list[tuple[ForwardTrace, _Traces]] = []
+
+        def trace() -> Traces | None:
             forward = trace_forward(self.job, flat, watch)
-            return forward, self._optimizer_traces(forward, watch)
-        forward, live = trace_own_step(self.job, flat, self.persistent.tensors, watch)
-        return forward, (None, live)
+            first, steady = self._optimizer_traces(forward, watch)
+            made.append((forward, (first, steady)))
+            return None if steady is None else Traces(forward, first, steady)
+
+        found, kept = self.disk.traced(flat, watch.assumptions, trace)
+        if found is None:
+            return *made[0], None
+        return found.forward, (found.first, found.steady), kept
 
     def _optimizer_traces(self, forward: ForwardTrace, watch: TraceWatch) -> _Traces:
         if self.opacity.optimizer is not None:

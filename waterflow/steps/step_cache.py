@@ -156,6 +156,8 @@ class StepCache:
             CaptureError: it may not, and the job insists on capture.
         """
         if checked.difference is not None:
+            if self._takes_back(specialization):
+                return
             self._builder.note_wrong(specialization)
             self._opacity.give_up_step(
                 "its captured step gives other numbers than the eager one: "
@@ -165,11 +167,13 @@ class StepCache:
         if checked.adopted:
             return
         moved = specialization.assumptions.difference()
+        problem = None if moved else specialization.assumptions.narrow(checked.seen)
+        if (moved or problem) and self._takes_back(specialization):
+            return
         if moved is not None:
             self._kept.drop(specialization)
             problem = self._trials.count_move(moved)
         else:
-            problem = specialization.assumptions.narrow(checked.seen)
             self._trials.note_seen(specialization.assumptions)
         if problem is not None or moved is not None:
             self._builder.note_wrong(specialization)
@@ -178,6 +182,15 @@ class StepCache:
         elif moved is None:
             specialization.checked.add(step)
             self._builder.note_checked(specialization)
+
+    def _takes_back(self, specialization: Specialization) -> bool:
+        """Whether a capture that a check has found wrong, or doubtful, came from disk: the next
+        one does not, and its own check counts."""
+        if not self._builder.disk.takes_back(specialization):
+            return False
+        self._builder.note_wrong(specialization)
+        self._kept.drop(specialization)
+        return True
 
     def written(self) -> list[torch.Tensor]:
         """The tensors that some step writes to: persistent ones, and constants of its own."""

@@ -1,5 +1,7 @@
 """Structures: equal exactly where no code tells two objects' state apart."""
 
+import contextvars
+import os
 import threading
 import types
 
@@ -92,3 +94,52 @@ def test_tensors_have_the_same_numbers_in_equal_structures():
     assert second.tensors[first.number_of(ones.b)] is others.b
     assert first.number_of(others.a) is None
     assert not first.without_tensors().tensors
+
+
+NOWHERE = contextvars.ContextVar("nowhere")
+PLAIN = contextvars.ContextVar("plain", default=0.5)
+OF_AN_OBJECT = contextvars.ContextVar("of an object", default=(1,))
+
+
+def test_context_variables_count_with_plain_values():
+    def digests(value=None):
+        if value is not None:
+            PLAIN.set(value)
+        return structure_of(holder(a=PLAIN, b=NOWHERE)).digest
+
+    assert digests() == digests()
+    set_ = [contextvars.copy_context().run(digests, value) for value in (0.5, 0.25, "text")]
+    assert len({digests(), *set_}) == 4
+    for value in (7, [1]):
+        with pytest.raises(NoStructureError):
+            contextvars.copy_context().run(digests, value)
+    with pytest.raises(NoStructureError):
+        structure_of(holder(a=OF_AN_OBJECT))
+
+
+def portable_of(value):
+    names = frozenset({*"abcdx", "one", "other", "p", "weight", "rate", "in_features"})
+    return Structure(Account.take({"value": value}, names), [value], portable=True).portable
+
+
+def test_a_portable_digest_tells_apart_what_a_structure_does():
+    found = [{portable_of(make()) for _ in range(2)} for make in SAME.values()]
+    assert all(len(each) == 1 and None not in each for each in found)
+    assert len(set.union(*found)) == len(SAME)
+
+
+def test_the_environment_does_not_count_but_where_code_names_it(monkeypatch):
+    def step():
+        return 1
+
+    def reading():
+        return os.environ["A_NAME"]
+
+    before = portable_of(holder(a=step))
+    assert portable_of(holder(a=reading)) is None
+    monkeypatch.setenv("A_NAME", "b")
+    assert portable_of(holder(a=step)) == before is not None
+
+
+def test_what_has_no_name_in_other_processes_has_no_portable_digest():
+    assert portable_of(holder(a=types.ModuleType("torch"))) is None

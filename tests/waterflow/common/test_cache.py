@@ -14,7 +14,16 @@ import pytest
 
 import waterflow as wf
 from waterflow.common import cache as cache_module
-from waterflow.common.cache import cache_directory, distrust_cached, read_cached, write_cached
+from waterflow.common.cache import (
+    cache_directory,
+    cached_names,
+    distrust_cached,
+    drop_cached,
+    mark_used,
+    read_cached,
+    trim_cached,
+    write_cached,
+)
 
 pytestmark = pytest.mark.virtual
 
@@ -218,3 +227,35 @@ def test_each_cache_is_told_about(cache, monkeypatch, tmp_path):
     (tmp_path / "another").write_text("")
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path / "another"))
     assert_no_cache("another")
+
+
+def test_a_folder_is_trimmed_by_use(cache):
+    for number in range(4):
+        write_cached("kind", f"name-{number}", bytes(100))
+        os.utime(cache / "kind" / f"name-{number}", ns=(number, number))
+    mark_used("kind", "name-0")
+    trim_cached("kind", 250)
+    assert sorted(cached_names("kind")) == ["name-0", "name-3"]
+    drop_cached("kind", "name-3")
+    drop_cached("kind", "name-3")
+    assert cached_names("kind") == ["name-0"]
+
+
+def test_looking_into_what_is_not_there_is_no_fault(cache, monkeypatch):
+    def look():
+        mark_used("kind", "name")
+        drop_cached("kind", "name")
+        trim_cached("kind", 0)
+        return cached_names("kind")
+
+    assert told(look) == ([], [])
+    monkeypatch.setenv("WATERFLOW_CACHE", "off")
+    assert told(look) == ([], [])
+
+
+def test_names_in_a_folder_of_others_are_not_trusted(cache):
+    use()
+    (cache / "kind").chmod(0o777)
+    names, warned = told(lambda: cached_names("kind"))
+    assert names == []
+    assert len(warned) == 1

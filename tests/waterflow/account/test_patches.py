@@ -1,0 +1,55 @@
+"""Code of somebody's own in torch is found wherever a step may come across it."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from waterflow.account.patches import patched
+
+pytestmark = pytest.mark.virtual
+
+
+class Callable:
+    def __call__(self, *arguments):
+        return arguments[0]
+
+
+def own(*arguments, **options):
+    return arguments[0]
+
+
+@functools.wraps(nn.functional.relu)
+def disguised(*arguments, **options):
+    return arguments[0]
+
+
+def test_torch_as_it_is_has_none():
+    assert patched() is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        *((nn.functional, "relu"), (torch, "matmul"), (nn.Linear, "forward")),
+        *((nn.Module, "__call__"), (torch.Tensor, "add"), (torch.optim.Adam, "step")),
+        *((torch.optim.Optimizer, "zero_grad"), (torch.utils.checkpoint, "checkpoint")),
+    ],
+)
+@pytest.mark.parametrize(
+    "value", [own, disguised, Callable(), Callable().__call__, functools.partial(own)]
+)
+def test_a_patch_is_found(monkeypatch, owner, name, value):
+    monkeypatch.setattr(owner, name, value)
+    assert name in patched()
+
+
+def test_a_class_in_place_of_another(monkeypatch):
+    class Linear(nn.Linear):
+        pass
+
+    monkeypatch.setattr(nn, "Linear", Linear)
+    assert patched().endswith("Linear")

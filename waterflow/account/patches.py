@@ -1,0 +1,69 @@
+"""Whether somebody has put code of their own into torch, where every step may come across it.
+
+An account meets such code where the user's own code names it. What torch's code calls by itself is
+trusted, and is the same for all jobs of a process, but not in the next process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from typing import Any
+
+import torch
+
+from waterflow.account.class_parts import is_a
+from waterflow.account.trust import is_trusted_class, is_trusted_code, is_trusted_name
+
+#: Modules whose functions and classes a step may run, each with what is below it.
+_RUN = (
+    *("torch.nn.", "torch.optim.", "torch.autograd.", "torch.amp.", "torch.functional."),
+    *("torch._tensor.", "torch.overrides.", "torch.utils.checkpoint.", "torch._VF."),
+)
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
+
+
+def patched() -> str | None:
+    """The first of torch's names under which there is somebody else's code; None: there is none."""
+    for name, module in list(sys.modules.items()):
+        if not ((name + ".").startswith(_RUN) or name == "torch"):
+            continue
+        if is_a(module, types.ModuleType):
+            for part, value in list(vars(module).items()):
+                found = _patch(name, value)
+                if found is not None and part != "compile":  # which no captured step calls
+                    return f"{name}.{part}{found}"
+    return None
+
+
+def _patch(module: str, value: Any) -> str | None:
+    """The rest of the name of a patch in what a module has; empty where it is the whole."""
+    if not is_a(value, type):
+        return "" if _is_others(value) else None
+    if value.__module__ != module and value is not torch.Tensor:
+        return None if is_trusted_class(value) else ""
+    for name, own in list(vars(value).items()):
+        if _is_others(own):
+            return f".{name}"
+    return None
+
+
+def _is_others(value: Any) -> bool:
+    kind = type(value)
+    if kind is types.FunctionType:
+        code = value.__code__
+        if code.co_filename.startswith(_TORCH) or is_trusted_code(code):
+            return False
+        own = str(value.__globals__.get("__name__"))  # data classes and named tuples make methods
+        return not (is_trusted_name(own) or own.startswith("namedtuple_"))
+    if kind in (types.MethodType, staticmethod, classmethod):
+        return _is_others(value.__func__)
+    if kind is functools.partial:
+        return _is_others(value.func)
+    if kind is property:
+        return any(map(_is_others, (value.fget, value.fset, value.fdel)))
+    is_made = kind.__flags__ & _HEAP_TYPE and not is_a(value, type)
+    return bool(is_made and not is_trusted_class(kind) and "__call__" in dir(kind))
