@@ -3,6 +3,7 @@
 #include <pybind11/native_enum.h>
 #include <torch/extension.h>
 
+#include <limits>
 #include <utility>
 
 #include "account/look.h"
@@ -15,11 +16,19 @@ namespace py = pybind11;
 namespace waterflow {
 namespace {
 
+// A look is so old at most. Nothing of the job's own comes between two steps of a train, so only
+// another thread can change what was looked at, and to it the loop answers as late: in the
+// interpreter a thread keeps the lock for so long. Taken before each step, the lock was what two
+// lanes waited for most.
+constexpr double kLookSeconds = 5e-3;
+
 // A look at Python state, by whoever holds the interpreter's lock or not.
 std::function<bool()> locked_look(Look* look) {
   if (look == nullptr) return [] { return true; };
-  return [look] {
+  return [look, until = -std::numeric_limits<double>::infinity()]() mutable {
+    if (steady_seconds() < until) return true;
     py::gil_scoped_acquire acquire;
+    until = steady_seconds() + kLookSeconds;
     return look->holds();
   };
 }
