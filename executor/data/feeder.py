@@ -21,6 +21,9 @@ _END_OF_EPOCH: Any = object()
 #: A fetch may have waited for the interpreter's lock: the shortest of so many did not.
 _TIMED_FETCHES = 4
 
+#: So long a fetch is not to be in the way of a lane.
+_LONG_FETCH_SECONDS = 0.0005
+
 
 @dataclass
 class FeedItem(Generic[Item]):
@@ -105,6 +108,7 @@ class Feeder(Generic[Item]):
         start: Start = Start(),
         is_due: Callable[[int], bool] = lambda steps: False,
         rests_at_ends: bool = False,
+        roam: Callable[[], None] = lambda: None,
     ) -> None:
         """Args beyond the obvious.
 
@@ -124,11 +128,14 @@ class Feeder(Generic[Item]):
         is_due: whether somebody wants a boundary after so many steps; asked often, with the lock;
             after none, before the first batch.
         rests_at_ends: whether there is a boundary at each end of an epoch, where it is found.
+        roam: called on the feeder's thread before work of its own that may take its time or start
+            others, as lent work may have left it on the cores of a lane.
         """
         self._data = data
         self._start = start
         self._is_due = is_due
         self._rests_at_ends = rests_at_ends
+        self._roam = roam
         self._at_boundary = False
         self._shown_after = start.steps - 1  # the last boundary
         self._epoch, self._epoch_began = start.epoch, start.steps - start.batches
@@ -393,6 +400,8 @@ class Feeder(Generic[Item]):
         if self._stopped:
             return None
         begun, self._begun = self._begun, None
+        if self.fetch_seconds > _LONG_FETCH_SECONDS:
+            self._roam()
         return begun or self._next_batch()
 
     @property
@@ -420,6 +429,7 @@ class Feeder(Generic[Item]):
             self._on_ready()
 
     def _wait_for_former_steps(self) -> None:
+        self._roam()
         self._wait_until(lambda: self._stopped or self._fetched - 1 == self._done)
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:
@@ -476,6 +486,7 @@ class Feeder(Generic[Item]):
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
     def _start_epoch(self, epoch: int) -> Iterator[Any]:
+        self._roam()
         # Worker processes are forked here: in each, this thread goes on with the job's streams.
         return self._python(functools.partial(self._begin, self._data, epoch))  # type: ignore[no-any-return]
 

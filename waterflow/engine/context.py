@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -127,8 +126,9 @@ class RunContext:
         job.feeder.lend(functools.partial(self._work_in_place, lane, work, moves), patience)
 
     def _work_in_place(self, lane: int, work: Callable[[], None], moves: bool) -> None:
-        with self.lanes.in_place_of(lane) if moves else contextlib.nullcontext():
-            work()
+        if moves:
+            self.lanes.stand_in(lane)
+        work()
         self._release_team()
 
     def _release_team(self) -> None:
