@@ -144,9 +144,7 @@ class Engine:
         display.start([])
         residency = Residency(self._arena, where)
         calls = Callbacks(callbacks == "caller", (self._lanes.threads, default))
-        self._context = RunContext(
-            *(self._lanes, residency, EventStream(), check), callbacks=calls
-        )
+        self._context = RunContext(*(self._lanes, residency, EventStream(), check), callbacks=calls)
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
         self._alarms = Alarms()
