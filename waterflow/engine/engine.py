@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-import threading
 import time
 from typing import Any
 

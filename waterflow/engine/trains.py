@@ -30,10 +30,10 @@ SLICE_SECONDS = 0.008
 #: every such step take longer than one after another.
 _KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
 
-#: A look at Python's state counts for so long. Nothing of the job's own comes between two steps of a
-#: train, so only another thread can change what was looked at, and the loop itself answers to that
-#: as late: in the interpreter a thread may keep the lock for so long. When it was taken before each
-#: step, it was what two lanes waited for most.
+#: A look at Python's state counts for so long. Nothing of the job's own comes between two steps of
+#: a train, so only another thread can change what was looked at. The loop itself answers to that as
+#: late: in the interpreter a thread may keep the lock for so long. When the lock was taken before
+#: each step, it was what two lanes waited for most.
 _LOOK_SECONDS = 0.005
 
 #: A lane lent to a job's thread is taken back when that has waited so long for the job's data.
