@@ -488,6 +488,7 @@ class Train:
         seconds: float,
         finite_only: bool = False,
         keeps_lock: bool = False,
+        look_seconds: float = 0.0,
     ) -> None: ...
 
 class TrainResult:

@@ -3,6 +3,7 @@
 #include <pybind11/native_enum.h>
 #include <torch/extension.h>
 
+#include <limits>
 #include <utility>
 
 #include "account/look.h"
@@ -15,11 +16,13 @@ namespace py = pybind11;
 namespace waterflow {
 namespace {
 
-// A look at Python state, by whoever holds the interpreter's lock or not.
-std::function<bool()> locked_look(Look* look) {
+// A look at Python state, by whoever holds the interpreter's lock or not; it counts for a while.
+std::function<bool()> locked_look(Look* look, double counts_for) {
   if (look == nullptr) return [] { return true; };
-  return [look] {
+  return [look, counts_for, until = -std::numeric_limits<double>::infinity()]() mutable {
+    if (steady_seconds() < until) return true;
     py::gil_scoped_acquire acquire;
+    until = steady_seconds() + counts_for;
     return look->holds();
   };
 }
@@ -34,8 +37,8 @@ struct BoundTrain {
 BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
-                      bool finite_only, bool keeps_lock) {
-  auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look));
+                      bool finite_only, bool keeps_lock, double look_seconds) {
+  auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), look_seconds);
   return {{std::move(batches), std::move(holds), std::move(beside), keeps_blocks, std::move(signal),
            seen, seconds, finite_only},
           std::move(look),
@@ -86,7 +89,8 @@ void bind_trains(py::module_& m) {
   py::class_<BoundTrain>(m, "Train")
       .def(py::init(&make_train), py::arg("batches"), py::arg("look"), py::arg("beside"),
            py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
-           py::arg("finite_only") = false, py::arg("keeps_lock") = false);
+           py::arg("finite_only") = false, py::arg("keeps_lock") = false,
+           py::arg("look_seconds") = 0.0);
   m.def("run_train", &run, py::arg("pool"), py::arg("lane"), py::arg("step"), py::arg("gate"),
         py::arg("train"));
 }

@@ -10,6 +10,7 @@ cores, 22 November 2026).
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from collections.abc import Iterable, Iterator
@@ -134,6 +135,21 @@ def undrawn(iterator: Iterator[Any]) -> int:
     return max(0, len(batches) - iterator._num_yielded)
 
 
+@contextlib.contextmanager
+def in_one_go(iterator: Iterator[Any]) -> Iterator[None]:
+    """Around `next_undrawn`, again and again: what a fetch depends on is looked at once, as no code
+    but torch's own runs in between."""
+    fetcher = getattr(iterator, "_dataset_fetcher", None)
+    if type(fetcher) is not _Selection:
+        yield
+        return
+    fetcher.stacks_now = fetcher._stacks
+    try:
+        yield
+    finally:
+        fetcher.stacks_now = None
+
+
 def next_undrawn(iterator: Iterator[Any]) -> Any:
     """The next batch of an iterator that has one `undrawn`: as `next` makes it, without the two
     operators that tell torch's profiler of the time."""
@@ -157,6 +173,7 @@ class _Selection:
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
+        self.stacks_now: bool | None = None  # as looked at; None: to be looked at
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
@@ -170,7 +187,8 @@ class _Selection:
 
     def fetch(self, indices: Any) -> Any:
         """A batch; what a fetch depends on may have changed since the last one."""
-        found = _selected(self._fetcher.dataset, indices) if self._stacks else None
+        stacks = self._stacks if self.stacks_now is None else self.stacks_now
+        found = _selected(self._fetcher.dataset, indices) if stacks else None
         return self._fetcher.fetch(indices) if found is None else found
 
     @property

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.data.batches import PLAIN_ITERATORS, batches_of, next_undrawn, undrawn
+from waterflow.executor.data.batches import (
+    PLAIN_ITERATORS,
+    batches_of,
+    in_one_go,
+    next_undrawn,
+    undrawn,
+)
 
 Item = TypeVar("Item")
 
@@ -20,6 +26,9 @@ _END_OF_EPOCH: Any = object()
 
 #: A fetch may have waited for the interpreter's lock: the shortest of so many did not.
 _TIMED_FETCHES = 4
+
+#: So long a fetch is not to be in the way of a lane.
+_LONG_FETCH_SECONDS = 0.0005
 
 
 @dataclass
@@ -105,6 +114,7 @@ class Feeder(Generic[Item]):
         start: Start = Start(),
         is_due: Callable[[int], bool] = lambda steps: False,
         rests_at_ends: bool = False,
+        roam: Callable[[], None] = lambda: None,
     ) -> None:
         """Args beyond the obvious.
 
@@ -124,11 +134,14 @@ class Feeder(Generic[Item]):
         is_due: whether somebody wants a boundary after so many steps; asked often, with the lock;
             after none, before the first batch.
         rests_at_ends: whether there is a boundary at each end of an epoch, where it is found.
+        roam: called on the feeder's thread before work of its own that may take its time or start
+            others, as lent work may have left it on the cores of a lane.
         """
         self._data = data
         self._start = start
         self._is_due = is_due
         self._rests_at_ends = rests_at_ends
+        self._roam = roam
         self._at_boundary = False
         self._shown_after = start.steps - 1  # the last boundary
         self._epoch, self._epoch_began = start.epoch, start.steps - start.batches
@@ -149,6 +162,7 @@ class Feeder(Generic[Item]):
         # Of those whose work the thread does: what happens at each step is none of their business.
         self._served = threading.Condition(lock)
         self._rests_until = 0  # so few are left
+        self._awaits_steps = False  # and not room: it sleeps on where a batch is taken
         self._done = self._fetched = start.steps
         self._stopped = False
         self._over = False  # the thread fetches no more
@@ -180,7 +194,7 @@ class Feeder(Generic[Item]):
         """Takes the next thing; there must be one."""
         with self._changed:
             fed = self._queue.popleft()
-            self._wake_at_rest()
+            self._wake_for_room()
         return fed
 
     def take_while(self, fits: Callable[[FeedItem[Item]], bool], most: int) -> list[FeedItem[Item]]:
@@ -189,7 +203,7 @@ class Feeder(Generic[Item]):
         with self._changed:
             while self._queue and len(taken) < most and fits(self._queue[0]):
                 taken.append(self._queue.popleft())
-            self._wake_at_rest()
+            self._wake_for_room()
         return taken
 
     def put_back(self, taken: Sequence[FeedItem[Item]]) -> None:
@@ -201,6 +215,10 @@ class Feeder(Generic[Item]):
         """The steps on the batches last taken have ended, with all that they draw."""
         with self._changed:
             self._done += steps
+            self._wake_at_rest()
+
+    def _wake_for_room(self) -> None:
+        if not self._awaits_steps:
             self._wake_at_rest()
 
     def _wake_at_rest(self) -> None:
@@ -319,11 +337,12 @@ class Feeder(Generic[Item]):
         self._python(lambda: self._fetch_all(prepare, count))
 
     def _fetch_all(self, prepare: Callable[[Any], Item | None], count: int) -> None:
-        for _ in range(count):
-            fed = self._followed(self._next_undrawn, prepare)
-            if fed is None:
-                return
-            self._append(fed)
+        with in_one_go(self._iterator):
+            for _ in range(count):
+                fed = self._followed(self._next_undrawn, prepare)
+                if fed is None:
+                    return
+                self._append(fed)
 
     def _fetch_more(self) -> None:
         """What may be fetched ahead and draws nothing is fetched in one go: each time that a thread
@@ -393,6 +412,8 @@ class Feeder(Generic[Item]):
         if self._stopped:
             return None
         begun, self._begun = self._begun, None
+        if self.fetch_seconds > _LONG_FETCH_SECONDS:
+            self._roam()
         return begun or self._next_batch()
 
     @property
@@ -416,10 +437,13 @@ class Feeder(Generic[Item]):
         with self._changed:
             self._queue.append(fed)
             is_first = len(self._queue) == 1
-        if is_first:  # whoever takes it sees to those that come after
+            # Whoever lends work has the job, and tells when he gives it back.
+            is_news = is_first and not self._has_work
+        if is_news:  # whoever takes it sees to those that come after
             self._on_ready()
 
     def _wait_for_former_steps(self) -> None:
+        self._roam()
         self._wait_until(lambda: self._stopped or self._fetched - 1 == self._done)
 
     def _wait_until(self, ready: Callable[[], bool]) -> None:
@@ -440,13 +464,16 @@ class Feeder(Generic[Item]):
         return self._lent is not None and not self._lent.done
 
     def _may_fetch(self) -> bool:
+        self._awaits_steps = False
         if self._stopped or self._fetched == self._done:
             return True
         if self._begun is not None or self._error is not None:
             return self._error is not None or self._fetched - 1 == self._done
         if len(self._queue) > self._rests_until or self._wants_boundary:
             return False
-        return self._done > self._shown_after and self._may_run_ahead()
+        may_run_ahead = self._done > self._shown_after and self._may_run_ahead()
+        self._awaits_steps = not may_run_ahead
+        return may_run_ahead
 
     def _all_batches(self) -> Generator[tuple[int, Any], None, None]:
         """The batches with their epochs; whoever asks for one knows that it may be fetched."""
@@ -476,6 +503,7 @@ class Feeder(Generic[Item]):
         return f"its data yielded no batch in epoch {epoch}{hint if epoch else ''}"
 
     def _start_epoch(self, epoch: int) -> Iterator[Any]:
+        self._roam()
         # Worker processes are forked here: in each, this thread goes on with the job's streams.
         return self._python(functools.partial(self._begin, self._data, epoch))  # type: ignore[no-any-return]
 

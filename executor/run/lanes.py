@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.device.base import Device
 from waterflow.executor.run.threads import available_cpus, pin_here, set_threads_here, split_cpus
+
+
+class _Helper(threading.local):
+    """What a thread knows of itself: in the place of which lane it is."""
+
+    lane: int | None = None
 
 
 class Lanes:
@@ -43,6 +49,7 @@ class Lanes:
         self.default_threads = default_threads
         self._cpus = available_cpus()
         self._lane_cpus = split_cpus(self._cpus, lanes, threads)
+        self._helper = _Helper()
         self.arena: Any
         self.arena, executes = device.open(budget, lanes)
         self._committed = False
@@ -75,18 +82,21 @@ class Lanes:
         """Gives the calling thread, whoever started it, a lane's intra-op threads on any core."""
         set_threads_here(self.threads, self.default_threads)
         pin_here(self._cpus)
+        self._helper.lane = None
 
-    @contextlib.contextmanager
-    def in_place_of(self, lane: int) -> Iterator[None]:
-        """Inside, the calling thread, a helper, has the cores of a lane that waits for it."""
-        if self._lane_cpus is None:
-            yield
-            return
-        pin_here(self._lane_cpus[lane])
-        try:
-            yield
-        finally:
+    def stand_in(self, lane: int) -> None:
+        """The calling thread, a helper, gets the cores of a lane that waits for it. It keeps them
+        until it is to `roam`: each move costs as much as a small step, with the interpreter's lock
+        held."""
+        if self._lane_cpus is not None and self._helper.lane != lane:
+            pin_here(self._lane_cpus[lane])
+            self._helper.lane = lane
+
+    def roam(self) -> None:
+        """The calling thread, a helper, may be on any core again, with all that it starts."""
+        if self._helper.lane is not None:
             pin_here(self._cpus)
+            self._helper.lane = None
 
     def commit(self) -> None:
         """Takes the budget's memory, if that has not been done yet.

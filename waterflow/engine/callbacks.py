@@ -53,21 +53,26 @@ class _Here(threading.local):
 
 
 class Callbacks:
-    """The callbacks of one engine's jobs."""
+    """The callbacks of one engine's jobs.
+
+    Attributes:
+        in_caller: whether those who wait for the engine make them.
+        lock: of the engine's state.
+        asked: with that lock; of those who wait. Notified when one of them is to make a callback.
+    """
 
     def __init__(
         self,
-        changed: threading.Condition | None = None,
         in_caller: bool = False,
         threads: tuple[int, int] | None = None,
     ) -> None:
         """Args beyond the obvious.
 
-        changed: of those who wait for the engine; notified when a callback waits for one of them.
-        in_caller: whether they make the callbacks.
+        in_caller: whether those who wait for the engine make the callbacks.
         threads: intra-op threads of a lane and of other threads; a callback has those of a lane.
         """
-        self._changed = changed or threading.Condition()
+        self.lock = threading.RLock()
+        self.asked = threading.Condition(self.lock)
         self.in_caller = in_caller
         self._threads = threads
         self._calls: collections.deque[_Call] = collections.deque()
@@ -84,9 +89,9 @@ class Callbacks:
         if not self.in_caller:
             return self._make(job, function)
         call = _Call(job, functools.partial(self._make, job, function))
-        with self._changed:
+        with self.asked:
             self._calls.append(call)
-            self._changed.notify_all()
+            self.asked.notify_all()
         call.done.wait()
         if call.error is not None:
             raise call.error

@@ -59,6 +59,8 @@ class CapturedSteps:
         )  # of the persistent tensors that the steps are bound to
         # The batch last looked at, the steps begun by then, and what was found: see `_is_as_known`.
         self._looked: tuple[PreparedBatch | None, int, bool] = (None, 0, False)
+        # The same for the step: see `is_ready_to_check`.
+        self._found: tuple[PreparedBatch | None, int, PreparedStep | None] = (None, 0, None)
 
     # Which step
 
@@ -102,20 +104,29 @@ class CapturedSteps:
         a first step, to be checked or eager, or where its batch needs a larger device input."""
         if batch.specialization is None or self.exclusive or not self.is_as_known(batch):
             return None
-        step = self._bound_step(batch.specialization)
+        step = self._with_tensors(self._steps.cache.step_for(batch.specialization))
         if step is None or not self._has_room(batch):
             return None
         return None if self.is_to_check(batch.specialization, step) else step
 
     def is_ready_to_check(self, batch: PreparedBatch) -> bool:
-        """Whether this step is to be compared with the eager one, and nothing else is missing."""
+        """Whether this step is to be compared with the eager one, and nothing else is missing.
+
+        Asked by all who choose among jobs: which step it is, which takes a look at all
+        hyperparameters, is looked up once where it is not to be checked. Whoever makes it looks.
+        """
         if batch.specialization is None or self.exclusive or not self.is_as_known(batch):
             return False
-        step = self._bound_step(batch.specialization)
+        latest, begun, step = self._found
+        is_known = latest is batch and begun == self.begun
+        if is_known and not self.is_to_check(batch.specialization, step):
+            return False
+        step = self._steps.cache.step_for(batch.specialization)
+        self._found = batch, self.begun, step
+        step = self._with_tensors(step)
         return step is not None and self.is_to_check(batch.specialization, step)
 
-    def _bound_step(self, specialization: Specialization) -> PreparedStep | None:
-        step = self._steps.cache.step_for(specialization)
+    def _with_tensors(self, step: PreparedStep | None) -> PreparedStep | None:
         return None if step is None or step.creates_state or step not in self._bound else step
 
     @property
@@ -268,6 +279,7 @@ class CapturedSteps:
         """
         self._watched = None
         self._looked = (None, 0, False)
+        self._found = (None, 0, None)
         self._distrusts_looks = not made
 
     def take_state(self, step: PreparedStep) -> None:

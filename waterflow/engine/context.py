@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -43,7 +42,6 @@ class RunContext:
             while no step is under way.
         events: what happens.
         check: whether every block goes through the arena, whose log is judged later.
-        state: guards what users ask for and what feeders have ready; notified when that changes.
         python: guards what is done for jobs between their steps: callbacks, schedulers, records.
             Taken before `state`, where both are.
         calls: calls lanes back from their trains of steps; called after what they are to see.
@@ -55,11 +53,22 @@ class RunContext:
     residency: Residency
     events: EventStream
     check: bool
-    state: threading.Condition = field(default_factory=threading.Condition)
     python: threading.RLock = field(default_factory=threading.RLock)
     calls: Any = field(default_factory=_C.Signal)
     precedence: Any = field(default_factory=_C.Precedence)
     callbacks: Callbacks = field(default_factory=Callbacks)
+
+    @functools.cached_property
+    def state(self) -> threading.Condition:
+        """Guards what users ask for and what feeders have ready; notified when that changes."""
+        return threading.Condition(self.callbacks.lock)
+
+    @property
+    def outside(self) -> threading.Condition:
+        """With the same lock, of those who wait for jobs and not for a turn, users' threads above
+        all. Notified when a job is prepared or gone, and when a callback is asked of them: what
+        happens at each step is none of their business."""
+        return self.callbacks.asked
 
     @property
     def arena(self) -> Any:
@@ -67,10 +76,12 @@ class RunContext:
         return self.lanes.arena
 
     def wake(self, everybody: bool = True) -> None:
-        """Lets whoever waits for a change look again; `everybody`: lanes under way, too."""
+        """Lets whoever waits for a turn look again; `everybody`: lanes under way, and those who
+        wait for jobs, too."""
         with self.state:
             if everybody:
                 self.calls.call()
+                self.outside.notify_all()
             self.state.notify_all()
 
     def run_isolated(
@@ -115,8 +126,9 @@ class RunContext:
         job.feeder.lend(functools.partial(self._work_in_place, lane, work, moves), patience)
 
     def _work_in_place(self, lane: int, work: Callable[[], None], moves: bool) -> None:
-        with self.lanes.in_place_of(lane) if moves else contextlib.nullcontext():
-            work()
+        if moves:
+            self.lanes.stand_in(lane)
+        work()
         self._release_team()
 
     def _release_team(self) -> None:

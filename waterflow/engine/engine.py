@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-import threading
 import time
 from typing import Any
 
@@ -143,12 +142,8 @@ class Engine:
         display: ProgressDisplay = Progress() if progress else NullProgress()
         display.start([])
         residency = Residency(self._arena, where)
-        state = threading.Condition()
-        threads_of = self._lanes.threads, default
-        calls = Callbacks(state, callbacks == "caller", threads_of)
-        self._context = RunContext(
-            *(self._lanes, residency, EventStream(), check), state=state, callbacks=calls
-        )
+        calls = Callbacks(callbacks == "caller", (self._lanes.threads, default))
+        self._context = RunContext(*(self._lanes, residency, EventStream(), check), callbacks=calls)
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
         self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
         self._alarms = Alarms()

@@ -322,6 +322,8 @@ class _Stretch:
             self._precedence.gives_lane_back(job)
             self._packing.gives_lane_back(job)
             self._context.state.notify_all()
+            if self._growing:
+                self._context.outside.notify_all()
 
     def _end(self) -> None:
         with self._context.state:
@@ -459,8 +461,8 @@ class _Stretch:
         with PYTHON_TURNS.paused(), self._context.state:
             self._end()
             self._growing.add(job)
-            self._context.state.notify_all()
-            self._context.state.wait_for(self._is_quiet)
+            self._context.outside.notify_all()  # as a callback may be asked of this thread
+            self._context.outside.wait_for(self._is_quiet)
             self._growing.discard(job)
             busy = [job, *self._growing]  # those that are left get their batches back
             return self._grow(job, room, size, busy)

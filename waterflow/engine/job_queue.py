@@ -224,7 +224,7 @@ class JobQueue:
         while True:
             with state:
                 left = None if until is None else max(0.0, until - time.monotonic())
-                state.wait_for(lambda: is_over() or callbacks.is_asked, left)
+                self._context.outside.wait_for(lambda: is_over() or callbacks.is_asked, left)
                 if is_over() or not callbacks.is_asked:
                     return is_over()
             callbacks.serve()

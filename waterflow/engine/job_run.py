@@ -194,6 +194,7 @@ class JobRun:
             may_run_ahead=_weakly(self._may_fetch_ahead),
             enter_epoch=self.loop.enter_epoch,
             adopt_thread=lanes.adopt_helper,
+            roam=lanes.roam,
             on_ready=_weakly(self._tell_ready),
             name=job.name,
             prepare_at_once=None if self._device.queues else self.steps.preparer.captured_at_once,

@@ -30,6 +30,12 @@ SLICE_SECONDS = 0.008
 #: every such step take longer than one after another.
 _KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
 
+#: A look at Python's state counts for so long. Nothing of the job's own comes between two steps of
+#: a train, so only another thread can change what was looked at. The loop itself answers to that as
+#: late: in the interpreter a thread may keep the lock for so long. When the lock was taken before
+#: each step, it was what two lanes waited for most.
+_LOOK_SECONDS = 0.005
+
 #: A lane lent to a job's thread is taken back when that has waited so long for the job's data.
 _PATIENCE_SECONDS = 0.005
 
@@ -168,6 +174,7 @@ class Trains:
             seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,
+            look_seconds=_LOOK_SECONDS,
         )
         form = self._plan.form_of(watched.step.compiled, lane)
         return self._context.lanes.run_train(lane, form, self._plan.gate, train)

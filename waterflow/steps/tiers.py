@@ -8,6 +8,7 @@ environment has every step captured before it runs first, as `Job(capture=True)`
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import threading
@@ -41,7 +42,8 @@ _LOSES_BESIDE, _AND_MORE = 0.9, 1.25
 _MARGIN, _SPENT_BEFORE = 2.0, 0.5
 #: So many jobs, those that have ended last, tell how early others may end.
 _MOST_ENDS = 64
-#: Steps of a shape that come before a decision: the first is not like the others.
+#: Steps of a shape that come before a decision: the first is not like the others. Where others have
+#: the capture, what they took is known, and that one makes the optimizer's state is enough.
 _LEAST_STEPS = 2
 #: So many steps of a shape are measured, and then every so many; so many are remembered.
 _MEASURED = 16
@@ -87,7 +89,8 @@ class CaptureCosts:
         self._eager, self._captured = 0.0, 0.0
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)  # how much of its steps each had made
         self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
-        self._made: set[Hashable] = set()  # captures that others may join
+        # Captures that others may join, and what an eager step took of the job that made each.
+        self._made: dict[Hashable, float] = {}
         self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
 
     def join(self, kind: Hashable) -> None:
@@ -142,12 +145,20 @@ class CaptureCosts:
             together = max(1, min(self._lanes, self._alike.total()))
         return eager / (min(together, _GAIN_BESIDE) if beside else 1) - captured / together
 
-    def note_capture(self, tensors: int, seconds: float, sight: Hashable = None) -> None:
-        """A step that makes so many tensors was captured, in so many seconds."""
+    def note_capture(
+        self, tensors: int, seconds: float, sight: Hashable = None, step: float = 0.0
+    ) -> None:
+        """A step that makes so many tensors, and took `step` seconds, was captured in so many."""
         with self._lock:
             self._expected += self._guess(tensors)
             self._taken += seconds
-            self._made.add(sight)
+            # One that had to be made again serves not all who look alike: its cost is not known.
+            self._made[sight] = 0.0 if sight in self._made else step
+
+    def step_seconds(self, sight: Hashable) -> float:
+        """What an eager step took of the job whose capture is known by this; 0.0 where there is
+        none."""
+        return self._made.get(sight, 0.0)
 
     def note_join(self, seconds: float) -> None:
         """A job has joined another's capture, in so many seconds."""
@@ -285,15 +296,20 @@ class Tiers:
             self._captured[signature] = f"captured at once: {why}"
             return False
         shape = self._shapes.get(signature)
-        if shape is None or shape.steps < shape.next_look:
+        if shape is None:
             return True
+        known = self.costs.step_seconds((self._kind, signature))
+        if shape.steps < (1 if known and not shape.seconds else shape.next_look):
+            return True
+        shape.seconds = shape.seconds or known
         shape.next_look = shape.steps + max(1, shape.steps // 2)
         alike = max(1, self.costs.alike(self._kind))
         saved = self._gain(shape) * alike
         cost = self.costs.capture_seconds(shape.tensors, (self._kind, signature), alike)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
         pays = saved >= _MARGIN * cost
-        if not pays or shape.steps * shape.seconds * alike < _SPENT_BEFORE * cost:
+        spent = math.inf if known else shape.steps * shape.seconds * alike
+        if not pays or spent < _SPENT_BEFORE * cost:
             too_soon = "but is not made before steps have taken half of that"
             self._reasons[signature] = f"{text}, {too_soon if pays else 'so it does not pay'}"
             return True
@@ -307,7 +323,8 @@ class Tiers:
         if shared:
             self.costs.note_join(seconds)
         elif shape is not None:
-            self.costs.note_capture(shape.tensors, seconds, (self._kind, signature))
+            sight = self._kind, signature
+            self.costs.note_capture(shape.tensors, seconds, sight, shape.seconds)
 
     def note_captured_steps(self, signature: Hashable, steps: int, seconds: float) -> None:
         """So many captured steps on such batches have taken so many seconds of a lane."""

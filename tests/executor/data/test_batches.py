@@ -301,6 +301,24 @@ def drawn_by(make):
     return torch.get_rng_state().tolist()
 
 
+def test_in_one_go_it_is_looked_once_what_a_fetch_depends_on(monkeypatch, selected):
+    loader = LOADERS["shuffled"](dataset())
+    torch.manual_seed(3)
+    alone = [look(batch) for batch in loader]
+    torch.manual_seed(3)
+    iterator, looks = batches_of(loader), []
+    found = [look(next(iterator))]
+    unpatched = batches._is_unpatched
+    monkeypatch.setattr(batches, "_is_unpatched", lambda: looks.append(0) or unpatched())
+    with batches.in_one_go(iterator):
+        found += [look(batches.next_undrawn(iterator)) for _ in range(2)]
+    assert len(looks) == 1
+    monkeypatch.setattr(batches.collate, "default_collate", None)
+    found += [look(batches.next_undrawn(iterator)) for _ in range(len(alone) - 3)]
+    assert len(looks) == len(alone) - 2, "and each time again afterwards"
+    assert found == alone
+
+
 @pytest.mark.parametrize("name", ["in order", "shuffled", "drop_last", "of one", "larger than all"])
 def test_what_follows_an_epochs_first_batch_draws_nothing(name):
     make = LOADERS[name]

@@ -101,6 +101,29 @@ def test_it_sleeps_until_half_of_what_it_has_is_gone():
     fed.feeder.stop()
 
 
+def test_an_epoch_begins_on_any_core_as_it_may_start_processes():
+    roamed = []
+    found, _ = Fed(
+        "ab", epochs=2, roam=lambda: roamed.append(threading.current_thread().name)
+    ).all()
+    assert len(found) == 4
+    assert roamed == ["waterflow-data-a"] * 2
+
+
+def test_a_batch_that_is_taken_wakes_nobody_who_waits_for_its_step():
+    asked = []
+    fed = Fed("abc", may_run_ahead=lambda: bool(asked.append(0)))
+    fed.ready.acquire(timeout=LIMIT)
+    wait_until(lambda: fed.feeder._awaits_steps)
+    before = len(asked)
+    fed.take(step=False)
+    assert settled(fed.feeder, 0)
+    assert len(asked) == before
+    fed.feeder.step_done()
+    assert settled(fed.feeder, 1)
+    fed.feeder.stop()
+
+
 def test_it_tells_of_something_only_where_there_was_nothing():
     fed = Fed("abc", ahead=3)
     assert settled(fed.feeder, 3)

@@ -124,3 +124,24 @@ def test_closing_ends_the_threads_and_leaves_tensors_their_memory():
     names = {thread.name for thread in threading.enumerate()}
     assert not any(name.startswith("waterflow-lane") for name in names)
     assert tensor.eq(5).all()
+
+
+def test_who_stands_in_for_a_lane_has_its_cores_until_it_roams():
+    cores = available_cpus()
+    if len(cores) < 2:
+        pytest.skip("one core")
+    lanes = Lanes(HostDevice(), BUDGET, lanes=2, threads=1, default_threads=1)
+    share = len(cores) // 2
+    found = []
+
+    def helper():
+        lanes.adopt_helper()
+        for act in (lambda: lanes.stand_in(1), lambda: lanes.stand_in(0), lanes.roam, lanes.roam):
+            act()
+            found.append(available_cpus())
+
+    thread = threading.Thread(target=helper)
+    thread.start()
+    thread.join()
+    lanes.close()
+    assert found == [cores[share : 2 * share], cores[:share], cores, cores]

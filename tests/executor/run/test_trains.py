@@ -149,6 +149,17 @@ def test_what_has_changed_is_seen_before_the_next_step(track: Track, keeps_lock:
     assert (made.losses, made.end) == ([], _C.TrainEnd.CHANGED)
 
 
+@pytest.mark.parametrize("keeps_lock", [False, True])
+def test_a_look_counts_for_as_long_as_it_is_said_to(track: Track, keeps_lock: bool) -> None:
+    watched, seen = {"x": 1}, list[int]()
+    look = look_at(watched, seen, lambda: None)
+    made = track.run(*numbers(*range(9)), look=look, keeps_lock=keeps_lock, look_seconds=600.0)
+    assert (len(made.losses), seen) == (9, [0])
+    watched["x"] = 2
+    made = track.run(*numbers(1, 2), look=look, keeps_lock=keeps_lock, look_seconds=600.0)
+    assert (made.losses, made.end) == ([], _C.TrainEnd.CHANGED), "each train begins with one"
+
+
 def test_a_step_that_fails_leaves_those_before_it(track: Track) -> None:
     made = track.run(*numbers(1), torch.tensor([1j]), *numbers(3))
     assert (made.losses, made.end) == ([1.0], _C.TrainEnd.FAILED)

@@ -3,7 +3,6 @@ where that pays."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 
@@ -398,11 +397,7 @@ def test_callbacks_see_tensors_that_nobody_takes_back(kind):
 def test_a_train_beside_which_none_could_run_stays_where_it_is(monkeypatch):
     pinned = []
 
-    def in_place_of(self, lane):
-        pinned.append(lane)
-        return contextlib.nullcontext()
-
-    monkeypatch.setattr(Lanes, "in_place_of", in_place_of)
+    monkeypatch.setattr(Lanes, "stand_in", lambda self, lane: pinned.append(lane))
     monkeypatch.setattr(EagerSteps, "is_fine", True)
     jobs = [make(name, steps=20) for name in "abc"]
     report = run(jobs, policy="flow")

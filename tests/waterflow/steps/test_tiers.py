@@ -161,6 +161,24 @@ def test_one_bad_moment_does_not_decide_for_good():
     assert costs.saved_seconds(0.001, 50, beside=False) > 0
 
 
+def test_who_can_join_a_capture_does_so_after_one_step_where_that_pays():
+    costs = CaptureCosts(lanes=2)
+    first = tiers_of(costs)
+    take(first, 20, seconds=0.002)
+    assert not first.stays_eager(SHAPE)
+    first.note_capture(SHAPE, seconds=0.1, shared=False)
+    later, short = tiers_of(costs), tiers_of(costs, steps=5)
+    for tiers in (later, short):
+        assert tiers.stays_eager(SHAPE), "the first step makes the optimizer's state"
+        take(tiers, 1, seconds=0.002)
+    assert not later.stays_eager(SHAPE)
+    assert short.stays_eager(SHAPE), "it is about to end"
+    later.note_capture(SHAPE, seconds=0.1, shared=False)  # it could not be joined after all
+    again = tiers_of(costs)
+    take(again, 1, seconds=0.002)
+    assert again.stays_eager(SHAPE)
+
+
 def test_a_capture_that_saves_nothing_is_never_made():
     costs = CaptureCosts(lanes=1)
     costs.note_steps(eager=1000.0, captured=1100.0)
