@@ -4,6 +4,7 @@
 #include "account/guards.h"
 #include "account/look.h"
 #include "account/observer.h"
+#include "account/schedule.h"
 #include "bind/core.h"
 #include "bind/throttle.h"
 #include "bind/torch.h"
@@ -19,6 +20,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   waterflow::bind_observer(m);
   waterflow::bind_guards(m);
   waterflow::bind_look(m);
+  waterflow::bind_schedule(m);
 #ifdef WATERFLOW_WITH_CUDA
   waterflow::bind_cuda(m);
   m.attr("cuda_built") = true;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "account/look.h"
+#include "account/schedule.h"
 #include "bind/errors.h"
 #include "runtime/lane_pool.h"
 #include "runtime/train.h"
@@ -15,11 +16,16 @@ namespace py = pybind11;
 namespace waterflow {
 namespace {
 
-// A look at Python state, by whoever holds the interpreter's lock or not.
-std::function<bool()> locked_look(Look* look) {
-  if (look == nullptr) return [] { return true; };
-  return [look] {
+// A look at Python state, by whoever holds the interpreter's lock or not; behind each step what is
+// known ahead of the schedulers.
+std::function<bool(std::size_t, Tape&)> locked_look(Look* look, Schedule* schedule) {
+  if (look == nullptr) return [](std::size_t, Tape&) { return true; };
+  return [look, schedule](std::size_t made, Tape& next) {
     py::gil_scoped_acquire acquire;
+    if (schedule != nullptr) {
+      if (!schedule->advance_to(made) || !schedule->holds()) return false;
+      for (const auto& [index, value] : schedule->registers()) next.set_register(index, value);
+    }
     return look->holds();
   };
 }
@@ -27,18 +33,22 @@ std::function<bool()> locked_look(Look* look) {
 // What the extension is given of Python's, beside what it can do without.
 struct BoundTrain {
   Train train;
-  py::object look;  // keeps what the train refers to
+  py::object look, scheduled;  // keep what the train refers to
+  Schedule* schedule;          // none: null
   bool keeps_lock;
 };
 
 BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
-                      bool finite_only, bool keeps_lock) {
-  auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look));
+                      bool finite_only, bool keeps_lock, py::object scheduled) {
+  auto* schedule = scheduled.is_none() ? nullptr : py::cast<Schedule*>(scheduled);
+  auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule);
   return {{std::move(batches), std::move(holds), std::move(beside), keeps_blocks, std::move(signal),
            seen, seconds, finite_only},
           std::move(look),
+          std::move(scheduled),
+          schedule,
           keeps_lock};
 }
 
@@ -49,6 +59,12 @@ std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step,
     *result = run_train(pool, lane, step, gate, bound.train);
   } else {
     run_unlocked([&] { *result = run_train(pool, lane, step, gate, bound.train); });
+  }
+  if (bound.schedule != nullptr) {
+    // A loss that is no number ends the job before its scheduler is stepped.
+    const bool ends = result->end == TrainEnd::kNotFinite;
+    bound.schedule->advance_to(result->losses.size() - ends);
+    result->scheduled = bound.schedule->done();
   }
   return result;
 }
@@ -79,6 +95,7 @@ void bind_trains(py::module_& m) {
       .def_readonly("losses", &TrainResult::losses)
       .def_readonly("metrics", &TrainResult::metrics)
       .def_readonly("end", &TrainResult::end)
+      .def_readonly("scheduled", &TrainResult::scheduled)
       .def_property_readonly("seconds", &TrainResult::seconds)
       .def_property_readonly("error",
                              [](const TrainResult& self) { return python_exception(self.error); })
@@ -86,7 +103,8 @@ void bind_trains(py::module_& m) {
   py::class_<BoundTrain>(m, "Train")
       .def(py::init(&make_train), py::arg("batches"), py::arg("look"), py::arg("beside"),
            py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
-           py::arg("finite_only") = false, py::arg("keeps_lock") = false);
+           py::arg("finite_only") = false, py::arg("keeps_lock") = false,
+           py::arg("schedule") = py::none());
   m.def("run_train", &run, py::arg("pool"), py::arg("lane"), py::arg("step"), py::arg("gate"),
         py::arg("train"));
 }

@@ -64,7 +64,7 @@ TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate
       made.end = *reason;
     } else if (!made.losses.empty() && is_held(step.throttle.get())) {
       made.end = TrainEnd::kHeld;
-    } else if (!train.holds()) {
+    } else if (!train.holds(made.losses.size(), *step.job.tape)) {
       made.end = TrainEnd::kChanged;
     } else if (!run_next(pool, lane, step, gate, train, made)) {
       made.end = TrainEnd::kFailed;

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from waterflow.engine.user_loop import Between
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.job.optimizer_state import trained_parameters, watch_hyperparameters
 from waterflow.steps.check_schedule import CheckSchedule
+from waterflow.steps.foretold import WRITTEN, Foreteller, Foretold
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
 
@@ -25,6 +27,7 @@ class Watched:
             is to be made, each as `is_as_known` has found it.
         registers: its hyperparameters, as they were looked at.
         parts: what the look was made of.
+        scheduled: whether schedulers come after each step, see `foretell`.
     """
 
     step: PreparedStep
@@ -32,6 +35,7 @@ class Watched:
     look: Any
     registers: dict[int, float]
     parts: tuple[Any, ...]
+    scheduled: bool
 
 
 class CapturedSteps:
@@ -52,6 +56,7 @@ class CapturedSteps:
         self.unchecked = 0
         self.step_seconds = 0.0
         self._watched: Watched | None = None
+        self._foreteller = Foreteller(steps.job)
         self._distrusts_looks = False
         self._bound: set[PreparedStep] = set()
         self._version = (
@@ -200,21 +205,22 @@ class CapturedSteps:
     # Many steps
 
     def watch(
-        self, step: PreparedStep, specialization: Specialization, one_by_one: bool
+        self, step: PreparedStep, specialization: Specialization, between: Between
     ) -> Watched | None:
         """Gives the tape the hyperparameters, and says what must hold for it to be run again.
 
         Args:
             step: the job's ready step.
             specialization: its own.
-            one_by_one: whether this is asked anew for each step.
+            between: what comes after each step; where that is Python, this is asked anew for each.
 
         Returns:
             None where the hyperparameters have outgrown the step.
         """
-        found = None if one_by_one else self._watched
-        if found is None or found.step is not step or found.parts != self._parts(specialization):
-            found = self._watch_anew(step, specialization, one_by_one)
+        found = None if between is Between.PYTHON else self._watched
+        known = (step, between is Between.NUMBERS, self._parts(specialization))
+        if found is None or (found.step, found.scheduled, found.parts) != known:
+            found = self._watch_anew(step, specialization, between)
             if found.look is not None and self._steps.cache.step_for(specialization) is not step:
                 return None
         for register, value in found.registers.items():
@@ -225,19 +231,30 @@ class CapturedSteps:
         return (*specialization.assumptions.guards, self._steps.persistent.entries.guards)
 
     def _watch_anew(
-        self, step: PreparedStep, specialization: Specialization, one_by_one: bool
+        self, step: PreparedStep, specialization: Specialization, between: Between
     ) -> Watched:
-        parts, look = self._parts(specialization), None
-        if not (one_by_one or self._distrusts_looks):
+        parts, look, scheduled = self._parts(specialization), None, between is Between.NUMBERS
+        if not (between is Between.PYTHON or self._distrusts_looks):
             # Guarded before they are read: what changes in between does not hold at the first look.
-            numbers = watch_hyperparameters(self._steps.job.optimizer)
+            but = WRITTEN if scheduled else frozenset[str]()
+            numbers = watch_hyperparameters(self._steps.job.optimizer, but)
             look = None if numbers is None else self._steps.caller.look_at([*parts, numbers])
         # Not guarded, they are what they were when the step was chosen.
         chosen = step.valid_values if look is None else None
         registers = self._steps.binder.registers(step, chosen)
-        watched = Watched(step, specialization, look, registers, parts)
+        scheduled = scheduled and look is not None
+        watched = Watched(step, specialization, look, registers, parts, scheduled)
         self._watched = None if look is None else watched
         return watched
+
+    def foretell(self, watched: Watched, most: int) -> Foretold | None:
+        """What the job's schedulers do after each of so many steps, or fewer, with the numbers of
+        the first for its tape; None where that is to be seen after each."""
+        foretold = self._foreteller.foretell(watched.step, most)
+        if foretold is not None:
+            for register, value in foretold.registers.items():
+                watched.step.compiled.tape.set_register(register, value)
+        return foretold
 
     def before_check(self, step: PreparedStep, most: int) -> int:
         """How many steps, `most` at most, may be made of this one before one is to be checked."""

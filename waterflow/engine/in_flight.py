@@ -113,18 +113,18 @@ class StepsInFlight:
             losses = [with_metrics(loss, names, numbers) for loss, numbers in each]
         if losses:
             with self._context.python:
-                self._context.run_isolated(job, self._finish, scheduled, losses, spans)
+                self._context.run_isolated(job, self._finish, scheduled, losses, spans, result.scheduled)
         if result.error is not None and not job.ended:
             self._context.check_device()
             self.fail(scheduled, result.error)
         job.feeder.step_done(len(losses))  # callbacks come before the next batch is fetched
 
     def _finish(
-        self, scheduled: ScheduledStep, losses: Sequence[float], spans: Sequence[Any]
+        self, scheduled: ScheduledStep, losses: Sequence[float], spans: Sequence[Any], ahead: int
     ) -> None:
         job, loop = scheduled.job, scheduled.job.loop
-        if not loop.acts_between_steps:
-            loop.finish_train(losses, spans)
+        if job.job.on_step is None:
+            loop.finish_train(losses, spans, ahead)
             return
         (loss,) = losses
         self._context.events.publish(GroupsRan((job.name,), spans))

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from waterflow.allocator_ext import _C
+from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.captured_steps import Watched
 from waterflow.engine.context import RunContext
 from waterflow.engine.in_flight import ScheduledStep, StepsInFlight
 from waterflow.engine.job_run import MOST_AHEAD, JobRun
+from waterflow.engine.user_loop import Between
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.steps.prepared import PreparedBatch
@@ -92,7 +94,7 @@ class Trains:
                     return fed, busy
                 job.feeder.put_back([fed])  # whoever chooses next finds what it needs
                 break
-            if at_home:
+            if at_home and begun.value.look is not None:
                 _fetch_behind(job)
             result = self._run_some(lane, job, fed, begun.value, seen, until)
             busy += result.seconds
@@ -112,18 +114,21 @@ class Trains:
             return None
         job.feeder.note_shown()
         assert fed.item.specialization is not None
-        return job.captured.watch(step, fed.item.specialization, job.loop.acts_between_steps)
+        return job.captured.watch(step, fed.item.specialization, job.loop.between)
 
     def _run_some(
         self, lane: int, job: JobRun, fed: Fed, watched: Watched, seen: int, until: float
     ) -> Any:
         """Runs one train and settles it."""
         most = 1 if watched.look is None else MOST_AHEAD
+        if watched.scheduled:  # no more is worked out than can be of use
+            most = min(most, 1 + int(SLICE_SECONDS / (job.captured.step_seconds or SLICE_SECONDS)))
         most = job.captured.before_check(watched.step, most)
         items = [fed, *job.feeder.take_while(lambda other: _same_step(fed, other), most - 1)]
         rates = job.loop.rates() if job.loop.shows_rates else ()
         rested = float(job.throttle.rested_seconds)
-        result = self._call(lane, job, items, watched, seen, until)
+        call = self._call_scheduled if watched.scheduled else self._call
+        result = call(lane, job, items, watched, seen, until)
         made = len(result.losses)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
@@ -141,6 +146,26 @@ class Trains:
             return False
         return seen == self._context.calls.calls and time.perf_counter() < until
 
+    def _call_scheduled(
+        self,
+        lane: int,
+        job: JobRun,
+        items: Sequence[Fed],
+        watched: Watched,
+        seen: int,
+        until: float,
+    ) -> Any:
+        """The same with schedulers between steps, as far as these are known ahead; no trace beside
+        it, which may put back what it finds changed."""
+        with PYTHON_TURNS.shared():
+            foretold = job.captured.foretell(watched, len(items))
+            if foretold is not None:
+                items = items[: foretold.steps]
+                return self._call(lane, job, items, watched, seen, until, foretold.schedule)
+            alone = job.captured.watch(watched.step, watched.specialization, Between.PYTHON)
+            assert alone is not None, "it is looked at anew for each step"
+            return self._call(lane, job, items[:1], alone, seen, until)
+
     def _call(
         self,
         lane: int,
@@ -149,6 +174,7 @@ class Trains:
         watched: Watched,
         seen: int,
         until: float,
+        schedule: Any = None,
     ) -> Any:
         batches = [item.item.flat.tensors for item in items]  # type: ignore[union-attr]
         keeps_lock = (
@@ -168,6 +194,7 @@ class Trains:
             seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,
+            schedule=schedule,
         )
         form = self._plan.form_of(watched.step.compiled, lane)
         return self._context.lanes.run_train(lane, form, self._plan.gate, train)
@@ -199,8 +226,7 @@ def _fetched(job: JobRun) -> list[Fed]:
 def _fetch_behind(job: JobRun) -> None:
     """On the job's thread, before a step: fetches batches behind its own that can be had without
     drawing."""
-    has_one_step = job.loop.acts_between_steps
-    if has_one_step or job.feeder.peek() is not None:
+    if job.feeder.peek() is not None:
         return
     count = job.feeder.undrawn(job.batches_ahead() - 1)
     if count and job.data_is_apart:  # which takes a walk to know

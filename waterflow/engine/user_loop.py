@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,15 @@ from waterflow.job.evaluation import EvaluationTimes, check_answer
 from waterflow.job.job import Job
 from waterflow.job.several import follows_metric
 from waterflow.job.training_step import check_finite, learning_rates, result_of, step_scheduler
+from waterflow.steps.foretold import may_be_foretold
+
+
+class Between(enum.Enum):
+    """What comes between two steps of a job in one epoch."""
+
+    NOTHING = enum.auto()
+    NUMBERS = enum.auto()  # that schedulers set, which can be worked out ahead
+    PYTHON = enum.auto()
 
 
 class UserLoop:
@@ -85,10 +95,19 @@ class UserLoop:
     @property
     def acts_between_steps(self) -> bool:
         """Whether something of the user's comes after each step."""
-        job = self._job
-        return job.on_step is not None or (
-            job.scheduler is not None and job.scheduler_every == "step"
-        )
+        return self._job.on_step is not None or self._is_scheduled
+
+    @property
+    def _is_scheduled(self) -> bool:
+        return self._job.scheduler is not None and self._job.scheduler_every == "step"
+
+    @property
+    def between(self) -> Between:
+        """What comes after each step."""
+        if not self.acts_between_steps:
+            return Between.NOTHING
+        ahead = self._job.on_step is None and may_be_foretold(self._job)
+        return Between.NUMBERS if ahead else Between.PYTHON
 
     @property
     def shows_rates(self) -> bool:
@@ -168,20 +187,37 @@ class UserLoop:
         result = result_of(job, (self.steps, self.epoch, loss, rates), ended, values)
         return check_answer(job, self._callback(functools.partial(on_step, result)))
 
-    def finish_train(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
-        """The same after many steps, where nothing of the user's comes between two of them.
+    def finish_train(
+        self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]], scheduled: int | None = None
+    ) -> None:
+        """The same after many steps, where no Python of the user's comes between two of them.
+
+        Args:
+            losses, spans: of the steps, see `TrainRan`.
+            scheduled: for so many of them, the scheduler has been seen to; None: for all.
 
         Raises:
             NonFiniteLossError: the last loss is none, and the job asked to stop on that.
+            Whatever the scheduler raises.
         """
         first, self.steps = self.steps + 1, self.steps + len(losses)
         self._latest_loss = losses[-1]
-        self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+        try:
+            if scheduled is not None and self._is_scheduled:
+                self._catch_up(losses[scheduled:])
+        finally:
+            self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
         check_finite(self._job, self.steps, losses[-1])
         if self.is_due(self.steps):
             self._unanswered = losses[-1], ()
         else:
             self._end_after_last()
+
+    def _catch_up(self, losses: Sequence[float]) -> None:
+        """Steps the scheduler after steps with these losses."""
+        for loss in losses:
+            if not (self._job.stop_on_nan and not math.isfinite(loss)):  # that ends the job first
+                self._step_scheduler("step", loss)
 
     def _end_after_last(self) -> None:
         if self._job.steps is not None and self.steps >= self._job.steps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,11 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
     return found
 
 
-def watch_hyperparameters(optimizer: torch.optim.Optimizer) -> Any:
-    """Guards that all hyperparameters are what they are now, and the optimizer's state its own;
-    None where some of them can change unseen."""
+def watch_hyperparameters(
+    optimizer: torch.optim.Optimizer, but: Collection[str] = frozenset()
+) -> Any:
+    """Guards that all hyperparameters are what they are now, `but` some, and the optimizer's state
+    its own; None where some of them can change unseen."""
     own, groups = vars(optimizer), optimizer.param_groups
     if not (own.keys() >= {"param_groups", "state"} and type(groups) is list):
         return None
@@ -81,7 +83,7 @@ def watch_hyperparameters(optimizer: torch.optim.Optimizer) -> Any:
     for group in groups:
         if type(group) is not dict:
             return None
-        guards.mapping(group, frozenset({"params"}))
+        guards.mapping(group, frozenset({"params", *but}))
         for key, value in group.items():
             if type(value) is list and key != "params":
                 guards.items(value, list)
