@@ -113,7 +113,9 @@ class StepsInFlight:
             losses = [with_metrics(loss, names, numbers) for loss, numbers in each]
         if losses:
             with self._context.python:
-                self._context.run_isolated(job, self._finish, scheduled, losses, spans, result.scheduled)
+                self._context.run_isolated(
+                    job, self._finish, scheduled, losses, spans, result.scheduled
+                )
         if result.error is not None and not job.ended:
             self._context.check_device()
             self.fail(scheduled, result.error)

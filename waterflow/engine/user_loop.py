@@ -188,7 +188,10 @@ class UserLoop:
         return check_answer(job, self._callback(functools.partial(on_step, result)))
 
     def finish_train(
-        self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]], scheduled: int | None = None
+        self,
+        losses: Sequence[float],
+        spans: Sequence[tuple[Any, ...]],
+        scheduled: int | None = None,
     ) -> None:
         """The same after many steps, where no Python of the user's comes between two of them.
 
