@@ -6,6 +6,7 @@
 #include "account/observer.h"
 #include "account/schedule.h"
 #include "bind/core.h"
+#include "bind/layouts.h"
 #include "bind/throttle.h"
 #include "bind/torch.h"
 #ifdef WATERFLOW_WITH_CUDA
@@ -17,6 +18,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   waterflow::bind_core(m);
   waterflow::bind_throttles(m);
   waterflow::bind_torch(m);
+  waterflow::bind_layouts(m);
   waterflow::bind_observer(m);
   waterflow::bind_guards(m);
   waterflow::bind_look(m);

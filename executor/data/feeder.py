@@ -18,6 +18,9 @@ Item = TypeVar("Item")
 #: In place of a batch, where an epoch is found to have ended.
 _END_OF_EPOCH: Any = object()
 
+#: Fetched in one go, so many are handed out together.
+_AT_ONCE = 8
+
 #: A fetch may have waited for the interpreter's lock: the shortest of so many did not.
 _TIMED_FETCHES = 4
 
@@ -319,11 +322,16 @@ class Feeder(Generic[Item]):
         self._python(lambda: self._fetch_all(prepare, count))
 
     def _fetch_all(self, prepare: Callable[[Any], Item | None], count: int) -> None:
+        made: list[FeedItem[Item]] = []
         for _ in range(count):
             fed = self._followed(self._next_undrawn, prepare)
             if fed is None:
-                return
-            self._append(fed)
+                break
+            made.append(fed)
+            if len(made) == _AT_ONCE or not self._queue:  # somebody may wait for it
+                self._append(made)
+                made = []
+        self._append(made)
 
     def _fetch_more(self) -> None:
         """What may be fetched ahead and draws nothing is fetched in one go: each time that a thread
@@ -410,12 +418,12 @@ class Feeder(Generic[Item]):
 
     def _put(self, fed: FeedItem[Item]) -> None:
         _C.release_intra_op_threads()  # what it was captured with would hinder the lanes'
-        self._append(fed)
+        self._append([fed])
 
-    def _append(self, fed: FeedItem[Item]) -> None:
+    def _append(self, made: Sequence[FeedItem[Item]]) -> None:
         with self._changed:
-            self._queue.append(fed)
-            is_first = len(self._queue) == 1
+            is_first = bool(made) and not self._queue
+            self._queue.extend(made)
         if is_first:  # whoever takes it sees to those that come after
             self._on_ready()
 

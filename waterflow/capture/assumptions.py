@@ -22,7 +22,7 @@ from waterflow.account.structure import Structure
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
-from waterflow.common.environment import process_flags
+from waterflow.common.environment import process_flags, watch_flags
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import live_places, trained_parameters
 from waterflow.job.rules import StepRules
@@ -105,7 +105,9 @@ class Assumptions:
         self._fields = _fields(job)
         self._flags = process_flags()
         self._own = _C.Guards()
-        self._own.probe(_fields_and_flags, job, (self._fields, self._flags))
+        for name in _FIELDS:
+            self._own.slot(job, Job.__dict__[name])
+        watch_flags(self._own)
         self.seen = seen
         self._account = self._take(seen, names)
         self._look = caller.look_at(self.guards)
@@ -229,7 +231,3 @@ _FIELDS = ("model", "optimizer", "loss", *StepRules._fields)
 
 def _fields(job: Job) -> tuple[Any, ...]:
     return job.model, job.optimizer, job.loss, *job.rules
-
-
-def _fields_and_flags(job: Job) -> tuple[tuple[Any, ...], tuple[object, ...]]:
-    return _fields(job), process_flags()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from waterflow.allocator_ext import _C
@@ -124,7 +124,7 @@ class Trains:
         if watched.scheduled:  # no more is worked out than can be of use
             most = min(most, 1 + int(SLICE_SECONDS / (job.captured.step_seconds or SLICE_SECONDS)))
         most = job.captured.before_check(watched.step, most)
-        items = [fed, *job.feeder.take_while(lambda other: _same_step(fed, other), most - 1)]
+        items = [fed, *job.feeder.take_while(_same_step_as(fed), most - 1)]
         rates = job.loop.rates() if job.loop.shows_rates else ()
         rested = float(job.throttle.rested_seconds)
         call = self._call_scheduled if watched.scheduled else self._call
@@ -200,11 +200,16 @@ class Trains:
         return self._context.lanes.run_train(lane, form, self._plan.gate, train)
 
 
-def _same_step(fed: Fed, other: Fed) -> bool:
+def _same_step_as(fed: Fed) -> Callable[[Fed], bool]:
     """Whether another batch is of the same epoch, and for the same step."""
-    one, two = fed.item, other.item
-    assert one is not None
-    return two is not None and (other.epoch, two.specialization) == (fed.epoch, one.specialization)
+    assert fed.item is not None
+    epoch, wanted = fed.epoch, fed.item.specialization
+
+    def is_same(other: Fed) -> bool:
+        item = other.item
+        return item is not None and item.specialization is wanted and other.epoch == epoch
+
+    return is_same
 
 
 def _is_ready(job: JobRun, fed: Fed) -> bool:
