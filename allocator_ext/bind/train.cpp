@@ -55,10 +55,13 @@ BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object l
 std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
                                  const BoundTrain& bound) {
   auto result = std::make_shared<TrainResult>();
-  if (bound.keeps_lock) {
-    *result = run_train(pool, lane, step, gate, bound.train);
+  const auto make = [&] { *result = run_train(pool, lane, step, gate, bound.train, true); };
+  if (!bound.train.holds(0, *step.job.tape)) {  // with the lock, which others would take otherwise
+    result->end = TrainEnd::kChanged;
+  } else if (bound.keeps_lock) {
+    make();
   } else {
-    run_unlocked([&] { *result = run_train(pool, lane, step, gate, bound.train); });
+    run_unlocked(make);
   }
   if (bound.schedule != nullptr) {
     // A loss that is no number ends the job before its scheduler is stepped.
@@ -96,6 +99,12 @@ void bind_trains(py::module_& m) {
       .def_readonly("metrics", &TrainResult::metrics)
       .def_readonly("end", &TrainResult::end)
       .def_readonly("scheduled", &TrainResult::scheduled)
+      .def_property_readonly(
+          "met_change", [](const TrainResult& self) { return self.end == TrainEnd::kChanged; })
+      .def_property_readonly("may_go_on",
+                             [](const TrainResult& self) {
+                               return self.end == TrainEnd::kArrived || self.end == TrainEnd::kLate;
+                             })
       .def_property_readonly("seconds", &TrainResult::seconds)
       .def_property_readonly("error",
                              [](const TrainResult& self) { return python_exception(self.error); })

@@ -62,8 +62,8 @@ struct TrainResult {
   }
 };
 
-// Throws as LanePool::run_step does.
+// Throws as LanePool::run_step does. `looked`: whether it is known that the first step may be made.
 TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
-                      const Train& train);
+                      const Train& train, bool looked = false);
 
 }  // namespace waterflow

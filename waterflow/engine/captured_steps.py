@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from waterflow.engine.user_loop import Between
@@ -14,6 +14,10 @@ from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.foretold import WRITTEN, Foreteller, Foretold
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
+
+#: Where the user's Python has changed something between two steps, it is looked at closely before
+#: each of so many.
+_WARY_STEPS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +31,7 @@ class Watched:
             is to be made, each as `is_as_known` has found it.
         registers: its hyperparameters, as they were looked at.
         parts: what the look was made of.
-        scheduled: whether schedulers come after each step, see `foretell`.
+        between: what comes after each step.
     """
 
     step: PreparedStep
@@ -35,7 +39,7 @@ class Watched:
     look: Any
     registers: dict[int, float]
     parts: tuple[Any, ...]
-    scheduled: bool
+    between: Between
 
 
 class CapturedSteps:
@@ -58,6 +62,7 @@ class CapturedSteps:
         self._watched: Watched | None = None
         self._foreteller = Foreteller(steps.job)
         self._distrusts_looks = False
+        self._wary_until = 0  # steps begun
         self._bound: set[PreparedStep] = set()
         self._version = (
             steps.persistent.version
@@ -217,15 +222,39 @@ class CapturedSteps:
         Returns:
             None where the hyperparameters have outgrown the step.
         """
-        found = None if between is Between.PYTHON else self._watched
-        known = (step, between is Between.NUMBERS, self._parts(specialization))
-        if found is None or (found.step, found.scheduled, found.parts) != known:
+        found = self._watched
+        known = (step, between, self._parts(specialization))
+        if found is None or (found.step, found.between, found.parts) != known:
             found = self._watch_anew(step, specialization, between)
             if found.look is not None and self._steps.cache.step_for(specialization) is not step:
                 return None
-        for register, value in found.registers.items():
-            step.compiled.tape.set_register(register, value)
-        return found
+        return self._with_registers(found)
+
+    def again(self, batch: PreparedBatch, between: Between) -> Watched | None:
+        """The same where nothing was found changed since the step before, which was the same: it is
+        for the extension to look before it makes this one. None where it takes a closer look."""
+        found, step_of = self._watched, batch.specialization
+        if found is None or step_of is not found.specialization or found.between is not between:
+            return None
+        is_bound = found.step in self._bound and self._version == self._steps.persistent.version
+        if self.exclusive or not (is_bound and self._has_room(batch)):
+            return None
+        if found.parts != self._parts(step_of) or not self._steps.cache.has(batch):
+            return None
+        if between is Between.NUMBERS and self._steps.cache.step_for(step_of) is not found.step:
+            return None
+        return None if self.is_to_check(step_of, found.step) else self._with_registers(found)
+
+    def watch_one(self, watched: Watched) -> Watched:
+        """The same for one step, as it was found to be ready."""
+        step = watched.step
+        registers = self._steps.binder.registers(step, step.valid_values)
+        return self._with_registers(replace(watched, look=None, registers=registers))
+
+    def _with_registers(self, watched: Watched) -> Watched:
+        for register, value in watched.registers.items():
+            watched.step.compiled.tape.set_register(register, value)
+        return watched
 
     def _parts(self, specialization: Specialization) -> tuple[Any, ...]:
         return (*specialization.assumptions.guards, self._steps.persistent.entries.guards)
@@ -233,17 +262,17 @@ class CapturedSteps:
     def _watch_anew(
         self, step: PreparedStep, specialization: Specialization, between: Between
     ) -> Watched:
-        parts, look, scheduled = self._parts(specialization), None, between is Between.NUMBERS
-        if not (between is Between.PYTHON or self._distrusts_looks):
+        parts, look = self._parts(specialization), None
+        wary = between is Between.PYTHON and self.begun < self._wary_until
+        if not (wary or self._distrusts_looks):
             # Guarded before they are read: what changes in between does not hold at the first look.
-            but = WRITTEN if scheduled else frozenset[str]()
+            but = WRITTEN if between is Between.NUMBERS else frozenset[str]()
             numbers = watch_hyperparameters(self._steps.job.optimizer, but)
             look = None if numbers is None else self._steps.caller.look_at([*parts, numbers])
         # Not guarded, they are what they were when the step was chosen.
         chosen = step.valid_values if look is None else None
         registers = self._steps.binder.registers(step, chosen)
-        scheduled = scheduled and look is not None
-        watched = Watched(step, specialization, look, registers, parts, scheduled)
+        watched = Watched(step, specialization, look, registers, parts, between)
         self._watched = None if look is None else watched
         return watched
 
@@ -286,6 +315,8 @@ class CapturedSteps:
         self._watched = None
         self._looked = (None, 0, False)
         self._distrusts_looks = not made
+        self._wary_until = self.begun + _WARY_STEPS  # what the user's Python changes once, it may
+        # change after each step: then a closer look comes first, which can tell what follows
 
     def take_state(self, step: PreparedStep) -> None:
         """After a first step: what it made becomes the optimizer's state."""

@@ -94,7 +94,7 @@ class Trains:
                     return fed, busy
                 job.feeder.put_back([fed])  # whoever chooses next finds what it needs
                 break
-            if at_home and begun.value.look is not None:
+            if at_home and _most(job, begun.value) > 1:
                 _fetch_behind(job)
             result = self._run_some(lane, job, fed, begun.value, seen, until)
             busy += result.seconds
@@ -109,40 +109,43 @@ class Trains:
         """What the steps' train is to watch; None where the step needs more than a lane."""
         assert fed.item is not None
         job.loop.enter_epoch(fed.epoch)
-        step = job.captured.ready_step(fed.item)
+        between = job.loop.between
+        again = job.captured.again(fed.item, between)
+        step = job.captured.ready_step(fed.item) if again is None else again.step
         if step is None or not self._plan.has(step.compiled):
             return None
         job.feeder.note_shown()
         assert fed.item.specialization is not None
-        return job.captured.watch(step, fed.item.specialization, job.loop.between)
+        return again or job.captured.watch(step, fed.item.specialization, between)
 
     def _run_some(
         self, lane: int, job: JobRun, fed: Fed, watched: Watched, seen: int, until: float
     ) -> Any:
         """Runs one train and settles it."""
-        most = 1 if watched.look is None else MOST_AHEAD
-        if watched.scheduled:  # no more is worked out than can be of use
-            most = min(most, 1 + int(SLICE_SECONDS / (job.captured.step_seconds or SLICE_SECONDS)))
-        most = job.captured.before_check(watched.step, most)
-        items = [fed, *job.feeder.take_while(_same_step_as(fed), most - 1)]
+        items, most = [fed], _most(job, watched)
+        if most > 1:
+            most = job.captured.before_check(watched.step, most)
+            items += job.feeder.take_while(_same_step_as(fed), most - 1)
         rates = job.loop.rates() if job.loop.shows_rates else ()
         rested = float(job.throttle.rested_seconds)
-        call = self._call_scheduled if watched.scheduled else self._call
+        scheduled = watched.between is Between.NUMBERS and watched.look is not None
+        call = self._call_scheduled if scheduled else self._call
         result = call(lane, job, items, watched, seen, until)
         made = len(result.losses)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
         job.captured.count(fed.item, made, max(0.0, result.seconds - rested))
-        if result.end == _C.TrainEnd.CHANGED:
+        if result.met_change:
             job.captured.look_again(made)
-        job.feeder.put_back(items[made + (result.error is not None) :])
+        if made < len(items):
+            job.feeder.put_back(items[made + (result.error is not None) :])
         batch = items[min(made, len(items) - 1)].item
         assert batch is not None
         self._in_flight.settle_train(ScheduledStep(job, watched.step, batch, rates), result)
         return result
 
     def _may_go_on(self, job: JobRun, result: Any, seen: int, until: float) -> bool:
-        if job.ended or result.end not in (_C.TrainEnd.ARRIVED, _C.TrainEnd.LATE):
+        if job.ended or not result.may_go_on:
             return False
         return seen == self._context.calls.calls and time.perf_counter() < until
 
@@ -162,9 +165,7 @@ class Trains:
             if foretold is not None:
                 items = items[: foretold.steps]
                 return self._call(lane, job, items, watched, seen, until, foretold.schedule)
-            alone = job.captured.watch(watched.step, watched.specialization, Between.PYTHON)
-            assert alone is not None, "it is looked at anew for each step"
-            return self._call(lane, job, items[:1], alone, seen, until)
+            return self._call(lane, job, items[:1], job.captured.watch_one(watched), seen, until)
 
     def _call(
         self,
@@ -210,6 +211,17 @@ def _same_step_as(fed: Fed) -> Callable[[Fed], bool]:
         return item is not None and item.specialization is wanted and other.epoch == epoch
 
     return is_same
+
+
+def _most(job: JobRun, watched: Watched) -> int:
+    """How many steps a train may have."""
+    if watched.look is None or watched.between is Between.PYTHON:
+        return 1
+    if watched.between is Between.NOTHING:
+        return MOST_AHEAD
+    # What schedulers do is worked out for no more steps than there is time for.
+    seconds = job.captured.step_seconds or SLICE_SECONDS
+    return min(MOST_AHEAD, 1 + int(SLICE_SECONDS / seconds))
 
 
 def _is_ready(job: JobRun, fed: Fed) -> bool:

@@ -150,13 +150,7 @@ class UserLoop:
         check_finite(job, self.steps, loss)
         if self.waits_for_loss:
             self._step_scheduler("step", loss)
-        if self.is_due(self.steps):
-            self._unanswered = loss, rates  # until `finish_evaluation`
-            return
-        if self._stops(loss, rates, None):
-            self._end(JobState.STOPPED)
-            return
-        self._end_after_last()
+        self._ask(loss, rates)
 
     def finish_evaluation(self, found: evaluation.Evaluated) -> None:
         """After an evaluation: tells of it, and asks the callback that has waited for it.
@@ -191,36 +185,38 @@ class UserLoop:
         self,
         losses: Sequence[float],
         spans: Sequence[tuple[Any, ...]],
-        scheduled: int | None = None,
+        scheduled: int = 0,
+        rates: tuple[float, ...] = (),
     ) -> None:
         """The same after many steps, where no Python of the user's comes between two of them.
 
         Args:
-            losses, spans: of the steps, see `TrainRan`.
-            scheduled: for so many of them, the scheduler has been seen to; None: for all.
+            losses: of the steps.
+            spans: see `TrainRan`.
+            scheduled: after so many of them, the scheduler has been seen to.
+            rates: of the only step, where a callback is to be told of them.
 
         Raises:
             NonFiniteLossError: the last loss is none, and the job asked to stop on that.
-            Whatever the scheduler raises.
+            Whatever the scheduler raises, or the callback.
         """
         first, self.steps = self.steps + 1, self.steps + len(losses)
         self._latest_loss = losses[-1]
-        try:
-            if scheduled is not None and self._is_scheduled:
-                self._catch_up(losses[scheduled:])
-        finally:
-            self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+        self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
         check_finite(self._job, self.steps, losses[-1])
+        if self._is_scheduled:
+            for loss in losses[scheduled:]:
+                self._step_scheduler("step", loss)
+        self._ask(losses[-1], rates)
+
+    def _ask(self, loss: float, rates: tuple[float, ...]) -> None:
+        """Asks the callback about the last step, unless an evaluation comes first."""
         if self.is_due(self.steps):
-            self._unanswered = losses[-1], ()
+            self._unanswered = loss, rates  # until `finish_evaluation`
+        elif self._stops(loss, rates, None):
+            self._end(JobState.STOPPED)
         else:
             self._end_after_last()
-
-    def _catch_up(self, losses: Sequence[float]) -> None:
-        """Steps the scheduler after steps with these losses."""
-        for loss in losses:
-            if not (self._job.stop_on_nan and not math.isfinite(loss)):  # that ends the job first
-                self._step_scheduler("step", loss)
 
     def _end_after_last(self) -> None:
         if self._job.steps is not None and self.steps >= self._job.steps:
