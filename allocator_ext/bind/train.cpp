@@ -20,10 +20,11 @@ namespace {
 // known ahead of the schedulers.
 std::function<bool(std::size_t, Tape&)> locked_look(Look* look, Schedule* schedule) {
   if (look == nullptr) return [](std::size_t, Tape&) { return true; };
-  return [look, schedule](std::size_t made, Tape& next) {
+  const std::size_t before = schedule == nullptr ? 0 : schedule->done();
+  return [look, schedule, before](std::size_t made, Tape& next) {
     py::gil_scoped_acquire acquire;
     if (schedule != nullptr) {
-      if (!schedule->advance_to(made) || !schedule->holds()) return false;
+      if (!schedule->advance_to(before + made) || !schedule->holds()) return false;
       for (const auto& [index, value] : schedule->registers()) next.set_register(index, value);
     }
     return look->holds();
@@ -55,6 +56,7 @@ BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object l
 std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
                                  const BoundTrain& bound) {
   auto result = std::make_shared<TrainResult>();
+  const std::size_t before = bound.schedule == nullptr ? 0 : bound.schedule->done();
   const auto make = [&] { *result = run_train(pool, lane, step, gate, bound.train, true); };
   if (!bound.train.holds(0, *step.job.tape)) {  // with the lock, which others would take otherwise
     result->end = TrainEnd::kChanged;
@@ -66,8 +68,8 @@ std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step,
   if (bound.schedule != nullptr) {
     // A loss that is no number ends the job before its scheduler is stepped.
     const bool ends = result->end == TrainEnd::kNotFinite;
-    bound.schedule->advance_to(result->losses.size() - ends);
-    result->scheduled = bound.schedule->done();
+    bound.schedule->advance_to(before + result->losses.size() - ends);
+    result->scheduled = bound.schedule->done() - before;
   }
   return result;
 }
@@ -99,8 +101,8 @@ void bind_trains(py::module_& m) {
       .def_readonly("metrics", &TrainResult::metrics)
       .def_readonly("end", &TrainResult::end)
       .def_readonly("scheduled", &TrainResult::scheduled)
-      .def_property_readonly(
-          "met_change", [](const TrainResult& self) { return self.end == TrainEnd::kChanged; })
+      .def_property_readonly("met_change",
+                             [](const TrainResult& self) { return self.end == TrainEnd::kChanged; })
       .def_property_readonly("may_go_on",
                              [](const TrainResult& self) {
                                return self.end == TrainEnd::kArrived || self.end == TrainEnd::kLate;

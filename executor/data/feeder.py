@@ -148,6 +148,7 @@ class Feeder(Generic[Item]):
         self._begin = begin
         self._queue: deque[FeedItem[Item]] = deque()
         lock = threading.RLock()
+        self._lock = lock
         self._changed = threading.Condition(lock)
         # Of those whose work the thread does: what happens at each step is none of their business.
         self._served = threading.Condition(lock)
@@ -181,7 +182,7 @@ class Feeder(Generic[Item]):
 
     def take(self) -> FeedItem[Item]:
         """Takes the next thing; there must be one."""
-        with self._changed:
+        with self._lock:
             fed = self._queue.popleft()
             self._wake_at_rest()
         return fed
@@ -189,7 +190,7 @@ class Feeder(Generic[Item]):
     def take_while(self, fits: Callable[[FeedItem[Item]], bool], most: int) -> list[FeedItem[Item]]:
         """Takes the next things as far as they are there and fit, `most` at most."""
         taken: list[FeedItem[Item]] = []
-        with self._changed:
+        with self._lock:
             while self._queue and len(taken) < most and fits(self._queue[0]):
                 taken.append(self._queue.popleft())
             self._wake_at_rest()
@@ -197,12 +198,12 @@ class Feeder(Generic[Item]):
 
     def put_back(self, taken: Sequence[FeedItem[Item]]) -> None:
         """Gives back the last things taken, whose steps have not begun."""
-        with self._changed:
+        with self._lock:
             self._queue.extendleft(reversed(taken))
 
     def step_done(self, steps: int = 1) -> None:
         """The steps on the batches last taken have ended, with all that they draw."""
-        with self._changed:
+        with self._lock:
             self._done += steps
             self._wake_at_rest()
 
@@ -421,7 +422,7 @@ class Feeder(Generic[Item]):
         self._append([fed])
 
     def _append(self, made: Sequence[FeedItem[Item]]) -> None:
-        with self._changed:
+        with self._lock:
             is_first = bool(made) and not self._queue
             self._queue.extend(made)
         if is_first:  # whoever takes it sees to those that come after

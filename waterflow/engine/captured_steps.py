@@ -276,10 +276,10 @@ class CapturedSteps:
         self._watched = None if look is None else watched
         return watched
 
-    def foretell(self, watched: Watched, most: int) -> Foretold | None:
-        """What the job's schedulers do after each of so many steps, or fewer, with the numbers of
-        the first for its tape; None where that is to be seen after each."""
-        foretold = self._foreteller.foretell(watched.step, most)
+    def foretell(self, watched: Watched) -> Foretold | None:
+        """What the job's schedulers do after each of the next steps, with the numbers of the first
+        for its tape; None where that is to be seen after each."""
+        foretold = self._foreteller.foretell(watched.step)
         if foretold is not None:
             for register, value in foretold.registers.items():
                 watched.step.compiled.tape.set_register(register, value)

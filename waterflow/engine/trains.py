@@ -94,7 +94,7 @@ class Trains:
                     return fed, busy
                 job.feeder.put_back([fed])  # whoever chooses next finds what it needs
                 break
-            if at_home and _most(job, begun.value) > 1:
+            if at_home and _most(begun.value) > 1:
                 _fetch_behind(job)
             result = self._run_some(lane, job, fed, begun.value, seen, until)
             busy += result.seconds
@@ -122,7 +122,7 @@ class Trains:
         self, lane: int, job: JobRun, fed: Fed, watched: Watched, seen: int, until: float
     ) -> Any:
         """Runs one train and settles it."""
-        items, most = [fed], _most(job, watched)
+        items, most = [fed], _most(watched)
         if most > 1:
             most = job.captured.before_check(watched.step, most)
             items += job.feeder.take_while(_same_step_as(fed), most - 1)
@@ -161,7 +161,7 @@ class Trains:
         """The same with schedulers between steps, as far as these are known ahead; no trace beside
         it, which may put back what it finds changed."""
         with PYTHON_TURNS.shared():
-            foretold = job.captured.foretell(watched, len(items))
+            foretold = job.captured.foretell(watched)
             if foretold is not None:
                 items = items[: foretold.steps]
                 return self._call(lane, job, items, watched, seen, until, foretold.schedule)
@@ -213,15 +213,9 @@ def _same_step_as(fed: Fed) -> Callable[[Fed], bool]:
     return is_same
 
 
-def _most(job: JobRun, watched: Watched) -> int:
+def _most(watched: Watched) -> int:
     """How many steps a train may have."""
-    if watched.look is None or watched.between is Between.PYTHON:
-        return 1
-    if watched.between is Between.NOTHING:
-        return MOST_AHEAD
-    # What schedulers do is worked out for no more steps than there is time for.
-    seconds = job.captured.step_seconds or SLICE_SECONDS
-    return min(MOST_AHEAD, 1 + int(SLICE_SECONDS / seconds))
+    return 1 if watched.look is None or watched.between is Between.PYTHON else MOST_AHEAD
 
 
 def _is_ready(job: JobRun, fed: Fed) -> bool:

@@ -10,6 +10,7 @@ or raises.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +47,9 @@ KNOWN = frozenset(
 #: What they write to, in the optimizer's groups.
 WRITTEN = frozenset({"lr", "momentum", "betas"})
 
+#: So many steps are worked out at once.
+_AT_ONCE = 64
+
 _MISSING = object()
 
 
@@ -60,11 +64,22 @@ class Foretold:
     Attributes:
         schedule: what the schedulers write after each, for the extension.
         registers: what the first of the steps reads, by the registers of its tape.
-        steps: so many may be made; for what comes after the last of them, look into `schedule`.
+        steps: so many may be made; what comes after the last of them may be left to the schedulers.
     """
 
     schedule: Any
     registers: dict[int, float]
+    steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class _Ahead:
+    """What was worked out at once: `steps` of a step may be made from then on, in several trains,
+    as long as nobody else has changed what it was worked out from."""
+
+    step: PreparedStep
+    copies: _Copies
+    schedule: Any
     steps: int
 
 
@@ -79,52 +94,64 @@ class Foreteller:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._ahead: _Ahead | None = None
         self._numbers: _Comparisons | None = None  # of the step last asked for
 
-    def foretell(self, step: PreparedStep, most: int) -> Foretold | None:
-        """What the schedulers do after each of so many steps, or fewer.
+    def foretell(self, step: PreparedStep) -> Foretold | None:
+        """What the schedulers do after each of the next steps.
 
         Args:
             step: the captured step, made again and again.
-            most: how many of it.
 
         Returns:
             None where nothing is known, or the step is not right for the hyperparameters.
         """
-        assert step.optimizer is not None
         try:
-            copies = _Copies(self._job)
+            ahead = self._ahead
+            if ahead is None or ahead.step is not step or not self._still_holds(ahead):
+                ahead = self._ahead = self._work_out(step)
         except _UnforeseenError:
+            ahead = self._ahead = None
+        if ahead is None:
             return None
+        values = hyperparameters(self._job.optimizer)
+        registers = {register: values[key] for key, register in step.compiled.registers.items()}  # type: ignore[index]
+        # What somebody writes from here on does not hold when the first step is to be made.
+        steps = ahead.steps - ahead.schedule.done
+        return Foretold(ahead.schedule, registers, steps) if ahead.schedule.holds() else None
+
+    def _still_holds(self, ahead: _Ahead) -> bool:
+        left = ahead.steps > ahead.schedule.done
+        return left and ahead.schedule.holds() and ahead.copies.are_of(self._job)
+
+    def _work_out(self, step: PreparedStep) -> _Ahead | None:
+        assert step.optimizer is not None
+        copies = _Copies(self._job)
         values = hyperparameters(copies.optimizer)  # type: ignore[arg-type]
         if step.valid_values != values and not step.optimizer.valid_for(values):
             return None
-        registers = {register: values[key] for key, register in step.compiled.registers.items()}  # type: ignore[index]
-        rows, steps = self._rows(copies, step, values, most)
+        rows, steps = self._rows(copies, step, values)
         schedule = _C.Schedule(copies.places, _MISSING, copies.whole, rows)
-        return Foretold(schedule, registers, steps)
+        return _Ahead(step, copies, schedule, steps)
 
     def _rows(
-        self, copies: _Copies, step: PreparedStep, values: dict[HyperKey, Any], most: int
+        self, copies: _Copies, step: PreparedStep, values: dict[HyperKey, Any]
     ) -> tuple[list[Any], int]:
         """What each step is followed by, and how many steps may be made."""
         if self._numbers is None or self._numbers.step is not step:
             self._numbers = _Comparisons(step)
-        rows: list[Any] = []
-        while len(rows) < most:
+        known, rows = step.compiled.registers, []
+        while len(rows) < _AT_ONCE:
             try:
                 written, numbers = copies.step()
             except Exception:  # the scheduler itself is to raise it, or to warn
                 return rows, len(rows) + 1
             values.update(numbers)
-            registers = [
-                (step.compiled.registers[key], value)
-                for key, value in numbers.items()
-                if key in step.compiled.registers
-            ]
+            registers = [(known[key], value) for key, value in numbers.items() if key in known]
             rows.append((written, registers))
             if numbers and not self._numbers.allow(numbers, values):
                 break
+        copies.check()
         return rows, len(rows)
 
 
@@ -169,13 +196,25 @@ class _Space:
         self.group = group  # its number, where it is one
         self.numbers: dict[str, int] = {}  # of places
         self._seen = dict(copy)
+        self._first = dict(copy)
 
     def changes(self) -> list[tuple[str, Any]]:
         """What is written since this was last asked."""
-        seen = self._seen
-        found = [(key, now) for key, now in self.copy.items() if seen.get(key, _MISSING) is not now]
+        seen, now = self._seen, self.copy
+        if self.group is None:
+            found = [each for each in now.items() if seen.get(each[0], _MISSING) is not each[1]]
+        else:
+            found = [(key, now[key]) for key in self.numbers if now[key] is not seen[key]]
         seen.update(found)
         return found
+
+    @property
+    def is_known(self) -> bool:
+        """Whether nothing was written but at the places that are known."""
+        rest = self.copy.keys() - self.numbers.keys()
+        return self._first.keys() <= self.copy.keys() and all(
+            self._first.get(key, _MISSING) is self.copy[key] for key in rest
+        )
 
 
 class _Copies:
@@ -192,13 +231,34 @@ class _Copies:
         self._real = job.optimizer
         if vars(job.optimizer).get("_opt_called") is not True or not _torch_is_as_known():
             raise _UnforeseenError
+        self._groups = list(job.optimizer.param_groups)
+        self._schedulers = schedulers_in(job.scheduler)
+        self._contents: list[tuple[Any, str]] = []  # what could be written to in place
         self.places: list[tuple[dict[str, Any], str, Any]] = []
         self.whole: list[dict[str, Any]] = []
         self._spaces: list[_Space] = []
         self._copied: dict[int, Any] = {}
-        groups = [self._group(*each) for each in enumerate(job.optimizer.param_groups)]
-        self.optimizer = _Optimizer(groups)
-        self._members = [self._scheduler(each) for each in schedulers_in(job.scheduler)]
+        self.optimizer = _Optimizer([self._group(*each) for each in enumerate(self._groups)])
+        self._members = [self._scheduler(each) for each in self._schedulers]
+
+    def are_of(self, job: Job) -> bool:
+        """Whether the job's objects are still those, and hold the same but for what the places
+        hold."""
+        groups, members = job.optimizer.param_groups, schedulers_in(job.scheduler)
+        same = len(groups) == len(self._groups) and len(members) == len(self._schedulers)
+        return (
+            same
+            and job.optimizer is self._real
+            and all(map(operator.is_, groups, self._groups))
+            and all(map(operator.is_, members, self._schedulers))
+            and all(repr(held) == told for held, told in self._contents)
+            and _torch_is_as_known()
+        )
+
+    def check(self) -> None:
+        """Raises _UnforeseenError where something else was written than what is known."""
+        if not all(space.is_known for space in self._spaces):
+            raise _UnforeseenError
 
     def step(self) -> tuple[list[tuple[int, Any]], dict[HyperKey, float]]:
         """Steps the copies: what they write, by the numbers of places, and the hyperparameters
@@ -263,10 +323,15 @@ class _Copies:
         if key == "optimizer":
             return self.optimizer
         if key == "_schedulers":
+            self._contents.append((value, repr(value)))
             return [self._scheduler(each) for each in value]
         if not (_is_plain(value) or (key == "_scale_fn_ref" and _is_known_scale(value))):
             raise _UnforeseenError
-        return type(value)(value) if isinstance(value, (list, dict)) else value
+        if not isinstance(value, (list, dict, tuple)):
+            return value
+        if key != "_last_lr":
+            self._contents.append((value, repr(value)))
+        return type(value)(value)
 
 
 def _numbers(group: int, key: str, value: Any) -> dict[HyperKey, float]:
