@@ -10,6 +10,7 @@ or raises.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import Counter
 from collections.abc import Mapping
@@ -140,7 +141,8 @@ class Foreteller:
         """What each step is followed by, and how many steps may be made."""
         if self._numbers is None or self._numbers.step is not step:
             self._numbers = _Comparisons(step)
-        known, rows = step.compiled.registers, []
+        known = step.compiled.registers
+        rows: list[Any] = []
         while len(rows) < _AT_ONCE:
             try:
                 written, numbers = copies.step()
@@ -380,7 +382,7 @@ class _Torch:
                     self.is_own &= is_trusted_code(function.__code__)
                     self.guards.function(function)
         self.guards.mapping(vars(lr_scheduler), frozenset({"__warningregistry__"}))
-        self.guards.mapping(vars(lr_scheduler.math), None)
+        self.guards.mapping(vars(math), None)
 
 
 _torch: _Torch | None = None
