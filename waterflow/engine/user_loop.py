@@ -200,14 +200,28 @@ class UserLoop:
             NonFiniteLossError: the last loss is none, and the job asked to stop on that.
             Whatever the scheduler raises, or the callback.
         """
-        first, self.steps = self.steps + 1, self.steps + len(losses)
-        self._latest_loss = losses[-1]
-        self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+        left = losses[scheduled:] if self._is_scheduled else ()  # one at most
+        if not self.waits_for_loss:
+            try:
+                self._catch_up(left)
+            except BaseException:  # then its step is none that was made
+                self._tell(losses[:-1], spans[: len(spans) - len(spans) // len(losses)])
+                raise
+        self._tell(losses, spans)
         check_finite(self._job, self.steps, losses[-1])
-        if self._is_scheduled:
-            for loss in losses[scheduled:]:
-                self._step_scheduler("step", loss)
+        if self.waits_for_loss:
+            self._catch_up(left)
         self._ask(losses[-1], rates)
+
+    def _tell(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
+        if losses:
+            first, self.steps = self.steps + 1, self.steps + len(losses)
+            self._latest_loss = losses[-1]
+            self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+
+    def _catch_up(self, losses: Sequence[float]) -> None:
+        for loss in losses:
+            self._step_scheduler("step", loss)
 
     def _ask(self, loss: float, rates: tuple[float, ...]) -> None:
         """Asks the callback about the last step, unless an evaluation comes first."""
