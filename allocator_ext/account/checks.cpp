@@ -100,17 +100,6 @@ bool is_dunder(PyObject* key) {
   return text[0] == '_' && text[1] == '_' && text[size - 1] == '_' && text[size - 2] == '_';
 }
 
-// The tag of a class as it is now; gives it one if it has none. Zero: it cannot have one.
-unsigned version_of(PyTypeObject* type) {
-#if PY_VERSION_HEX >= 0x030C0000
-  PyUnstable_Type_AssignVersionTag(type);
-#else
-  static PyObject* const name = PyUnicode_InternFromString("__init__");
-  _PyType_Lookup(type, name);  // looking up assigns one
-#endif
-  return type->tp_version_tag;
-}
-
 }  // namespace
 
 bool same_value(PyObject* expected, PyObject* actual) {
@@ -143,6 +132,16 @@ py::object instance_dict(PyObject* object) {
   if (Py_TYPE(object)->tp_dictoffset == 0) return {};
   PyObject** place = _PyObject_GetDictPtr(object);
   return borrowed(place != nullptr ? *place : nullptr);
+}
+
+unsigned version_of(PyTypeObject* type) {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyUnstable_Type_AssignVersionTag(type);
+#else
+  static PyObject* const name = PyUnicode_InternFromString("__init__");
+  _PyType_Lookup(type, name);  // looking up assigns one
+#endif
+  return type->tp_version_tag;
 }
 
 py::object class_dict(PyTypeObject* type) {

@@ -24,6 +24,9 @@ bool same_value(PyObject* expected, PyObject* actual);
 // An object's own attributes, without making a dictionary where there is none; null if so.
 pybind11::object instance_dict(PyObject* object);
 
+// The tag of a class as it is now; gives it one if it has none. Zero: it cannot have one.
+unsigned version_of(PyTypeObject* type);
+
 // A class's own attributes.
 pybind11::object class_dict(PyTypeObject* type);
 

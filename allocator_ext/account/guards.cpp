@@ -5,6 +5,8 @@
 
 #include <stdexcept>
 
+#include "account/flags.h"
+
 namespace py = pybind11;
 
 namespace waterflow {
@@ -129,6 +131,14 @@ void Guards::tensor(py::object tensor) {
 
 void Guards::buffer(py::object object) { add<BufferCheck>(hold(object)); }
 
+void Guards::flags(py::object type, py::object function) {
+  require(PyType_Check(type.ptr()), "flags() takes a class");
+  py::object expected = function(type);
+  auto* checked = reinterpret_cast<PyTypeObject*>(hold(type));
+  PyObject* held = hold(function);
+  add<FlagsCheck>(checked, held, hold(expected));
+}
+
 void Guards::probe(py::object function, py::object object, py::object expected) {
   add<ProbeCheck>(hold(function), hold(object), hold(expected));
 }
@@ -203,6 +213,7 @@ void bind_guards(py::module_& m) {
       .def("slot", &Guards::slot)
       .def("tensor", &Guards::tensor)
       .def("buffer", &Guards::buffer)
+      .def("flags", &Guards::flags)
       .def("probe", &Guards::probe)
       .def("holds", &Guards::holds)
       .def("difference", &Guards::difference)

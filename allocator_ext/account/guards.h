@@ -32,6 +32,8 @@ class Guards {
   void tensor(pybind11::object tensor);
   // Throws std::invalid_argument if there is no contiguous memory.
   void buffer(pybind11::object object);
+  // Torch's switches; and what the function says about the class, asked when that has changed.
+  void flags(pybind11::object type, pybind11::object function);
   void probe(pybind11::object function, pybind11::object object, pybind11::object expected);
 
   bool holds();

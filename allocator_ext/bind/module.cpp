@@ -4,7 +4,9 @@
 #include "account/guards.h"
 #include "account/look.h"
 #include "account/observer.h"
+#include "account/schedule.h"
 #include "bind/core.h"
+#include "bind/layouts.h"
 #include "bind/throttle.h"
 #include "bind/torch.h"
 #ifdef WATERFLOW_WITH_CUDA
@@ -16,9 +18,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   waterflow::bind_core(m);
   waterflow::bind_throttles(m);
   waterflow::bind_torch(m);
+  waterflow::bind_layouts(m);
   waterflow::bind_observer(m);
   waterflow::bind_guards(m);
   waterflow::bind_look(m);
+  waterflow::bind_schedule(m);
 #ifdef WATERFLOW_WITH_CUDA
   waterflow::bind_cuda(m);
   m.attr("cuda_built") = true;

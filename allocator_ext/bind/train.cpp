@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "account/look.h"
+#include "account/schedule.h"
 #include "bind/errors.h"
 #include "runtime/lane_pool.h"
 #include "runtime/train.h"
@@ -17,12 +18,20 @@ namespace waterflow {
 namespace {
 
 // A look at Python state, by whoever holds the interpreter's lock or not; it counts for a while.
-std::function<bool()> locked_look(Look* look, double counts_for) {
-  if (look == nullptr) return [] { return true; };
-  return [look, counts_for, until = -std::numeric_limits<double>::infinity()]() mutable {
-    if (steady_seconds() < until) return true;
+// Behind each step what is known ahead of the schedulers is written, and looked at each time.
+std::function<bool(std::size_t, Tape&)> locked_look(Look* look, Schedule* schedule,
+                                                    double counts_for) {
+  if (look == nullptr) return [](std::size_t, Tape&) { return true; };
+  const std::size_t before = schedule == nullptr ? 0 : schedule->done();
+  return [look, schedule, before, counts_for, until = -std::numeric_limits<double>::infinity()](
+             std::size_t made, Tape& next) mutable {
+    if (schedule == nullptr && steady_seconds() < until) return true;
     py::gil_scoped_acquire acquire;
     until = steady_seconds() + counts_for;
+    if (schedule != nullptr) {
+      if (!schedule->advance_to(before + made) || !schedule->holds()) return false;
+      for (const auto& [index, value] : schedule->registers()) next.set_register(index, value);
+    }
     return look->holds();
   };
 }
@@ -30,28 +39,44 @@ std::function<bool()> locked_look(Look* look, double counts_for) {
 // What the extension is given of Python's, beside what it can do without.
 struct BoundTrain {
   Train train;
-  py::object look;  // keeps what the train refers to
+  py::object look, scheduled;  // keep what the train refers to
+  Schedule* schedule;          // none: null
   bool keeps_lock;
 };
 
 BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
-                      bool finite_only, bool keeps_lock, double look_seconds) {
-  auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), look_seconds);
+                      bool finite_only, bool keeps_lock, py::object scheduled,
+                      double look_seconds) {
+  auto* schedule = scheduled.is_none() ? nullptr : py::cast<Schedule*>(scheduled);
+  auto holds =
+      locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule, look_seconds);
   return {{std::move(batches), std::move(holds), std::move(beside), keeps_blocks, std::move(signal),
            seen, seconds, finite_only},
           std::move(look),
+          std::move(scheduled),
+          schedule,
           keeps_lock};
 }
 
 std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
                                  const BoundTrain& bound) {
   auto result = std::make_shared<TrainResult>();
-  if (bound.keeps_lock) {
-    *result = run_train(pool, lane, step, gate, bound.train);
+  const std::size_t before = bound.schedule == nullptr ? 0 : bound.schedule->done();
+  const auto make = [&] { *result = run_train(pool, lane, step, gate, bound.train, true); };
+  if (!bound.train.holds(0, *step.job.tape)) {  // with the lock, which others would take otherwise
+    result->end = TrainEnd::kChanged;
+  } else if (bound.keeps_lock) {
+    make();
   } else {
-    run_unlocked([&] { *result = run_train(pool, lane, step, gate, bound.train); });
+    run_unlocked(make);
+  }
+  if (bound.schedule != nullptr) {
+    // A loss that is no number ends the job before its scheduler is stepped.
+    const bool ends = result->end == TrainEnd::kNotFinite;
+    bound.schedule->advance_to(before + result->losses.size() - ends);
+    result->scheduled = bound.schedule->done() - before;
   }
   return result;
 }
@@ -82,6 +107,13 @@ void bind_trains(py::module_& m) {
       .def_readonly("losses", &TrainResult::losses)
       .def_readonly("metrics", &TrainResult::metrics)
       .def_readonly("end", &TrainResult::end)
+      .def_readonly("scheduled", &TrainResult::scheduled)
+      .def_property_readonly("met_change",
+                             [](const TrainResult& self) { return self.end == TrainEnd::kChanged; })
+      .def_property_readonly("may_go_on",
+                             [](const TrainResult& self) {
+                               return self.end == TrainEnd::kArrived || self.end == TrainEnd::kLate;
+                             })
       .def_property_readonly("seconds", &TrainResult::seconds)
       .def_property_readonly("error",
                              [](const TrainResult& self) { return python_exception(self.error); })
@@ -90,7 +122,7 @@ void bind_trains(py::module_& m) {
       .def(py::init(&make_train), py::arg("batches"), py::arg("look"), py::arg("beside"),
            py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
            py::arg("finite_only") = false, py::arg("keeps_lock") = false,
-           py::arg("look_seconds") = 0.0);
+           py::arg("schedule") = py::none(), py::arg("look_seconds") = 0.0);
   m.def("run_train", &run, py::arg("pool"), py::arg("lane"), py::arg("step"), py::arg("gate"),
         py::arg("train"));
 }

@@ -56,7 +56,7 @@ bool run_next(LanePool& pool, int lane, const FlowStep& step, Gate& gate, const 
 }  // namespace
 
 TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
-                      const Train& train) {
+                      const Train& train, bool looked) {
   TrainResult made;
   const double begun = steady_seconds();
   while (true) {
@@ -64,7 +64,8 @@ TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate
       made.end = *reason;
     } else if (!made.losses.empty() && is_held(step.throttle.get())) {
       made.end = TrainEnd::kHeld;
-    } else if (!train.holds()) {
+    } else if (!(looked && made.losses.empty()) &&
+               !train.holds(made.losses.size(), *step.job.tape)) {
       made.end = TrainEnd::kChanged;
     } else if (!run_next(pool, lane, step, gate, train, made)) {
       made.end = TrainEnd::kFailed;

@@ -35,7 +35,9 @@ enum class TrainEnd {
 // The first step is made in any case, if its look holds: whoever sets out has been chosen for it.
 struct Train {
   std::vector<std::vector<at::Tensor>> batches;  // one a step
-  std::function<bool()> holds;                   // whether the next step is still the right one
+  // Does what comes behind so many steps, beside the step itself, gives the tape of the next one
+  // its numbers, and says whether that is still the right one.
+  std::function<bool(std::size_t made, Tape& next)> holds;
   std::shared_ptr<RoundMemory> beside;
   bool keeps_blocks = true;
   std::shared_ptr<const Signal> signal;
@@ -50,6 +52,7 @@ struct TrainResult {
   std::vector<Span> spans;                   // of these, as many for each as it has groups
   std::exception_ptr error;                  // of the step after them, where it has failed
   TrainEnd end = TrainEnd::kArrived;
+  std::size_t scheduled = 0;  // behind so many of the steps, all is done that is known ahead
 
   // Of the lane, that its steps took.
   double seconds() const {
@@ -59,8 +62,8 @@ struct TrainResult {
   }
 };
 
-// Throws as LanePool::run_step does.
+// Throws as LanePool::run_step does. `looked`: whether it is known that the first step may be made.
 TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
-                      const Train& train);
+                      const Train& train, bool looked = false);
 
 }  // namespace waterflow

@@ -24,6 +24,9 @@ Item = TypeVar("Item")
 #: In place of a batch, where an epoch is found to have ended.
 _END_OF_EPOCH: Any = object()
 
+#: Fetched in one go, so many are handed out together.
+_AT_ONCE = 8
+
 #: A fetch may have waited for the interpreter's lock: the shortest of so many did not.
 _TIMED_FETCHES = 4
 
@@ -158,6 +161,7 @@ class Feeder(Generic[Item]):
         self._begin = begin
         self._queue: deque[FeedItem[Item]] = deque()
         lock = threading.RLock()
+        self._lock = lock
         self._changed = threading.Condition(lock)
         # Of those whose work the thread does: what happens at each step is none of their business.
         self._served = threading.Condition(lock)
@@ -192,7 +196,7 @@ class Feeder(Generic[Item]):
 
     def take(self) -> FeedItem[Item]:
         """Takes the next thing; there must be one."""
-        with self._changed:
+        with self._lock:
             fed = self._queue.popleft()
             self._wake_for_room()
         return fed
@@ -200,7 +204,7 @@ class Feeder(Generic[Item]):
     def take_while(self, fits: Callable[[FeedItem[Item]], bool], most: int) -> list[FeedItem[Item]]:
         """Takes the next things as far as they are there and fit, `most` at most."""
         taken: list[FeedItem[Item]] = []
-        with self._changed:
+        with self._lock:
             while self._queue and len(taken) < most and fits(self._queue[0]):
                 taken.append(self._queue.popleft())
             self._wake_for_room()
@@ -208,12 +212,12 @@ class Feeder(Generic[Item]):
 
     def put_back(self, taken: Sequence[FeedItem[Item]]) -> None:
         """Gives back the last things taken, whose steps have not begun."""
-        with self._changed:
+        with self._lock:
             self._queue.extendleft(reversed(taken))
 
     def step_done(self, steps: int = 1) -> None:
         """The steps on the batches last taken have ended, with all that they draw."""
-        with self._changed:
+        with self._lock:
             self._done += steps
             self._wake_at_rest()
 
@@ -337,12 +341,17 @@ class Feeder(Generic[Item]):
         self._python(lambda: self._fetch_all(prepare, count))
 
     def _fetch_all(self, prepare: Callable[[Any], Item | None], count: int) -> None:
+        made: list[FeedItem[Item]] = []
         with in_one_go(self._iterator):
             for _ in range(count):
                 fed = self._followed(self._next_undrawn, prepare)
                 if fed is None:
-                    return
-                self._append(fed)
+                    break
+                made.append(fed)
+                if len(made) == _AT_ONCE or not self._queue:  # somebody may wait for it
+                    self._append(made)
+                    made = []
+        self._append(made)
 
     def _fetch_more(self) -> None:
         """What may be fetched ahead and draws nothing is fetched in one go: each time that a thread
@@ -431,12 +440,12 @@ class Feeder(Generic[Item]):
 
     def _put(self, fed: FeedItem[Item]) -> None:
         _C.release_intra_op_threads()  # what it was captured with would hinder the lanes'
-        self._append(fed)
+        self._append([fed])
 
-    def _append(self, fed: FeedItem[Item]) -> None:
-        with self._changed:
-            self._queue.append(fed)
-            is_first = len(self._queue) == 1
+    def _append(self, made: Sequence[FeedItem[Item]]) -> None:
+        with self._lock:
+            is_first = bool(made) and not self._queue
+            self._queue.extend(made)
             # Whoever lends work has the job, and tells when he gives it back.
             is_news = is_first and not self._has_work
         if is_news:  # whoever takes it sees to those that come after

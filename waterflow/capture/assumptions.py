@@ -28,7 +28,7 @@ from waterflow.account.structure import Structure
 from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
-from waterflow.common.environment import process_flags
+from waterflow.common.environment import process_flags, watch_flags
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import (
     Layout,
@@ -143,7 +143,9 @@ class Assumptions:
         self._fields = _fields(job)
         self._flags = process_flags()
         self._own = _C.Guards()
-        self._own.probe(_fields_and_flags, job, (self._fields, self._flags))
+        for name in _FIELDS:
+            self._own.slot(job, Job.__dict__[name])
+        watch_flags(self._own)
         self._gradients = OwnGradients(job)
         if job.step is not None:
             self._own.probe(OwnGradients.are_there, self._gradients, True)
@@ -309,7 +311,3 @@ def _reads_groups(code: CodeType) -> bool:
         return False
     names = code_names(code).names if is_torchs else names_in([code])
     return names is None or "param_groups" in names
-
-
-def _fields_and_flags(job: Job) -> tuple[tuple[Any, ...], tuple[object, ...]]:
-    return _fields(job), process_flags()

@@ -19,7 +19,8 @@ class PythonTurns:
 
     def __init__(self) -> None:
         self._turn = _Turn(self)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._running = 0
         self._traces = 0  # that wait or run
 
@@ -37,13 +38,13 @@ class PythonTurns:
             self._enter()
 
     def _enter(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._traces:
                 self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
             self._running += 1
 
     def _leave(self) -> None:
-        with self._changed:
+        with self._lock:
             self._running -= 1
             if self._traces:
                 self._changed.notify_all()

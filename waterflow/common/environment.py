@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -129,9 +130,18 @@ def process_flags() -> tuple[object, ...]:
         torch._C._get_cudnn_deterministic(),
         cudnn.allow_tf32,
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        _users(torch.nn.Module.__call__),
-        _users(torch.nn.Module.__getattr__),
+        *_users_methods(torch.nn.Module),
     )
+
+
+def watch_flags(guards: Any) -> None:
+    """Has guards of the extension (`_C.Guards`) hold as long as these switches are as they are."""
+    guards.flags(torch.nn.Module, _users_methods)
+    guards.keys(vars(torch.backends.mha), ["_is_fastpath_enabled"])
+
+
+def _users_methods(module: Any) -> tuple[object, object]:
+    return _users(module.__call__), _users(module.__getattr__)
 
 
 def _users(method: object) -> object:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from waterflow.engine.user_loop import Between
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
 from waterflow.job.optimizer_state import trained_parameters, watch_hyperparameters
 from waterflow.steps.check_schedule import CheckSchedule
+from waterflow.steps.foretold import WRITTEN, Foreteller, Foretold
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
+
+#: Where the user's Python has changed something between two steps, it is looked at closely before
+#: each of so many.
+_WARY_STEPS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +31,7 @@ class Watched:
             is to be made, each as `is_as_known` has found it.
         registers: its hyperparameters, as they were looked at.
         parts: what the look was made of.
+        between: what comes after each step.
     """
 
     step: PreparedStep
@@ -32,6 +39,7 @@ class Watched:
     look: Any
     registers: dict[int, float]
     parts: tuple[Any, ...]
+    between: Between
 
 
 class CapturedSteps:
@@ -52,7 +60,9 @@ class CapturedSteps:
         self.unchecked = 0
         self.step_seconds = 0.0
         self._watched: Watched | None = None
+        self._foreteller = Foreteller(steps.job)
         self._distrusts_looks = False
+        self._wary_until = 0  # steps begun
         self._bound: set[PreparedStep] = set()
         self._version = (
             steps.persistent.version
@@ -211,44 +221,80 @@ class CapturedSteps:
     # Many steps
 
     def watch(
-        self, step: PreparedStep, specialization: Specialization, one_by_one: bool
+        self, step: PreparedStep, specialization: Specialization, between: Between
     ) -> Watched | None:
         """Gives the tape the hyperparameters, and says what must hold for it to be run again.
 
         Args:
             step: the job's ready step.
             specialization: its own.
-            one_by_one: whether this is asked anew for each step.
+            between: what comes after each step; where that is Python, this is asked anew for each.
 
         Returns:
             None where the hyperparameters have outgrown the step.
         """
-        found = None if one_by_one else self._watched
-        if found is None or found.step is not step or found.parts != self._parts(specialization):
-            found = self._watch_anew(step, specialization, one_by_one)
+        found = self._watched
+        known = (step, between, self._parts(specialization))
+        if found is None or (found.step, found.between, found.parts) != known:
+            found = self._watch_anew(step, specialization, between)
             if found.look is not None and self._steps.cache.step_for(specialization) is not step:
                 return None
-        for register, value in found.registers.items():
-            step.compiled.tape.set_register(register, value)
-        return found
+        return self._with_registers(found)
+
+    def again(self, batch: PreparedBatch, between: Between) -> Watched | None:
+        """The same where nothing was found changed since the step before, which was the same: it is
+        for the extension to look before it makes this one. None where it takes a closer look."""
+        found, step_of = self._watched, batch.specialization
+        if found is None or step_of is not found.specialization or found.between is not between:
+            return None
+        is_bound = found.step in self._bound and self._version == self._steps.persistent.version
+        if self.exclusive or not (is_bound and self._has_room(batch)):
+            return None
+        if found.parts != self._parts(step_of) or not self._steps.cache.has(batch):
+            return None
+        if between is Between.NUMBERS and self._steps.cache.step_for(step_of) is not found.step:
+            return None
+        return None if self.is_to_check(step_of, found.step) else self._with_registers(found)
+
+    def watch_one(self, watched: Watched) -> Watched:
+        """The same for one step, as it was found to be ready."""
+        step = watched.step
+        registers = self._steps.binder.registers(step, step.valid_values)
+        return self._with_registers(replace(watched, look=None, registers=registers))
+
+    def _with_registers(self, watched: Watched) -> Watched:
+        for register, value in watched.registers.items():
+            watched.step.compiled.tape.set_register(register, value)
+        return watched
 
     def _parts(self, specialization: Specialization) -> tuple[Any, ...]:
         return (*specialization.assumptions.guards, self._steps.persistent.entries.guards)
 
     def _watch_anew(
-        self, step: PreparedStep, specialization: Specialization, one_by_one: bool
+        self, step: PreparedStep, specialization: Specialization, between: Between
     ) -> Watched:
         parts, look = self._parts(specialization), None
-        if not (one_by_one or self._distrusts_looks):
+        wary = between is Between.PYTHON and self.begun < self._wary_until
+        if not (wary or self._distrusts_looks):
             # Guarded before they are read: what changes in between does not hold at the first look.
-            numbers = watch_hyperparameters(self._steps.job.optimizer)
+            but = WRITTEN if between is Between.NUMBERS else frozenset[str]()
+            numbers = watch_hyperparameters(self._steps.job.optimizer, but)
             look = None if numbers is None else self._steps.caller.look_at([*parts, numbers])
         # Not guarded, they are what they were when the step was chosen.
         chosen = step.valid_values if look is None else None
         registers = self._steps.binder.registers(step, chosen)
-        watched = Watched(step, specialization, look, registers, parts)
+        watched = Watched(step, specialization, look, registers, parts, between)
         self._watched = None if look is None else watched
         return watched
+
+    def foretell(self, watched: Watched) -> Foretold | None:
+        """What the job's schedulers do after each of the next steps, with the numbers of the first
+        for its tape; None where that is to be seen after each."""
+        foretold = self._foreteller.foretell(watched.step)
+        if foretold is not None:
+            for register, value in foretold.registers.items():
+                watched.step.compiled.tape.set_register(register, value)
+        return foretold
 
     def before_check(self, step: PreparedStep, most: int) -> int:
         """How many steps, `most` at most, may be made of this one before one is to be checked."""
@@ -281,6 +327,8 @@ class CapturedSteps:
         self._looked = (None, 0, False)
         self._found = (None, 0, None)
         self._distrusts_looks = not made
+        self._wary_until = self.begun + _WARY_STEPS  # what the user's Python changes once, it may
+        # change after each step: then a closer look comes first, which can tell what follows
 
     def take_state(self, step: PreparedStep) -> None:
         """After a first step: what it made becomes the optimizer's state."""

@@ -113,23 +113,12 @@ class StepsInFlight:
             losses = [with_metrics(loss, names, numbers) for loss, numbers in each]
         if losses:
             with self._context.python:
-                self._context.run_isolated(job, self._finish, scheduled, losses, spans)
+                told = losses, spans, result.scheduled, scheduled.rates
+                self._context.run_isolated(job, job.loop.finish_train, *told)
         if result.error is not None and not job.ended:
             self._context.check_device()
             self.fail(scheduled, result.error)
         job.feeder.step_done(len(losses))  # callbacks come before the next batch is fetched
-
-    def _finish(
-        self, scheduled: ScheduledStep, losses: Sequence[float], spans: Sequence[Any]
-    ) -> None:
-        job, loop = scheduled.job, scheduled.job.loop
-        if not loop.acts_between_steps:
-            loop.finish_train(losses, spans)
-            return
-        (loss,) = losses
-        self._context.events.publish(GroupsRan((job.name,), spans))
-        loop.step_queued()
-        loop.finish_step(loss, scheduled.rates)
 
     def fail(self, scheduled: ScheduledStep, error: BaseException) -> None:
         """Ends the job of a step that could not be run, with what its tape has been given."""

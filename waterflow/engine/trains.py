@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from waterflow.allocator_ext import _C
+from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.captured_steps import Watched
 from waterflow.engine.context import RunContext
 from waterflow.engine.in_flight import ScheduledStep, StepsInFlight
 from waterflow.engine.job_run import MOST_AHEAD, JobRun
+from waterflow.engine.user_loop import Between
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.steps.prepared import PreparedBatch
@@ -98,7 +100,7 @@ class Trains:
                     return fed, busy
                 job.feeder.put_back([fed])  # whoever chooses next finds what it needs
                 break
-            if at_home:
+            if at_home and _most(begun.value) > 1:
                 _fetch_behind(job)
             result = self._run_some(lane, job, fed, begun.value, seen, until)
             busy += result.seconds
@@ -113,39 +115,63 @@ class Trains:
         """What the steps' train is to watch; None where the step needs more than a lane."""
         assert fed.item is not None
         job.loop.enter_epoch(fed.epoch)
-        step = job.captured.ready_step(fed.item)
+        between = job.loop.between
+        again = job.captured.again(fed.item, between)
+        step = job.captured.ready_step(fed.item) if again is None else again.step
         if step is None or not self._plan.has(step.compiled):
             return None
         job.feeder.note_shown()
         assert fed.item.specialization is not None
-        return job.captured.watch(step, fed.item.specialization, job.loop.acts_between_steps)
+        return again or job.captured.watch(step, fed.item.specialization, between)
 
     def _run_some(
         self, lane: int, job: JobRun, fed: Fed, watched: Watched, seen: int, until: float
     ) -> Any:
         """Runs one train and settles it."""
-        most = 1 if watched.look is None else MOST_AHEAD
-        most = job.captured.before_check(watched.step, most)
-        items = [fed, *job.feeder.take_while(lambda other: _same_step(fed, other), most - 1)]
+        items, most = [fed], _most(watched)
+        if most > 1:
+            most = job.captured.before_check(watched.step, most)
+            items += job.feeder.take_while(_same_step_as(fed), most - 1)
         rates = job.loop.rates() if job.loop.shows_rates else ()
         rested = float(job.throttle.rested_seconds)
-        result = self._call(lane, job, items, watched, seen, until)
+        scheduled = watched.between is Between.NUMBERS and watched.look is not None
+        call = self._call_scheduled if scheduled else self._call
+        result = call(lane, job, items, watched, seen, until)
         made = len(result.losses)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
         job.captured.count(fed.item, made, max(0.0, result.seconds - rested))
-        if result.end == _C.TrainEnd.CHANGED:
+        if result.met_change:
             job.captured.look_again(made)
-        job.feeder.put_back(items[made + (result.error is not None) :])
+        if made < len(items):
+            job.feeder.put_back(items[made + (result.error is not None) :])
         batch = items[min(made, len(items) - 1)].item
         assert batch is not None
         self._in_flight.settle_train(ScheduledStep(job, watched.step, batch, rates), result)
         return result
 
     def _may_go_on(self, job: JobRun, result: Any, seen: int, until: float) -> bool:
-        if job.ended or result.end not in (_C.TrainEnd.ARRIVED, _C.TrainEnd.LATE):
+        if job.ended or not result.may_go_on:
             return False
         return seen == self._context.calls.calls and time.perf_counter() < until
+
+    def _call_scheduled(
+        self,
+        lane: int,
+        job: JobRun,
+        items: Sequence[Fed],
+        watched: Watched,
+        seen: int,
+        until: float,
+    ) -> Any:
+        """The same with schedulers between steps, as far as these are known ahead; no trace beside
+        it, which may put back what it finds changed."""
+        with PYTHON_TURNS.shared():
+            foretold = job.captured.foretell(watched)
+            if foretold is not None:
+                items = items[: foretold.steps]
+                return self._call(lane, job, items, watched, seen, until, foretold.schedule)
+            return self._call(lane, job, items[:1], job.captured.watch_one(watched), seen, until)
 
     def _call(
         self,
@@ -155,6 +181,7 @@ class Trains:
         watched: Watched,
         seen: int,
         until: float,
+        schedule: Any = None,
     ) -> Any:
         batches = [item.item.flat.tensors for item in items]  # type: ignore[union-attr]
         keeps_lock = (
@@ -174,17 +201,28 @@ class Trains:
             seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,
+            schedule=schedule,
             look_seconds=_LOOK_SECONDS,
         )
         form = self._plan.form_of(watched.step.compiled, lane)
         return self._context.lanes.run_train(lane, form, self._plan.gate, train)
 
 
-def _same_step(fed: Fed, other: Fed) -> bool:
+def _same_step_as(fed: Fed) -> Callable[[Fed], bool]:
     """Whether another batch is of the same epoch, and for the same step."""
-    one, two = fed.item, other.item
-    assert one is not None
-    return two is not None and (other.epoch, two.specialization) == (fed.epoch, one.specialization)
+    assert fed.item is not None
+    epoch, wanted = fed.epoch, fed.item.specialization
+
+    def is_same(other: Fed) -> bool:
+        item = other.item
+        return item is not None and item.specialization is wanted and other.epoch == epoch
+
+    return is_same
+
+
+def _most(watched: Watched) -> int:
+    """How many steps a train may have."""
+    return 1 if watched.look is None or watched.between is Between.PYTHON else MOST_AHEAD
 
 
 def _is_ready(job: JobRun, fed: Fed) -> bool:
@@ -206,8 +244,7 @@ def _fetched(job: JobRun) -> list[Fed]:
 def _fetch_behind(job: JobRun) -> None:
     """On the job's thread, before a step: fetches batches behind its own that can be had without
     drawing."""
-    has_one_step = job.loop.acts_between_steps
-    if has_one_step or job.feeder.peek() is not None:
+    if job.feeder.peek() is not None:
         return
     count = job.feeder.undrawn(job.batches_ahead() - 1)
     if count and job.data_is_apart:  # which takes a walk to know

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,15 @@ from waterflow.job.evaluation import EvaluationTimes, check_answer
 from waterflow.job.job import Job
 from waterflow.job.several import follows_metric, optimizers_in
 from waterflow.job.training_step import check_finite, learning_rates, result_of, step_scheduler
+from waterflow.steps.foretold import may_be_foretold
+
+
+class Between(enum.Enum):
+    """What comes between two steps of a job in one epoch."""
+
+    NOTHING = enum.auto()
+    NUMBERS = enum.auto()  # that schedulers set, which can be worked out ahead
+    PYTHON = enum.auto()
 
 
 class UserLoop:
@@ -85,10 +95,19 @@ class UserLoop:
     @property
     def acts_between_steps(self) -> bool:
         """Whether something of the user's comes after each step."""
-        job = self._job
-        return job.on_step is not None or (
-            job.scheduler is not None and job.scheduler_every == "step"
-        )
+        return self._job.on_step is not None or self._is_scheduled
+
+    @property
+    def _is_scheduled(self) -> bool:
+        return self._job.scheduler is not None and self._job.scheduler_every == "step"
+
+    @property
+    def between(self) -> Between:
+        """What comes after each step."""
+        if not self.acts_between_steps:
+            return Between.NOTHING
+        ahead = self._job.on_step is None and may_be_foretold(self._job)
+        return Between.NUMBERS if ahead else Between.PYTHON
 
     @property
     def shows_rates(self) -> bool:
@@ -131,13 +150,7 @@ class UserLoop:
         check_finite(job, self.steps, loss)
         if self.waits_for_loss:
             self._step_scheduler("step", loss)
-        if self.is_due(self.steps):
-            self._unanswered = loss, rates  # until `finish_evaluation`
-            return
-        if self._stops(loss, rates, None):
-            self._end(JobState.STOPPED)
-            return
-        self._end_after_last()
+        self._ask(loss, rates)
 
     def finish_evaluation(self, found: evaluation.Evaluated) -> None:
         """After an evaluation: tells of it, and asks the callback that has waited for it.
@@ -168,18 +181,54 @@ class UserLoop:
         result = result_of(job, (self.steps, self.epoch, loss, rates), ended, values)
         return check_answer(job, self._callback(functools.partial(on_step, result)))
 
-    def finish_train(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
-        """The same after many steps, where nothing of the user's comes between two of them.
+    def finish_train(
+        self,
+        losses: Sequence[float],
+        spans: Sequence[tuple[Any, ...]],
+        scheduled: int = 0,
+        rates: tuple[float, ...] = (),
+    ) -> None:
+        """The same after many steps, where no Python of the user's comes between two of them.
+
+        Args:
+            losses: of the steps.
+            spans: see `TrainRan`.
+            scheduled: after so many of them, the scheduler has been seen to.
+            rates: of the only step, where a callback is to be told of them.
 
         Raises:
             NonFiniteLossError: the last loss is none, and the job asked to stop on that.
+            Whatever the scheduler raises, or the callback.
         """
-        first, self.steps = self.steps + 1, self.steps + len(losses)
-        self._latest_loss = losses[-1]
-        self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+        left = losses[scheduled:] if self._is_scheduled else ()  # one at most
+        if not self.waits_for_loss:
+            try:
+                self._catch_up(left)
+            except BaseException:  # then its step is none that was made
+                self._tell(losses[:-1], spans[: len(spans) - len(spans) // len(losses)])
+                raise
+        self._tell(losses, spans)
         check_finite(self._job, self.steps, losses[-1])
+        if self.waits_for_loss:
+            self._catch_up(left)
+        self._ask(losses[-1], rates)
+
+    def _tell(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
+        if losses:
+            first, self.steps = self.steps + 1, self.steps + len(losses)
+            self._latest_loss = losses[-1]
+            self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+
+    def _catch_up(self, losses: Sequence[float]) -> None:
+        for loss in losses:
+            self._step_scheduler("step", loss)
+
+    def _ask(self, loss: float, rates: tuple[float, ...]) -> None:
+        """Asks the callback about the last step, unless an evaluation comes first."""
         if self.is_due(self.steps):
-            self._unanswered = losses[-1], ()
+            self._unanswered = loss, rates  # until `finish_evaluation`
+        elif self._stops(loss, rates, None):
+            self._end(JobState.STOPPED)
         else:
             self._end_after_last()
 

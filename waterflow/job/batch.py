@@ -35,14 +35,14 @@ class FlatBatch:
         signature: equal for two batches exactly if one step graph serves both.
         rebuild: makes the same batch around other tensors.
         reads: what is taken apart of it; None: all.
-        is_plain: whether it is a list or a tuple of tensors alone.
+        layouts: of a list or a tuple of tensors alone, the extension's form of the signature.
     """
 
     tensors: list[torch.Tensor]
     signature: Hashable
     rebuild: Rebuild
     reads: BatchReads | None = None
-    is_plain: bool = False
+    layouts: Any = None
 
 
 def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
@@ -59,11 +59,12 @@ def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
     """
     tensors: list[torch.Tensor] = []
     signature, rebuild = _flatten_read(batch, tensors, reads)
-    is_plain = type(batch) in (list, tuple) and len(tensors) == len(batch)
-    is_plain = is_plain and all(map(operator.is_, tensors, batch))
-    if is_plain:
-        rebuild = type(batch)  # which keeps nothing of this one
-    return FlatBatch(tensors, signature, rebuild, reads, is_plain)
+    layouts = None
+    if type(batch) in (list, tuple) and len(tensors) == len(batch):
+        own = all(map(operator.is_, tensors, batch))
+        if own and all(type(one) is torch.Tensor and _C.has_plain_bits(one) for one in tensors):
+            layouts, rebuild = _C.Layouts(batch), type(batch)  # which keep nothing of this one
+    return FlatBatch(tensors, signature, rebuild, reads, layouts)
 
 
 def _flatten_read(
@@ -91,15 +92,9 @@ def flatten_like(batch: Any, former: FlatBatch) -> FlatBatch | None:
     Returns:
         None where the batch is no plain list or tuple of plain tensors, laid out as the former's.
     """
-    signature: Any = former.signature
-    if not former.is_plain or type(batch) is not signature[0] or len(batch) != len(signature[1]):
+    if former.layouts is None or not former.layouts.are_of(batch):
         return None
-    for part, known in zip(batch, signature[1], strict=True):
-        if type(part) is not torch.Tensor or not _C.has_plain_bits(part):
-            return None
-        if (part.dtype, part.shape, part.stride(), part.requires_grad) != known:
-            return None
-    return FlatBatch(list(batch), former.signature, former.rebuild, former.reads, is_plain=True)
+    return FlatBatch(list(batch), former.signature, former.rebuild, former.reads, former.layouts)
 
 
 def moved(batch: Any, device: torch.device, reads: BatchReads | None = None) -> Any:

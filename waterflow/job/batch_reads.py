@@ -17,6 +17,7 @@ from typing import Any
 
 #: Functions that read local variables, the batch among them, by names that no code shows.
 _READERS = (locals, vars, dir, eval, exec)
+_READER_IDS = frozenset(map(id, _READERS))
 _READER_NAMES = frozenset({reader.__name__ for reader in _READERS} | {"f_locals", "tb_frame"})
 #: Instructions that do nothing themselves.
 _EMPTY = ("NOP", "EXTENDED_ARG")
@@ -64,8 +65,7 @@ def reads_of(loss: Callable[..., Any], position: int = 1) -> BatchReads | None:
         loss, position = loss.__func__, position + 1
     if type(loss) is not FunctionType:
         return None
-    named = [loss.__globals__.get(name) for name in loss.__code__.co_names]
-    if any(found is reader for found in named for reader in _READERS):
+    if not _READER_IDS.isdisjoint(map(id, map(loss.__globals__.get, loss.__code__.co_names))):
         return None
     return _reads(loss.__code__, position)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,15 +69,17 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> dict[HyperKey, Any]:
     return found
 
 
-def watch_hyperparameters(optimizer: torch.optim.Optimizer) -> Any:
-    """Guards that all hyperparameters are what they are now, and the optimizer's state its own;
-    None where some of them can change unseen."""
+def watch_hyperparameters(
+    optimizer: torch.optim.Optimizer, but: Collection[str] = frozenset()
+) -> Any:
+    """Guards that all hyperparameters are what they are now, `but` some, and the optimizer's state
+    its own; None where some of them can change unseen."""
     guards = _C.Guards()
-    is_watched = all(_watch(member, guards) for member in optimizers_in(optimizer))
+    is_watched = all(_watch(member, guards, but) for member in optimizers_in(optimizer))
     return guards if is_watched else None
 
 
-def _watch(optimizer: torch.optim.Optimizer, guards: Any) -> bool:
+def _watch(optimizer: torch.optim.Optimizer, guards: Any, but: Collection[str]) -> bool:
     """Adds what is to be looked at of one optimizer; returns whether nothing can change unseen."""
     own, groups = vars(optimizer), optimizer.param_groups
     if not (own.keys() >= {"param_groups", "state"} and type(groups) is list):
@@ -87,7 +89,7 @@ def _watch(optimizer: torch.optim.Optimizer, guards: Any) -> bool:
     for group in groups:
         if type(group) is not dict:
             return False
-        guards.mapping(group, frozenset({"params"}))
+        guards.mapping(group, frozenset({"params", *but}))
         for key, value in group.items():
             if type(value) is list and key != "params":
                 guards.items(value, list)

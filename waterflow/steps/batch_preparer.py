@@ -198,7 +198,9 @@ class BatchPreparer:
 
     def _flattened(self, batch: Any) -> FlatBatch:
         reads, former = self._job.batch_reads, self._flat
-        flat = flatten_like(batch, former) if former is not None and former.reads == reads else None
+        flat = None
+        if former is not None and (former.reads is reads or former.reads == reads):
+            flat = flatten_like(batch, former)
         if flat is None:
             flat = flatten(batch, reads)
             self._flat = dataclasses.replace(flat, tensors=[])

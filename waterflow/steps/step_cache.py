@@ -124,11 +124,14 @@ class StepCache:
         specialization = prepared.specialization
         if specialization is None:
             return True
+        return self.has(prepared) and specialization.assumptions.hold()
+
+    def has(self, prepared: PreparedBatch) -> bool:
+        """Whether the capture that serves the batch is kept; whether it is right is another
+        question."""
         assert prepared.flat is not None
-        known = self._opacity.step is None and specialization in self._kept.of(
-            prepared.flat.signature
-        )
-        return known and specialization.assumptions.hold()
+        kept = self._kept.of(prepared.flat.signature)
+        return self._opacity.step is None and prepared.specialization in kept
 
     def step_for(self, specialization: Specialization) -> PreparedStep | None:
         """The step to run now; None where the hyperparameters have outgrown the graph."""

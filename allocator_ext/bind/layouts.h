@@ -1,0 +1,9 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace waterflow {
+
+void bind_layouts(pybind11::module_& m);
+
+}  // namespace waterflow
