@@ -22,6 +22,7 @@ def all_cases() -> dict[str, Case]:
         JobsCase(name="folds", make=digits.fold_job, steps=92, numbers=range(digits.FOLDS)),
         JobsCase(name="tiny", make=digits.tiny_job, steps=30, numbers=range(200), stackable=True),
     ]
+    cases.append(JobsCase(name="gans", make=models.gan_job, steps=300, numbers=range(8)))
     for lengths in (30, 70):
         make = functools.partial(text.lengths_job, lengths)
         cases.append(JobsCase(name=f"lengths-{lengths}", make=make, steps=300, numbers=range(2)))

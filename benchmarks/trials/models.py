@@ -128,3 +128,36 @@ def make_trial(architecture: Callable[[], nn.Module], size: int) -> Callable[[in
         )
 
     return trial
+
+
+def gan_job(number: int, steps: int) -> wf.Job:
+    """Two networks against each other, in a step of their own."""
+    torch.manual_seed(0)
+    maker = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.Tanh())
+    critic = nn.Sequential(nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
+    rate = 1e-4 * 1.05**number
+    of_maker = torch.optim.Adam(maker.parameters(), lr=rate, betas=(0.5, 0.999))
+    of_critic = torch.optim.Adam(critic.parameters(), lr=rate, betas=(0.5, 0.999))
+
+    def step(batch: Batch) -> Tensor:
+        real = batch[0]
+        made = maker(torch.randn(len(real), 16))
+        of_critic.zero_grad()
+        critic_loss = F.softplus(-critic(real)).mean() + F.softplus(critic(made.detach())).mean()
+        critic_loss.backward()
+        of_critic.step()
+        of_maker.zero_grad()
+        loss = F.softplus(-critic(made)).mean()
+        loss.backward()
+        of_maker.step()
+        return loss
+
+    return wf.Job(
+        f"gan-{number}",
+        model=[maker, critic],
+        optimizers=[of_maker, of_critic],
+        step=step,
+        data=batches(64, seed=0),
+        steps=steps,
+        seed=number,
+    )

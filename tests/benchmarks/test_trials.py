@@ -36,7 +36,7 @@ def rows(capsys, *options):
 
 
 def test_rows_have_all_keys_and_equal_numbers(capsys):
-    cases = ["tiny", "folds", "mlp-8"]
+    cases = ["tiny", "folds", "gans", "mlp-8"]
     found = rows(capsys, "--cases", *cases, "--skip", "processes", "compile")
     assert sorted(row["case"] for row in found) == sorted(cases)
     for row in found:
@@ -74,7 +74,7 @@ def test_a_row_without_its_library_is_skipped(capsys, monkeypatch):
 
 def test_cases_are_chosen_by_patterns():
     assert [case.name for case in chosen(["*-8"])] == ["mlp-8", "cnn-8", "gru-8", "transformer-8"]
-    assert len(chosen(arguments([]).cases)) == len(all_cases()) == 13
+    assert len(chosen(arguments([]).cases)) == len(all_cases()) == 14
     with pytest.raises(SystemExit, match="'mlp-9' is none of optuna, folds"):
         chosen(["mlp-9"])
 

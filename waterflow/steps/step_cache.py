@@ -242,7 +242,8 @@ class StepCache:
         if not self._persistent.gradients_hold:
             raise capture_error(
                 self._job.name,
-                "somebody else has gradients that the step leaves, or a tensor of their memory",
+                "gradients that the step leaves are sparse, or somebody else has them, or a tensor "
+                "of their memory",
                 users_line(None, self._job.function),
                 UnsettledError,
             )

@@ -739,3 +739,152 @@ def _enclosed_group(live):
 
 
 entered("whole_with_a_group_of_its_own", _enclosed_group, *KEPT, "opaque")
+
+
+# -- optimizers, modules and modes of other kinds
+
+
+@changed("whole_betas_changed")
+def _betas(pair):
+    pair.first.param_groups[0].update(betas=(0.5, 0.6))
+
+
+@changed("whole_group_added")
+def _group(pair):
+    spare = nn.Parameter(torch.ones(3))
+    pair.model.spare = spare
+    pair.first.add_param_group({"params": [spare], "lr": 0.5})
+    pair.first.param_groups[0]["lr"] = 0.02
+
+
+@changed("whole_state_cleared")
+def _cleared_state(pair):
+    for entries in pair.first.state.values():
+        entries["exp_avg"].zero_()
+
+
+@changed("whole_state_replaced")
+def _replaced_state(pair):
+    for entries in pair.first.state.values():
+        entries["exp_avg"] = torch.zeros_like(entries["exp_avg"])
+
+
+@changed("whole_state_loaded")
+def _loaded_state(pair):
+    state = copy.deepcopy(pair.first.state_dict())
+    state["param_groups"][0]["lr"] = 0.1
+    pair.first.load_state_dict(state)
+
+
+@changed("whole_weights_exchanged")
+def _exchanged_weights(pair):
+    pair.model[0].weight.data = torch.full_like(pair.model[0].weight, 0.01)
+
+
+def of_kind(name, optimizer, *expected, model=mlp):
+    """Enters a pair with another optimizer, whose rate a callback changes."""
+
+    def make(live):
+        pair = Pair()
+        pair.model = model()
+        pair.first = optimizer(pair.model.parameters())
+
+        def change():
+            pair.first.param_groups[0]["lr"] = 0.1
+
+        return pair.subject(on_step=at(4, live, change))
+
+    entered(name, make, *(expected or KEPT))
+
+
+class Rows(nn.Module):
+    """An LSTM over the four rows of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.inner(x.view(-1, 4, 4))[0][:, -1])
+
+
+def _normed():
+    return nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+
+of_kind("whole_fused", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
+of_kind("whole_foreach", lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True))
+of_kind("whole_rmsprop", lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True))
+of_kind("whole_nesterov", lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True))
+of_kind("whole_radam", lambda p: torch.optim.RAdam(p, lr=0.01), "opaque")
+of_kind("whole_lstm", lambda p: torch.optim.Adam(p, lr=0.01), model=Rows)
+of_kind("whole_batch_norm", lambda p: torch.optim.Adam(p, lr=0.01), model=_normed)
+
+
+@steady("whole_under_autocast")
+def _autocast(pair, batch):
+    pair.first.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = cross_entropy(pair.model, batch) + cross_entropy(pair.model, batch)
+    value.backward()
+    pair.first.step()
+    return value
+
+
+@steady("whole_with_inference_mode")
+def _inference(pair, batch):
+    with torch.inference_mode():
+        target = pair.other(batch[0])
+    pair.first.zero_grad()
+    value = F.mse_loss(pair.model(batch[0]), target.clone())
+    value.backward()
+    pair.first.step()
+    return value
+
+
+def _in_backward(live):
+    """Optimizers that step in the middle of the backward pass."""
+    pair = Pair()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in pair.model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(update)
+
+    def step(batch):
+        value = cross_entropy(pair.model, batch)
+        value.backward()
+        return value
+
+    made = wf.Job(
+        "case",
+        model=pair.model,
+        optimizers=[*optimizers.values()],
+        step=step,
+        data=batches(),
+        seed=5,
+    )
+    return made
+
+
+entered("whole_updates_in_backward", _in_backward, *KEPT, "opaque", matters=False)
+
+
+def _sparse(live):
+    table = nn.Embedding(4, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(table.parameters())
+
+    def step(batch):
+        optimizer.zero_grad()
+        value = table(batch[1]).square().mean()
+        value.backward()
+        optimizer.step()
+        return value
+
+    return wf.Job("case", model=table, optimizer=optimizer, step=step, data=batches(), seed=5)
+
+
+entered("whole_sparse_gradients", _sparse, "opaque", matters=False)
