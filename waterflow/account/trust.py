@@ -6,12 +6,14 @@ does not look into it. Everything else counts as the user's, installed packages 
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 import importlib.util
 import os
 import sys
 import sysconfig
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 _PACKAGES = ("torch", "torchgen", "functorch", "numpy", "waterflow")
@@ -108,6 +110,27 @@ def is_trusted_file(filename: str) -> bool:
 def is_trusted_code(code: CodeType) -> bool:
     """Whether code is of the standard library, torch, numpy or this package."""
     return is_trusted_file(code.co_filename)
+
+
+def is_generated_code(code: CodeType) -> bool:
+    """Whether the standard library has written code: a named tuple's, which makes a tuple of values
+    and nothing else, whoever's it is; a data class's of trusted code, where that can be found."""
+    if code.co_filename != "<string>":
+        return False
+    if code.co_name == "<lambda>" and code.co_names == ("_tuple_new",):
+        return _is_of_named_tuple(code)
+    functions = [each for each in gc.get_referrers(code) if type(each) is FunctionType]
+    return bool(functions) and all(
+        is_trusted_name(each.__globals__.get("__name__")) for each in functions
+    )
+
+
+def _is_of_named_tuple(code: CodeType) -> bool:
+    try:
+        twin = collections.namedtuple("Twin", code.co_varnames[1:]).__new__.__code__
+    except ValueError:  # no names for fields
+        return False
+    return (twin.co_code, twin.co_consts) == (code.co_code, code.co_consts)
 
 
 @functools.cache

@@ -25,7 +25,12 @@ from waterflow.account.code_walk import Late
 from waterflow.account.importers import without_importers
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.account.structure import Structure
-from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
+from waterflow.account.trust import (
+    is_generated_code,
+    is_own_class,
+    is_trusted_class,
+    is_trusted_code,
+)
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.common.environment import process_flags, watch_flags
@@ -250,7 +255,8 @@ class Assumptions:
             path, kind = self._account.unwalkable[0]
             return f"the step can read {path}, a {kind}, whose state cannot be followed"
         for code in set(executed) - self._account.codes:
-            if not (is_trusted_code(code) or code.co_name == "<module>"):  # imported by the step
+            imported = code.co_name == "<module>"  # by the step
+            if not (imported or is_trusted_code(code) or is_generated_code(code)):
                 where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
                 return f"the step runs code that nothing it can read leads to ({where})"
         return None

@@ -1,10 +1,12 @@
 """Whose code is trusted to keep no state of the user's."""
 
 import dataclasses
+import gc
 import json
 import os
 import sys
 import types
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 
 import waterflow
 from waterflow.account.trust import (
+    is_generated_code,
     is_own_class,
     is_standard_file,
     is_trusted_class,
@@ -23,6 +26,7 @@ from waterflow.account.trust import (
 from waterflow.engine.engine import Engine
 from waterflow.models import resnet
 from waterflow.partitioner.groups import cut_at
+from waterflow.report.job_report import JobReport
 
 pytestmark = pytest.mark.virtual
 
@@ -82,3 +86,25 @@ def test_modules_of_torch_keep_what_users_set():
     assert keeps_switches(torch.nn.modules.module.__file__)
     assert keeps_switches(sys.modules["torch.optim.optimizer"].__file__)
     assert not keeps_switches(torch.functional.__file__)
+
+
+class Pair(NamedTuple):
+    one: int
+    other: int
+
+
+@dataclasses.dataclass
+class Users:
+    one: int
+
+
+def test_code_that_the_standard_library_writes():
+    """A named tuple's makes a tuple, whoever's it is; a data class's runs what its fields name."""
+    assert is_generated_code(Pair.__new__.__code__)
+    gc.unfreeze()  # or nobody finds the class
+    assert is_generated_code(JobReport.__init__.__code__)
+    gc.freeze()
+    assert not is_generated_code(torch.nn.Linear.__init__.__code__)  # trusted by its file
+    assert not is_generated_code(Users.__init__.__code__)
+    assert not is_generated_code(test_code_that_the_standard_library_writes.__code__)
+    assert not is_generated_code(eval("lambda _cls, one: _tuple_new(_cls, (one, 1))").__code__)

@@ -151,6 +151,7 @@ def side_by_side():
 def test_modules_side_by_side_train_as_by_their_host(name, side_by_side):
     report, modules = side_by_side
     assert report[name].error is None
+    assert report[name].captured == "captured", report[name].notes
     host = made(name)
     losses, found = trained_by_host(host, Digits())
     assert report[name].losses == losses
