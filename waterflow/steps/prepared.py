@@ -44,6 +44,11 @@ class PreparedStep:
     spill: SpilledStep | None = None
 
     @property
+    def as_captured(self) -> PreparedStep:
+        """The step as it was before it was planned into this job's limit."""
+        return self if self.origin is None else self.origin.captured  # type: ignore[no-any-return]
+
+    @property
     def creates_state(self) -> bool:
         """Whether it is a first step, which makes the optimizer's state."""
         return bool(self.optimizer is not None and self.graph.outputs)

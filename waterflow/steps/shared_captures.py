@@ -200,7 +200,7 @@ class Offer:
             self.sight, job.name, specialization.forward, constants, key, opaque_optimizer=why
         )
         for step in specialization.steps:
-            shared = SharedStep.of(step, known)
+            shared = SharedStep.of(step.as_captured, known)  # others have other limits, or none
             # By its own trace: the optimizer's may be another by now than that of the capture.
             before = None if step.optimizer is None else _state_key(step.optimizer.state_before)
             if shared is None or (before is None) != (why is not None):

@@ -325,3 +325,21 @@ def test_a_limit_can_change_between_steps():
     (free,) = steady_steps(run)
     assert free is steady.origin.captured
     assert persistent.final_bytes == persistent.full_bytes
+
+
+def test_a_job_without_a_limit_gets_the_capture_of_one_that_spills_as_it_was():
+    """What is planned into one job's limit is its own."""
+    (need,) = {job.solo_peak_bytes for job in wf.run([MODELS["encoder"](capture=True)], MEMORY)}
+    limited = MODELS["encoder"](capture=True, memory_limit=int(0.8 * need), epochs=8)
+    free, expected = (MODELS["encoder"](capture=True, epochs=4) for _ in range(2))
+    free.name = "free"
+    with Engine(MEMORY, threads=1) as engine:
+        first = engine.submit(limited)
+        assert first.result(300).state == "finished", first.result().error
+        second = engine.submit(free)
+        assert second.result(300).state == "finished", second.result().error
+    report = engine.report()
+    assert report["encoder"].spills
+    assert report["free"].capture_shared_with == "encoder"
+    assert not report["free"].spills
+    assert_same_numbers(expected, wf.run_eager(expected, threads=1), free, report["free"])
