@@ -47,8 +47,9 @@ def side_by_side(tmp_path_factory):
 def test_models_side_by_side_train_as_by_their_host(name, side_by_side, tmp_path):
     report, trainers = side_by_side
     assert report[name].error is None
-    # A step that logs for the first time, and one that the host takes otherwise while it is traced.
-    assert (report[name].captured == "captured") == (name not in ("gpt2", "llama"))
+    # One logs in the first step of its kind in a process, one goes another way while it is traced.
+    if name not in ("gpt2", "llama"):
+        assert report[name].captured == "captured", report[name].notes
     host = trainer(MODELS[name], tmp_path)
     assert report[name].losses == trained_by_host(host)
     assert report[name].steps == host.state.global_step == 6
