@@ -262,7 +262,6 @@ class Assumptions:
         return None
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
-        # A step of the user's own may read a learning rate, too, where the trace has a number.
         roots, skip, late = self._roots(), live_places(self._job.optimizer), self._late(seen)
         for module in self._job.root.modules():
             if is_own_class(type(module)):  # a host's notes, which no step knows of

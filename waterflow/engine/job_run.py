@@ -627,8 +627,9 @@ class JobRun:
 
     def _gradients_left(self) -> list[torch.Tensor]:
         """The gradients that a step of the user's own has left, whoever else has them."""
-        if self.job.step is None:
-            return []
+        return [] if self.job.step is None else self._gradients()
+
+    def _gradients(self) -> list[torch.Tensor]:
         return list(_tensors_in([parameter.grad for parameter in self.job.root.parameters()]))
 
     def _park_away(self, residency: Residency) -> None:
@@ -696,7 +697,7 @@ class JobRun:
     def _made_by_step(self) -> Iterator[torch.Tensor]:
         """What else than parameters, buffers and plain state outlives a step."""
         yield from _tensors_in(dict(self.job.optimizer.state))
-        yield from _tensors_in([parameter.grad for parameter in self.job.root.parameters()])
+        yield from self._gradients()
         if self.steps.prefetcher is not None and self.steps.prefetcher.block is not None:
             yield self.steps.prefetcher.block
 
