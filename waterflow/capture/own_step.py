@@ -45,6 +45,7 @@ from waterflow.job.job import Job
 from waterflow.job.optimizer_state import (
     Layout,
     NotCapturableError,
+    StateLayout,
     hyperparameters,
     state_layout,
     trained_parameters,
@@ -61,11 +62,23 @@ _HOOKS = "_optimizer_step_pre_hooks"
 
 class UnsettledError(CaptureError):
     """The step makes state or gradients that were not there before it, as first steps do: the next
-    one may be captured. Users see a `CaptureError`."""
+    one may be captured. Users see a `CaptureError`.
+
+    Attributes:
+        state: layouts of the optimizer's state that the next step finds.
+        gradients: layouts of the gradients that it finds.
+    """
+
+    state: StateLayout
+    gradients: Mapping[Input, Layout]
 
 
 def trace_own_step(
-    job: Job, batch: FlatBatch, tensors: Mapping[Input, torch.Tensor], watch: TraceWatch
+    job: Job,
+    batch: FlatBatch,
+    tensors: Mapping[Input, torch.Tensor],
+    watch: TraceWatch,
+    state: StateLayout | None = None,
 ) -> tuple[ForwardTrace, OptimizerTrace]:
     """Traces one step of a job that has a step of its own; nothing is executed.
 
@@ -74,6 +87,7 @@ def trace_own_step(
         batch: a batch, taken apart.
         tensors: what the job holds between steps, gradients included.
         watch: what the trace runs in.
+        state: layouts of the optimizer's state among these; None: as it is.
 
     Returns:
         The whole step as a forward trace (`ForwardTrace.is_whole`), and what of it is live.
@@ -87,9 +101,10 @@ def trace_own_step(
         reason = "several of its optimizers train the same parameter"
         raise capture_error(job.name, reason, users_line(None, job.function))
     attempts: list[_OwnStep] = []
+    found = state_layout(job.optimizer) if state is None else state
 
     def attempt(fixed: set[Any], seed: int) -> Attempt:
-        attempts.append(_OwnStep(job, batch, tensors, fixed, seed))
+        attempts.append(_OwnStep(job, batch, tensors, found, fixed, seed))
         return attempts[-1].run(watch)
 
     try:
@@ -135,10 +150,11 @@ class _OwnStep(Attempt):
         job: Job,
         batch: FlatBatch,
         tensors: Mapping[Input, torch.Tensor],
+        state: StateLayout,
         fixed: set[Any],
         seed: int,
     ) -> None:
-        super().__init__(job, (), state_layout(job.optimizer), fixed, seed)
+        super().__init__(job, (), state, fixed, seed)
         self.batch = batch
         self.tensors = tensors
         self.twins: dict[Input, torch.Tensor] = {}
@@ -211,7 +227,7 @@ class _OwnStep(Attempt):
         held = {p: entries for shadow in self.shadows for p, entries in shadow.state.items()}
         self._new_state(parameters, held, state)
         if self.outputs:
-            raise self._refusal("the step makes state of an optimizer", UnsettledError)
+            raise self._unsettled("the step makes state of an optimizer")
         self._keep_gradients()
         self.foreign = recorder.given_gradients()
         return [loss]
@@ -226,8 +242,19 @@ class _OwnStep(Attempt):
         self.metrics = tuple(told.names)
         return told.readings() if self.metrics else told.loss
 
-    def _refusal(self, reason: str, kind: type[CaptureError] = CaptureError) -> CaptureError:
-        return capture_error(self.job.name, reason, users_line(None, self.job.function), kind)
+    def _refusal(self, reason: str) -> CaptureError:
+        return capture_error(self.job.name, reason, users_line(None, self.job.function))
+
+    def _unsettled(self, reason: str) -> UnsettledError:
+        where = users_line(None, self.job.function)
+        error = capture_error(self.job.name, reason, where, UnsettledError)
+        error.state = self.state_after
+        error.gradients = {
+            Input("gradient", meaning.key): Layout.of(leaf.grad)
+            for meaning, leaf in self._leaves()
+            if leaf.grad is not None
+        }
+        return error
 
     # Optimizers
 
@@ -287,7 +314,7 @@ class _OwnStep(Attempt):
             before, after = self.twins.get(Input("gradient", meaning.key)), leaf.grad
             if (before is None) != (after is None):
                 reason = "the step leaves gradients where there were none, or none where some were"
-                raise self._refusal(reason, UnsettledError)
+                raise self._unsettled(reason)
             if leaf.requires_grad != self.tensors[meaning].requires_grad:
                 raise self._refusal("the step changes which parameters require gradients")
             if before is None or after is None or after is before:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
@@ -23,6 +23,8 @@ from waterflow.common.errors import CaptureError
 
 #: A trace puts back what it has changed in the process: one at a time.
 TRACE_LOCK = threading.RLock()
+
+Kind = TypeVar("Kind", bound=CaptureError)
 
 WAYS_OUT = (
     "Ways out: change that line so that it does not depend on values or on Python state, or give "
@@ -80,8 +82,11 @@ class StateMovedError(CaptureError):
 
 
 def capture_error(
-    job: str, reason: str, where: str, kind: type[CaptureError] = CaptureError
-) -> CaptureError:
+    job: str,
+    reason: str,
+    where: str,
+    kind: type[Kind] = CaptureError,  # type: ignore[assignment]
+) -> Kind:
     """The error for a step that cannot be captured exactly."""
     message = f"job {job!r} cannot be captured at {where}: {reason}. {WAYS_OUT}"
     return kind(message, f"{reason} ({where})")

@@ -26,7 +26,7 @@ from waterflow.steps.tiers import Tiers
 from waterflow.steps.trials import TrialNeeded, Trials
 
 #: So many steps of the user's own may make gradients or state that were not there before them.
-_MOST_UNSETTLED = 3
+MOST_UNSETTLED = 3
 
 _Find = Callable[[Hashable], "Specialization | None"]
 
@@ -176,7 +176,7 @@ class BatchPreparer:
             return PreparedBatch(batch, flat, trial=True)
         except UnsettledError as error:  # first steps make what later ones have
             self._unsettled += 1
-            if self._unsettled > _MOST_UNSETTLED:
+            if self._unsettled > MOST_UNSETTLED:
                 return self._refused(batch, error)
             return PreparedBatch(batch, flat)
         except StateMovedError as error:  # what settles with the first step settles by trial

@@ -7,7 +7,7 @@ real tensors (it reads numbers out of them) is called again, and builds its job 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +23,6 @@ from waterflow.capture.fake_job import (
     name_of,
     random_kept,
 )
-from waterflow.capture.forward import trace_forward
-from waterflow.capture.join import join
-from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.optimizer_cache import OptimizerTraces
 from waterflow.capture.tracing import TRACE_LOCK
 from waterflow.common.errors import CaptureError, JobError, RunOnlyError
@@ -33,16 +30,11 @@ from waterflow.executor.device.storages import rounded, span_of, unique_storages
 from waterflow.executor.profile.fake import StepWalk, walk_step
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import NotCapturableError, trained_parameters
-from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import IntArray, Profile
+from waterflow.study.graphs import StudyGraphs, capture_steps
 
 #: A job whose parameters are no larger is built in memory where its capture fails without.
 _SMALL_BYTES = 1 << 30
-_RUN_IT = (
-    "Run it for one step with waterflow.run and read solo_peak_bytes in the job's report, or leave "
-    "it out of the plan."
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +44,7 @@ class Footprint:
     Attributes:
         name: the job's name.
         first: what the step does to memory that creates the optimizer's state, which survives it;
-            None where no step does.
+            None where no step does, or an eager one.
         steady: what every later step does. Times of both are unknown (zeros), and their own
             ``persistent_bytes`` are 0, as those of measured profiles are.
         persistent_bytes: parameters, buffers, constants and optimizer state, held all the time once
@@ -161,35 +153,16 @@ def capture_footprint(
         RunOnlyError: its memory is known only by running it.
         JobError: it is on a device that is not there.
     """
-    if job.step is not None:
-        raise RunOnlyError(
-            f"job {job.name!r}: the job has a step of its own, which is captured once it has run "
-            f"and left gradients: its memory is known only by running it. {_RUN_IT}"
-        )
-    if not job.capture:
-        raise RunOnlyError(
-            f"job {job.name!r}: {job.why_eager}, so its whole step runs as eager Python and its "
-            f"memory is known only by running it. {_RUN_IT}"
-        )
     if job.device.type == "cuda" and not torch.cuda.is_available():
         raise JobError(  # autograd would crash: it has no threads for such a device
             f"job {job.name!r}: its model is on {job.device}, and torch finds no GPU here. "
             "Make the model on the host: nearly all of its steps' storages are the same"
         )
-    forward = trace_forward(job, batch)
-    try:
-        first, steady = (traces or OptimizerTraces()).of(job, forward)
-    except NotCapturableError as error:
-        raise RunOnlyError(
-            f"job {job.name!r}: {type(job.optimizer).__name__} cannot be captured exactly "
-            f"({error}), so it runs as eager Python and its memory is known only by running it. "
-            f"{_RUN_IT}"
-        ) from error
-    graphs = [join(job, forward, trace) for trace in (first, steady) if trace is not None]
+    graphs = capture_steps(job, batch, traces)
     return RawFootprint(
-        first=walk_step(graphs[0]) if first is not None else None,
-        steady=walk_step(graphs[-1]),
-        persistent=_persistent_sizes(job, batch, first, graphs),
+        first=None if graphs.first is None else walk_step(graphs.first),
+        steady=walk_step(graphs.steady),
+        persistent=_persistent_sizes(job, batch, graphs),
     )
 
 
@@ -227,23 +200,11 @@ def _parameter_bytes(job: Job) -> int:
     return sum(p.numel() * p.element_size() for p in job.root.parameters())
 
 
-def _persistent_sizes(
-    job: Job, batch: FlatBatch, first: OptimizerTrace | None, graphs: list[StepGraph]
-) -> IntArray:
+def _persistent_sizes(job: Job, batch: FlatBatch, graphs: StudyGraphs) -> IntArray:
     """Bytes of each storage that the job holds between steps once its state is there."""
-    held = [*job.root.parameters(), *job.root.buffers()]
-    for parameter in trained_parameters(job.optimizer):
-        held += _tensors(job.optimizer.state.get(parameter, {}).values())
-    held += [constant for graph in graphs for constant in graph.constants]
-    if first is not None:
-        held += [first.value_of(node) for node in first.outputs.values()]
     here = {job.device, torch.device("meta")}
-    unique = [tensor for tensor in unique_storages(held).values() if tensor.device in here]
-    sizes = [tensor.untyped_storage().nbytes() for tensor in unique]
+    unique = unique_storages(graphs.persistent()).values()
+    sizes = [t.untyped_storage().nbytes() for t in unique if t.device in here]
     if job.device.type != "cpu":  # its batches come by way of a device input
         sizes += [span_of(t).numel() * t.element_size() for t in batch.tensors]
     return np.array(sizes, dtype=np.int64)
-
-
-def _tensors(values: Iterable[object]) -> list[torch.Tensor]:
-    return [value for value in values if isinstance(value, torch.Tensor)]

@@ -43,7 +43,7 @@ def key_of(make: Callable[..., Any], built: BuiltJob, kind: str, key: str | None
     try:
         identity.add("kind", (kind, _VERSION, key))
         identity.add("factory", make)
-        identity.add("training", (job.root, job.optimizer, job.loss, tuple(job.rules)))
+        identity.add("training", (job.root, job.optimizer, job.function, tuple(job.rules)))
         identity.add("data", (job.data, built.batch.signature))
         identity.add_patches()
         if identity.doubts and key is None:

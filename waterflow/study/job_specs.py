@@ -7,24 +7,31 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from waterflow.capture.fake_job import flat_batch
 from waterflow.capture.optimizer_cache import OptimizerTraces
+from waterflow.capture.tracing import is_of_job
 from waterflow.common.errors import JobError
 from waterflow.executor.device.host import HostDevice
 from waterflow.executor.run.rng import JobRng
+from waterflow.executor.run.tape import compile_step
 from waterflow.job.epochs import begin_epoch
 from waterflow.job.job import Job
 from waterflow.job.job_file import load_job_file, load_job_function
+from waterflow.job.optimizer_state import Layout
 from waterflow.models.task import Task
 from waterflow.models.zoo import TASKS
 from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.prepared import PreparedStep
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.study.batch_scaling import FootprintModel, JobFactory, footprint_model
 from waterflow.study.estimate import SizedJob
 from waterflow.study.footprint import Footprint, footprint_of
+from waterflow.study.graphs import capture_steps
 from waterflow.study.hardware import Hardware
 
 JobSpecs = Sequence[str | Job | JobFactory]
@@ -199,21 +206,42 @@ def _measured(job: Job, footprint: Footprint, traces: OptimizerTraces) -> Footpr
     threads = torch.get_num_threads()
     captures = SharedCaptures(traces)
     steps = JobSteps(job, HostDevice(), rng, threads, captures=captures, may_try=False)
-    found = steps.preparer.prepare(next(begin_epoch(job.data, 0, job.accumulate))).specialization
+    batch = next(begin_epoch(job.data, 0, job.accumulate))
+    first, steady = _settled(steps, batch) if job.step is not None else _prepared(steps, batch)
+    return dataclasses.replace(
+        footprint,
+        first=None if first is None else first.memory.profile,
+        steady=steady.memory.profile,
+        persistent_bytes=steps.persistent.final_bytes,
+    )
+
+
+def _prepared(steps: JobSteps, batch: Any) -> tuple[PreparedStep | None, PreparedStep]:
+    """The first step, if one creates state, and the later ones, profiled."""
+    found = steps.preparer.prepare(batch).specialization
     if found is None or found.steady is None:
         notes = "; ".join(steps.opacity.notes)
         reason = steps.opacity.step or notes or "at first, to be observed"
         raise JobError(
-            f"job {job.name!r}: its steps run as eager Python ({reason}), so its memory is known "
-            "only by a run"
+            f"job {steps.job.name!r}: its steps run as eager Python ({reason}), so its memory is "
+            "known only by a run"
         )
-    first = None if found.first is None else found.first.memory.profile
-    return dataclasses.replace(
-        footprint,
-        first=first,
-        steady=found.steady.memory.profile,
-        persistent_bytes=steps.persistent.final_bytes,
-    )
+    return found.first, found.steady
+
+
+def _settled(steps: JobSteps, batch: Any) -> tuple[None, PreparedStep]:
+    """The same of a step of the user's own: its later ones, on zeros for what its first, eager one
+    would leave."""
+    flat = flat_batch(steps.job, batch)
+    graphs = capture_steps(steps.job, flat)
+    steps.persistent.tensors = {
+        meaning: Layout.of(tensor).make().zero_() if is_of_job(tensor) else tensor
+        for meaning, tensor in graphs.held.items()
+    }
+    step = PreparedStep(graphs.steady, compile_step(graphs.steady), graphs.optimizer)
+    steps.builder.profiler.profile([step], flat)
+    steps.persistent.note_size([step])
+    return None, step
 
 
 def _number(jobs: Sequence[StudyJob]) -> None:

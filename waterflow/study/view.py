@@ -25,8 +25,10 @@ _SIMULATED = "overlap and speed are simulated, from times estimated for {}; noth
 
 def plan_table(plan: Plan) -> FittedTable:
     """One row per policy: whether the jobs fit, and what it makes of them."""
-    verdict = "fit" if plan.fits else "do not fit"
-    title = f"{len(plan.jobs)} jobs {verdict} {format_bytes(plan.memory_bytes)}"
+    title = f"{len(plan.jobs)} jobs {'fit' if plan.fits else 'do not fit'}"
+    if len(plan.jobs) == 1:
+        title = f"1 job {'fits' if plan.fits else 'does not fit'}"
+    title = f"{title} {format_bytes(plan.memory_bytes)}"
     table = _table(title, "policy", "peak", "overlap", "speed")
     for name, found in plan.policies.items():
         cells = ["does not fit"] + [""] * 2 if found is None else _cells(found)

@@ -129,6 +129,25 @@ def eager_report(job: wf.Job) -> wf.JobReport:
     return wf.run_eager(job, threads=1)
 
 
-def test_what_its_needs_are_is_told_once_it_has_run():
-    with pytest.raises(wf.WaterflowError, match="known only by running it"):
-        wf.plan([pair("one")], memory="1MiB")
+def test_a_plan_of_an_opaque_step_says_why():
+    job = pair("one")
+    job.step = lambda batch: F.mse_loss(job.model[0](batch), batch).item()
+    with pytest.raises(wf.CaptureError, match=r"test_own_step\.py:\d+ in .*needs the value"):
+        wf.plan([job], memory="1MiB")
+
+
+def test_a_plan_of_gradients_that_come_and_go_says_why():
+    job = pair("one")
+    parameter = next(job.model[0].parameters())
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        had = parameter.grad is not None
+        loss = F.mse_loss(job.model[0](batch), batch)
+        loss.backward()
+        if had:
+            parameter.grad = None
+        return loss
+
+    job.step = step
+    with pytest.raises(wf.CaptureError, match="leaves gradients where there were none"):
+        wf.plan([job], memory="1MiB")

@@ -350,6 +350,8 @@ def broken():
         (lambda: job(steps=0), wf.JobError, r"steps must be a positive whole number, got 0"),
         (lambda: job(data=[object()]), wf.CaptureError, r"a batch holds a builtins.object"),
         (lambda: job(capture=False), RunOnlyError, r"capture=False.*Run it for one step"),
+        (lambda: job(keep_grads=True), RunOnlyError, r"to see gradients.*Run it for one step"),
+        (lambda: job(optimizer=optim.LBFGS), RunOnlyError, r"LBFGS evaluates the loss by itself"),
         (lambda: job(optimizer=optim.RAdam), RunOnlyError, r"RAdam cannot be captured exactly"),
         (
             lambda: job(loss=lambda m, b: m(b[0]).sum() if m(b[0]).sum() > 0 else None),

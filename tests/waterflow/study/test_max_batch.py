@@ -33,6 +33,50 @@ def test_the_largest_batch_trains_and_one_more_does_not():
     assert len(spans) == 2
 
 
+def test_the_largest_batch_of_a_step_of_ones_own():
+    budget = 1 << 20
+    found = wf.max_batch([small_gan, small_gan], budget, hardware="cpu")
+    solo, together = found.solo[0], found.policies["flow"].batch[0]
+    plan = wf.plan([small_gan(solo), small_gan(solo + 1)], budget, hardware="cpu")
+    assert [job.solo_bytes <= budget for job in plan.jobs] == [True, False]
+    assert 1 < together < solo
+    pairs = wf.pair([small_gan, TABLE], "8MiB", hardware="cpu")
+    assert pairs[0].names == ("small_gan", TABLE)
+    jobs = [small_gan(together), small_gan(together)]
+    for job, name in zip(jobs, "ab", strict=True):
+        job.name = name
+    report = wf.run(jobs, memory=budget * 21 // 20, threads=1)
+    assert report.ok
+    assert {job.captured for job in report} == {"captured"}
+
+
+def small_gan(batch: int) -> wf.Job:
+    """Two networks in one step of one's own."""
+    maker, critic = nn.Linear(8, 32), nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 1))
+    of_maker, of_critic = (torch.optim.Adam(net.parameters()) for net in (maker, critic))
+
+    def step(real: torch.Tensor) -> torch.Tensor:
+        made = maker(torch.randn(len(real), 8))
+        of_critic.zero_grad()
+        (critic(made.detach()) - critic(real)).mean().exp().backward()
+        of_critic.step()
+        of_maker.zero_grad()
+        loss = -critic(made).mean()
+        loss.backward()
+        of_maker.step()
+        return loss
+
+    return wf.Job(
+        "gan",
+        model=[maker, critic],
+        optimizers=[of_maker, of_critic],
+        step=step,
+        data=[torch.randn(batch, 32)] * 4,
+        epochs=2,
+        capture=True,
+    )
+
+
 def test_policies_are_in_the_order_that_they_should_be():
     found = wf.max_batch([BERT, BERT], "64MiB").policies
     assert found["waterwave-s"].ratio <= found["waterwave"].ratio <= found["flow"].ratio

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 import waterflow as wf
+from tests.support.jobs import OWN_STEPS
 from tests.support.zoo_jobs import BERT, CNN, LSTM, TABLE, jobs_of
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("kept_captures")]
@@ -39,6 +40,23 @@ def test_the_least_budget_is_exact_to_the_byte(task):
     assert report.peak_bytes <= needed
     with pytest.raises(wf.BudgetError, match=f"needs {needed} bytes"):
         wf.run(jobs_of(task), memory=needed - 64, threads=1)
+
+
+@pytest.mark.parametrize("name", OWN_STEPS)
+@pytest.mark.parametrize("measure", [False, True])
+def test_the_peak_of_a_step_of_ones_own_is_that_of_a_run(name, measure):
+    """The plan is made before the step has left gradients and state; and once it has."""
+    jobs = [OWN_STEPS[name](capture=True) for _ in range(2)]
+    jobs[1].name = "other"
+    before = wf.plan(jobs, "1MiB", hardware="cpu", measure=measure)
+    assert all(p.grad is None for job in jobs for p in job.model.parameters())
+    report = wf.run(jobs, memory="1MiB", policy="temporal", threads=1)
+    after = wf.plan(jobs, "1MiB", hardware="cpu", measure=measure)
+    assert {job.captured for job in report} == {"captured"}
+    assert before.policies["temporal"].peak_bytes == report.peak_bytes
+    assert before.to_dict()["jobs"] == after.to_dict()["jobs"]
+    for planned, job in zip(before.jobs, report, strict=True):
+        assert planned.persistent_bytes == job.persistent_bytes
 
 
 def test_side_by_side_no_run_exceeds_the_plan():
