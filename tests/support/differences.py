@@ -46,6 +46,8 @@ def assert_same_numbers(expected, expected_report, job, report):
     """Whether a job has trained exactly as the plain loop did."""
     assert report.state == expected_report.state, report.error
     assert report.losses == expected_report.losses
+    assert report.epoch_ends == expected_report.epoch_ends
+    assert len(report.epoch_ends) == report.epochs
     assert differences(expected, job) == []
 
 

@@ -32,6 +32,7 @@ class Progress:
         epochs: passes over the data that are behind it.
         state: "running", "finished" or "stopped".
         evaluations: what `Job.evaluate` has found.
+        epoch_ends: how many steps had been made at the end of each of these passes.
     """
 
     seed: int | None
@@ -41,6 +42,7 @@ class Progress:
     state: str = RUNNING
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
     evaluations: Sequence[Evaluation] = ()
+    epoch_ends: Sequence[int] = ()
 
     @property
     def latest_loss(self) -> float:
@@ -66,6 +68,7 @@ def take(job: Job, progress: Progress, before: model.Attributes) -> JobSnapshot:
             "seed": progress.seed,
             "state": progress.state,
             "epochs": progress.epochs,
+            "epoch_ends": list(progress.epoch_ends),
             "planned": {"epochs": job.epochs, "steps": job.steps},
             "evaluations": [evaluation.to_dict() for evaluation in progress.evaluations],
             "losses": packer.tensor(torch.tensor(progress.losses, dtype=torch.float64), "losses"),
@@ -167,6 +170,7 @@ def put(job: Job, snapshot: JobSnapshot) -> Progress:
                 Evaluation.from_fields(Fields(found, "evaluations."))
                 for found in fields.get("evaluations", [])  # checkpoints of old have none
             ],
+            epoch_ends=fields.get("epoch_ends", []),
         )
     except (
         DamagedValueError,

@@ -63,6 +63,7 @@ def snapshot(run: JobRun, before: Attributes, state: str = RUNNING) -> JobSnapsh
         *(report.seed, position, list(report.losses), report.epochs, state),
         metrics=dict(report.metrics),
         evaluations=list(report.evaluations),
+        epoch_ends=list(report.epoch_ends),
     )
     return run.look(lambda: take(run.job, progress, before))
 

@@ -218,6 +218,7 @@ class JobRun:
         self.report.metrics |= {name: [*values] for name, values in resumed.metrics.items()}
         self.report.steps = self.report.resumed_steps = position.steps
         self.report.epochs = resumed.epochs
+        self.report.epoch_ends[:] = resumed.epoch_ends
         self.report.evaluations[:] = resumed.evaluations
         return Start(position.steps, position.epoch, position.batches)
 

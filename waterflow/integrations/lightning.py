@@ -50,7 +50,8 @@ def from_lightning(
 
     Its losses and weights are, bit for bit, those of ``torch.manual_seed(seed)`` followed by
     ``fit``: ``training_step`` and ``configure_optimizers`` of the module, its loader, the
-    scheduler by its interval. What ``training_step`` logs are the metrics of the job's report; the
+    scheduler by its interval. What ``training_step`` logs are the metrics of the job's report (with
+    ``on_epoch=True`` the batch's size, too: `JobReport.epoch_means`); the
     module is validated when the Trainer would, and what ``validation_step`` logs, averaged, are the
     evaluations.
 

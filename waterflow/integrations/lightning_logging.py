@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -89,6 +90,32 @@ def of_step(job: str, logged: list[tuple[str, Logged]]) -> dict[str, Any]:
             remedy = "log its value: of torchmetrics.functional, or computed in validation_step"
             raise _refused(job, name, "a metric of torchmetrics in training_step", remedy)
     return {name: each.value for name, each in logged}
+
+
+def weights_of_step(job: str, logged: list[tuple[str, Logged]], batch: Any) -> dict[str, int]:
+    """What a training step's values weigh in the means of their epoch, as metrics beside them,
+    where such means are asked for."""
+    averaged = [(name, each) for name, each in logged if each.on_epoch and each.reduction == "mean"]
+    own = {f"{name}_batch_size": each.batch_size for name, each in averaged if each.batch_size}
+    if len(own) == len(averaged):
+        return own
+    size = _first_size(batch)
+    if size is None:
+        remedy = "say batch_size="
+        raise _refused(job, averaged[0][0], "on_epoch=True of a batch without a tensor", remedy)
+    return {"batch_size": size, **own}
+
+
+def _first_size(batch: Any) -> int | None:
+    """The first dimension of a batch's first tensor, as Lightning looks for it."""
+    if isinstance(batch, torch.Tensor):
+        return batch.size(0) if batch.ndim else 1
+    if dataclasses.is_dataclass(batch):
+        batch = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+    if isinstance(batch, str) or not isinstance(batch, Iterable):
+        return None
+    items = batch.values() if isinstance(batch, Mapping) else batch
+    return next((size for item in items if (size := _first_size(item)) is not None), None)
 
 
 class Epoch:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from waterflow.common.errors import JobError
-from waterflow.integrations.lightning_logging import logging, of_step
+from waterflow.integrations.lightning_logging import logging, of_step, weights_of_step
 from waterflow.integrations.lightning_schedule import Place
 
 if TYPE_CHECKING:
@@ -266,7 +266,8 @@ def loss_of(
         value: torch.Tensor = found["loss"] if isinstance(found, Mapping) else found
         if value is None:
             raise JobError("training_step returned None: a job skips no step; return a loss")
-        return value, logged
+        weights = weights_of_step(job, noted, batch)
+        return value, {**weights, **logged}
 
     return loss
 

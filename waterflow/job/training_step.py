@@ -324,7 +324,7 @@ def _loop(job: Job, report: JobReport) -> None:
             return
         step_scheduler(job, "epoch", report.losses[-1])
         epoch += 1
-        report.epochs = epoch
+        report.note_epoch()
     report.state = "finished"
 
 

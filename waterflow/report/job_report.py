@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, cast, get_args
 
 from waterflow.common.errors import JobFailedError, ReportError
+from waterflow.report.epoch_means import Precision, epoch_means
 from waterflow.report.evaluation import Evaluation
 from waterflow.report.json_fields import Fields, encode_float
 from waterflow.report.spills import Spill, speeds_from, speeds_to_json, spills_from, spills_to_json
@@ -24,6 +25,7 @@ class JobReport:
     (NaN for steps that have not), `peak_bytes` the most it held in this run, `solo_peak_bytes`
     the most one step holds when the job runs alone, `persistent_bytes` its share between steps.
     `exception` is the live error of a failed job; a report read from a file has only its text.
+    `epoch_ends` says how many steps had been made when each epoch was over, `epochs` of them.
     `captured` is "captured", "opaque optimizer", "opaque step", or "eager" where no capture was
     worth its time (and for the plain loop); `notes` and `tiers` say why. `checks` counts the steps
     whose captured form was compared with the eager step,
@@ -45,6 +47,7 @@ class JobReport:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
     epochs: int = 0
+    epoch_ends: list[int] = field(default_factory=list)
     solo_peak_bytes: int | None = None
     persistent_bytes: int | None = None
     peak_bytes: int = 0
@@ -126,6 +129,45 @@ class JobReport:
                 values.append(told.get(name, math.nan))
             self.losses.append(float(loss))
 
+    def note_epoch(self) -> None:
+        """Takes down that the steps so far end an epoch."""
+        self.epochs += 1
+        self.epoch_ends.append(self.steps)
+
+    def epoch_means(
+        self, weight: str | None = None, *, precision: Precision = "float64"
+    ) -> list[dict[str, float]]:
+        """The means over each epoch of the loss (as "loss") and of each metric, as loops that add
+        them up step by step print them.
+
+        A metric of the name "loss" takes the loss's place. A metric that not all of an epoch's
+        steps have told is NaN there, as one of them was.
+
+        Args:
+            weight: the metric that tells each step's weight, such as its batch's size: return
+                ``(loss, {"samples": len(batch), ...})`` and say ``"samples"``. It has no mean
+                itself. None: all steps weigh the same.
+            precision: of values, products and sums, in the steps' order: "float64" is what loops
+                have that add up numbers (``.item()``), "float32" those that add up tensors.
+
+        Returns:
+            A dictionary per epoch. The last may be of an epoch that was not gone through.
+
+        Raises:
+            ReportError: no step has told that weight, or an epoch's end is not known, as in
+                reports of older versions.
+        """
+        if len(self.epoch_ends) != self.epochs:
+            raise ReportError(
+                f"job {self.name!r}: its report, or the checkpoint that it went on from, is of an "
+                "older version, which did not tell after which step each epoch ended"
+            )
+        ends, made = list(self.epoch_ends), len(self.losses)
+        if made > max(ends, default=0):
+            ends.append(made)
+        columns = {"loss": self.losses, **self.metrics}
+        return epoch_means(columns, ends, weight, precision)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON can hold them, without the live exception."""
         return {
@@ -140,6 +182,7 @@ class JobReport:
             },
             "steps": self.steps,
             "epochs": self.epochs,
+            "epoch_ends": list(self.epoch_ends),
             "solo_peak_bytes": self.solo_peak_bytes,
             "persistent_bytes": self.persistent_bytes,
             "peak_bytes": self.peak_bytes,
@@ -175,6 +218,7 @@ class JobReport:
             metrics=fields.number_lists("metrics") if fields.has("metrics") else {},
             steps=fields.integer("steps"),
             epochs=fields.integer("epochs"),
+            epoch_ends=fields.integers("epoch_ends") if fields.has("epoch_ends") else [],
             solo_peak_bytes=fields.integer_or_none("solo_peak_bytes"),
             persistent_bytes=fields.integer_or_none("persistent_bytes"),
             peak_bytes=fields.integer("peak_bytes"),

@@ -92,6 +92,13 @@ class Fields:
         """Return a list of numbers, NaN and infinities included."""
         return [self._located(key, value) for value in self.items(key)]
 
+    def integers(self, key: str) -> list[int]:
+        """Return a list of whole numbers."""
+        values = self.items(key)
+        if not all(type(value) is int for value in values):
+            raise ReportError(f"{self._path}{key}: expected a list of whole numbers")
+        return values
+
     def texts(self, key: str) -> list[str]:
         """Return a list of texts."""
         values = self.items(key)

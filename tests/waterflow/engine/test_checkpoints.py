@@ -67,6 +67,8 @@ def test_a_finished_job_is_finished_again(tmp_path):
     job, eager = plain()
     assert (report["a"].state, report["a"].losses) == ("finished", eager.losses)
     assert report["a"].epochs == 4
+    assert report["a"].epoch_ends == eager.epoch_ends
+    assert report["a"].epoch_means() == eager.epoch_means()
     assert differences(job, again) == []
 
 

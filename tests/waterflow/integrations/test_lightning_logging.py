@@ -125,6 +125,47 @@ def test_a_training_steps_values_are_those_of_each_step():
     job = wf.from_lightning(StepsAndEpochs(), Digits(), trainer(), name="guest", seed=SEED)
     report = wf.run([job], memory="64MiB", threads=1)["guest"]
     assert report.metrics["loss"] == report.losses
+    assert set(report.metrics["loss_batch_size"]) == {3.0}
+
+
+class Averaging(Classifier):
+    """Logs by epochs, in batches of two sizes and numbers of several types."""
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        scores = self.network(images)
+        loss = functional.cross_entropy(scores, labels)
+        right = (scores.argmax(1) == labels).float().mean()
+        self.log("accuracy", right, on_step=True, on_epoch=True)
+        self.log("half", scores.mean().bfloat16(), on_epoch=True, on_step=False)
+        self.log_dict({"train_loss": loss}, on_epoch=True)
+        self.log("own", loss * 3, on_epoch=True, batch_size=5)
+        return loss
+
+
+def test_means_over_epochs_are_the_hosts():
+    wanted = []
+
+    class Noting(Averaging):
+        def on_train_epoch_end(self):
+            wanted.append({name: float(v) for name, v in self.trainer.callback_metrics.items()})
+
+        def on_train_end(self):
+            wanted.append({name: float(v) for name, v in self.trainer.callback_metrics.items()})
+
+    torch.manual_seed(3)
+    guest = Averaging()
+    torch.manual_seed(3)
+    trained_by_host(Noting(), Digits(), max_epochs=3)
+    job = wf.from_lightning(guest, Digits(), trainer(max_epochs=3), name="guest", seed=SEED)
+    report = wf.run([job], memory="64MiB", threads=1)["guest"]
+    by_size = report.epoch_means("batch_size", precision="float32")
+    own = report.epoch_means("own_batch_size", precision="float32")
+    assert len(by_size) == 3
+    for name in ("accuracy", "half", "train_loss"):
+        host = f"{name}_epoch" if name == "accuracy" else name
+        assert by_size[-1][name] == wanted[-1][host], name
+    assert own[-1]["own"] == wanted[-1]["own"]
 
 
 class MetricInTraining(Classifier):

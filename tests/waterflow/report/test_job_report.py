@@ -19,6 +19,7 @@ REPORT = JobReport(
     losses=[0.5, math.inf],
     steps=2,
     epochs=1,
+    epoch_ends=[2],
     solo_peak_bytes=9,
     persistent_bytes=4,
     peak_bytes=8,
