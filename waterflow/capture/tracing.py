@@ -68,10 +68,33 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, DataDependentOutputException):
         return (
             f"the step needs the value of a tensor ({error.func}: .item(), if, float() and the "
-            "like), and a captured step runs without asking"
+            f"like), and a captured step runs without asking{_remedy(error)}"
         )
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+#: Parts of torch that look at values, by their files, and how to do without.
+_ASKING = {
+    "distributions/": "torch.distributions checks its arguments unless made with "
+    "validate_args=False",
+    "optim/swa_utils.py": "AveragedModel asks whether it is its first update; call "
+    "update_parameters in on_step, between two steps",
+    "amp/grad_scaler.py": "GradScaler looks for infinities, of which bfloat16 has none: make it "
+    "with enabled=False",
+    "nn/utils/clip_grad.py": "clipping looks at the norm where error_if_nonfinite=True; leave "
+    "that out, and let Job(stop_on_nan=True) end the job",
+}
+
+
+def _remedy(error: Exception) -> str:
+    """Behind an error's reason: how to do without the value that a part of torch has asked for."""
+    torchs = str(Path(torch.__file__).parent)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        for part, remedy in _ASKING.items():
+            if frame.filename.startswith(f"{torchs}/{part}"):
+                return f": {remedy}"
+    return ""
 
 
 class StateMovedError(CaptureError):

@@ -410,7 +410,7 @@ class JobRun:
         elif opacity.optimizer is not None:
             captured = "opaque optimizer"
         recaptures = self.steps.cache.recaptures.count
-        reasons = [] if tiers is None else tiers.reasons()
+        reasons = [] if tiers is None or opacity.step is not None else tiers.reasons()
         notes, builder = list(opacity.notes), self.steps.builder
         took = builder.seconds, builder.shared_with
         self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, reasons, *took))

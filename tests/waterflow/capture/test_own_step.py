@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.distributions import Normal
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import waterflow as wf
 from tests.support.differences import MEMORY, assert_same_numbers
@@ -151,3 +153,63 @@ def test_a_plan_of_gradients_that_come_and_go_says_why():
     job.step = step
     with pytest.raises(wf.CaptureError, match="leaves gradients where there were none"):
         wf.plan([job], memory="1MiB")
+
+
+def asking(kind: str, *, remedied: bool) -> wf.Job:
+    """A step of which a part of torch asks for values, or does no longer."""
+    torch.manual_seed(3)
+    net = nn.Linear(6, 6)
+    optimizer = torch.optim.Adam(net.parameters())
+    averaged = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    scaler = torch.amp.GradScaler("cpu", enabled=kind == "scaler" and not remedied)
+    options: dict[str, Any] = {}
+    if kind == "averaged" and remedied:
+        options["on_step"] = lambda result: averaged.update_parameters(net)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(batch), batch)
+        if kind == "distribution":
+            validate = False if remedied else None
+            loss = -Normal(net(batch), 1.0, validate_args=validate).log_prob(batch).mean()
+        if kind == "scaler":
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            if kind == "clipping":
+                clip = nn.utils.clip_grad_norm_
+                clip(net.parameters(), 1.0, error_if_nonfinite=not remedied)
+            optimizer.step()
+        if kind == "averaged" and not remedied:
+            averaged.update_parameters(net)
+        return loss
+
+    generator = torch.Generator().manual_seed(1)
+    data = [torch.randn(4, 6, generator=generator) for _ in range(6)]
+    job = {"model": net, "optimizer": optimizer, "modules": averaged, "step": step, "data": data}
+    return wf.Job("asking", **job, epochs=2, seed=4, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("distribution", "validate_args=False"),
+        ("averaged", "call update_parameters in on_step"),
+        ("scaler", "enabled=False|changes closure variable 'scaler'"),  # whichever is seen first
+        ("clipping", "error_if_nonfinite=True; leave that out"),
+    ],
+)
+def test_where_torch_asks_for_values_there_is_a_remedy(kind, remedy):
+    job, fresh = asking(kind, remedied=False), asking(kind, remedied=False)
+    with pytest.warns(wf.OpaqueStepWarning, match=remedy):
+        report = wf.run([job], memory=MEMORY, threads=1)["asking"]
+    assert report.captured == "opaque step"
+    assert report.tiers == []
+    assert_same_numbers(fresh, wf.run_eager(fresh, threads=1), job, report)
+    remedied = asking(kind, remedied=True)
+    better = wf.run([remedied], memory=MEMORY, threads=1)["asking"]
+    assert (better.captured, better.notes) == ("captured", [])
+    if kind != "scaler":
+        assert_same_numbers(job, report, remedied, better)
