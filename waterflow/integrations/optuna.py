@@ -14,6 +14,7 @@ comes with the extra `waterflow[optuna]`.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,6 +63,9 @@ def optimize(
     (`Trial.should_prune`) ends there: its memory is the others' at the next step. `evaluate` and
     `on_step` may also report by themselves, and raise `optuna.TrialPruned`. They and `make_job` run
     in the thread that calls this.
+
+    How each trial ends is logged as Optuna does it (`optuna.logging.set_verbosity`); why one has
+    failed is its user attribute "waterflow_error", too.
 
     A job's numbers are those that it has alone (docs/equality.md). Which parameters a sampler
     suggests depends on what it has been told of by then, as with any trials side by side.
@@ -199,8 +203,27 @@ class _Search:
         if job.name in self._names:
             job.name = f"{job.name} {trial.number}"
         self._names.add(job.name)
-        if job.evaluate is not None and self._reports:
-            job.evaluate = self._reporting(job, job.evaluate, trial)
+        if job.evaluate is not None:
+            evaluate = self._reporting(job, job.evaluate, trial) if self._reports else job.evaluate
+            job.evaluate = self._pruning(evaluate, trial)
+        if job.on_step is not None:
+            job.on_step = self._pruning(job.on_step, trial)
+
+    def _pruning(self, function: Callable[[Any], Any], trial: optuna.Trial) -> Callable[[Any], Any]:
+        """A function of the user's, which may prune its trial: that ends the job, and is no failure
+        of it."""
+        import optuna
+
+        pruned, number = self._pruned, trial.number
+
+        def ask(told: Any) -> Any:
+            try:
+                return function(told)
+            except optuna.TrialPruned:
+                pruned.add(number)
+                return STOP
+
+        return ask
 
     def _reporting(
         self, job: Job, evaluate: Callable[[Any], Any], trial: optuna.Trial
@@ -250,7 +273,7 @@ class _Search:
         if not found.ok:
             assert found.exception is not None
             self._asked = None
-            self._end_with(trial, found.exception)
+            self._end_with(trial, found.exception, is_told=True)  # by a warning, when it failed
         elif trial.number in self._pruned:
             self._tell(trial, "PRUNED")
         else:
@@ -263,8 +286,7 @@ class _Search:
             self._end_with(trial, error)
             return
         if math.isnan(value):
-            trial.set_user_attr(ERROR_ATTRIBUTE, f"job {found.name!r}: its value is {value}")
-            self._tell(trial, "FAIL")
+            self._fail(trial, f"job {found.name!r}: its value is {value}")
         else:
             self._tell(trial, "COMPLETE", value)
 
@@ -279,8 +301,13 @@ class _Search:
             )
         return found.losses[-1]
 
-    def _end_with(self, trial: optuna.Trial, error: BaseException) -> None:
+    def _end_with(self, trial: optuna.Trial, error: BaseException, is_told: bool = False) -> None:
         """A trial has failed, or was pruned by its own code.
+
+        Args:
+            trial: the trial.
+            error: what it has raised.
+            is_told: whether the user has been told of that.
 
         Raises:
             The error, where it is none to catch.
@@ -290,16 +317,34 @@ class _Search:
         if isinstance(error, optuna.TrialPruned):
             self._tell(trial, "PRUNED")
             return
-        trial.set_user_attr(ERROR_ATTRIBUTE, f"{type(error).__name__}: {error}")
-        self._tell(trial, "FAIL")
+        shown = None if is_told or not isinstance(error, self._catch) else error
+        self._fail(trial, f"{type(error).__name__}: {error}", shown is None, shown)
         if not isinstance(error, self._catch):
             raise error
+
+    def _fail(
+        self,
+        trial: optuna.Trial,
+        why: str,
+        is_told: bool = False,
+        error: BaseException | None = None,
+    ) -> None:
+        trial.set_user_attr(ERROR_ATTRIBUTE, why)
+        if not is_told:
+            told = f"failed with parameters: {trial.params}: {why}"
+            _log().warning(f"Trial {trial.number} {told}", exc_info=error)
+        self._tell(trial, "FAIL")
 
     def _tell(self, trial: optuna.Trial, state: str, value: float | None = None) -> None:
         import optuna
 
         ended = self._study.tell(trial, value, state=optuna.trial.TrialState[state])
         self._asked = None
+        if state == "COMPLETE":
+            told = f"finished with value: {value} and parameters: {ended.params}."
+            _log().info(f"Trial {trial.number} {told}")
+        elif state == "PRUNED":
+            _log().info(f"Trial {trial.number} pruned.")
         for callback in self._callbacks:
             callback(self._stoppable, ended)  # type: ignore[arg-type]
 
@@ -309,5 +354,11 @@ class _Search:
         self._under_way.clear()
         self._callbacks.clear()
         for trial in left:
-            trial.set_user_attr(ERROR_ATTRIBUTE, "interrupted: the search was ended before it")
-            self._tell(trial, "FAIL")
+            self._fail(trial, "interrupted: the search was ended before it", is_told=True)
+
+
+def _log() -> logging.Logger:
+    """Optuna's own, which its users know to set: ask and tell log nothing of how trials end."""
+    import optuna
+
+    return optuna.logging.get_logger("optuna.waterflow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -121,8 +122,21 @@ def test_callbacks_may_report_and_prune_by_themselves() -> None:
     study = study_of()
     report = search(study, make_job, 3)
     assert [trial.state for trial in study.trials] == [COMPLETE, PRUNED, COMPLETE]
-    assert report["trial-1"].steps == 3
+    assert (report["trial-1"].steps, report["trial-1"].state) == (3, "stopped")
+    assert report.ok
     assert list(study.trials[0].intermediate_values.values()) == report["trial-0"].losses
+
+
+@pytest.mark.parametrize("reports", [True, False])
+@pytest.mark.filterwarnings("error::waterflow.JobFailedWarning")
+def test_an_evaluation_that_prunes_by_itself_is_no_failure(reports: bool) -> None:
+    def prune(model: nn.Module) -> float:
+        raise optuna.TrialPruned
+
+    study = study_of()
+    report = search(study, lambda trial: suggested(trial, evaluate=prune), 2, report=reports)
+    assert [trial.state for trial in study.trials] == [PRUNED, PRUNED]
+    assert {job.state for job in report} == {"stopped"}
 
 
 def failing(trial: Any) -> wf.Job:
@@ -168,6 +182,42 @@ def test_of_several_numbers_one_is_the_value() -> None:
     values = {"x": 1.0, "y": 2.0}
     search(study, lambda trial: suggested(trial, evaluate=lambda model: values), 1, objective="y")
     assert study.best_value == 2.0
+
+
+def test_how_trials_end_is_logged_as_optuna_does() -> None:
+    def made(trial: Any) -> wf.Job:
+        if trial.suggest_int("place", 0, 3) == 0:
+            raise KeyError("a bug of make_job")
+        if trial.params["place"] == 1:
+            raise optuna.TrialPruned
+        value = float("nan") if trial.params["place"] == 2 else 0.5
+        return suggested(trial, evaluate=lambda model: value)
+
+    heard: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = heard.append  # type: ignore[method-assign]
+    logger = optuna.logging.get_logger("optuna")
+    logger.addHandler(handler)
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    try:
+        study = optuna.create_study(sampler=optuna.samplers.GridSampler({"place": range(4)}))
+        heard.clear()
+        wf.optuna.optimize(study, made, n_trials=4, memory="64MiB", at_once=1)
+    finally:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logger.removeHandler(handler)
+    ended = {trial.number: trial for trial in study.trials}
+    assert len(heard) == len(ended) == 4
+    for record in heard:
+        trial = ended[int(record.getMessage().split()[1])]
+        wanted = {
+            0: "failed with parameters: {'place': 0}: KeyError: 'a bug of make_job'",
+            1: "pruned.",
+            2: "failed with parameters: {'place': 2}: job '",
+            3: "finished with value: 0.5 and parameters: {",
+        }[trial.params["place"]]
+        assert record.getMessage().startswith(f"Trial {trial.number} {wanted}")
+        assert (record.exc_info is not None) == (trial.params["place"] == 0), "with its traceback"
 
 
 def test_an_error_that_is_not_to_be_caught_ends_the_search() -> None:
