@@ -100,8 +100,9 @@ class Admission:
             if storage_key(tensor) in changed:
                 raise JobError(
                     f"jobs {numbers[min(others)].name!r} and {job.name!r} share a tensor of "
-                    f"shape {tuple(tensor.shape)} that one of them changes: give each its own copy "
-                    "of the model (copy.deepcopy) and an optimizer of that copy's parameters"
+                    f"shape {tuple(tensor.shape)} that one of them changes, or may change: give "
+                    "each its own copy of the model (copy.deepcopy) and an optimizer of that "
+                    "copy's parameters"
                 )
 
     def too_small(self, jobs: Sequence[JobRun]) -> str:

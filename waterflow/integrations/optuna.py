@@ -13,11 +13,12 @@ comes with the extra `waterflow[optuna]`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from waterflow.common.errors import JobError
@@ -101,11 +102,12 @@ def optimize(
     search = _Search(study, make_job, objective, report, catch, callbacks)
     until = None if timeout is None else time.monotonic() + timeout
     opened = Engine(memory, callbacks="caller", **engine)
-    try:
-        with opened:
-            search.run(opened, n_trials, until, at_once or opened.lanes + 1)
-    finally:
-        search.give_up()
+    with search.stoppable():
+        try:
+            with opened:
+                search.run(opened, n_trials, until, at_once or opened.lanes + 1)
+        finally:
+            search.give_up()
     return opened.report()
 
 
@@ -130,21 +132,6 @@ def _check(
         raise JobError(f"timeout must be a number of seconds above 0 or None, got {timeout!r}")
 
 
-class _Stoppable:
-    """A study for callbacks, whose `stop` ends the search: Optuna's own knows only its own loop."""
-
-    def __init__(self, study: optuna.Study) -> None:
-        self._study = study
-        self.stopped = False
-
-    def stop(self) -> None:
-        """No trial begins any more."""
-        self.stopped = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._study, name)
-
-
 class _Search:
     """The trials of one call, from the thread that has called."""
 
@@ -163,18 +150,32 @@ class _Search:
         self._reports = reports
         self._catch = catch
         self._callbacks = list(callbacks)
-        self._stoppable = _Stoppable(study)
+        self._is_stopped = False
         self._under_way: dict[JobHandle, optuna.Trial] = {}
         self._asked: optuna.Trial | None = None  # without a job so far
         self._pruned: set[int] = set()
         self._names: set[str] = set()
+
+    @contextlib.contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Inside, the study's `stop` ends the search, whoever calls it: a callback, or a sampler
+        that has gone through all there is. Optuna's own knows only its own loop, and raises."""
+
+        def stop() -> None:
+            self._is_stopped = True
+
+        vars(self._study)["stop"] = stop
+        try:
+            yield
+        finally:
+            del vars(self._study)["stop"]
 
     def run(self, engine: Engine, n_trials: int | None, until: float | None, most: int) -> None:
         """Makes trials until enough have been made, or the time is over."""
         left = math.inf if n_trials is None else n_trials
         while True:
             late = until is not None and time.monotonic() >= until
-            left = 0 if late or self._stoppable.stopped else left
+            left = 0 if late or self._is_stopped else left
             if left and len(self._under_way) < most and not self._one_waits_for_room():
                 left -= 1
                 self._begin(engine)
@@ -346,7 +347,7 @@ class _Search:
         elif state == "PRUNED":
             _log().info(f"Trial {trial.number} pruned.")
         for callback in self._callbacks:
-            callback(self._stoppable, ended)  # type: ignore[arg-type]
+            callback(self._study, ended)
 
     def give_up(self) -> None:
         """Trials that nobody has been told of have failed: the search has been ended."""

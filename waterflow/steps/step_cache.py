@@ -14,7 +14,7 @@ from waterflow.capture.tracing import capture_error, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import hyperparameters
+from waterflow.job.optimizer_state import hyperparameters, trained_parameters
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import CheckedStep, PreparedBatch, PreparedStep, Specialization
@@ -196,15 +196,31 @@ class StepCache:
         return True
 
     def written(self) -> list[torch.Tensor]:
-        """The tensors that some step writes to: persistent ones, and constants of its own."""
-        if self._opacity.step is not None or self._opacity.optimizer is not None:
+        """The tensors that some step writes to, or may: persistent ones, and constants of its own.
+
+        What steps write that run eagerly, if only until they are captured, nobody has seen: all
+        that is trained, and what modules that train keep in buffers. A step of the user's own may
+        write to anything.
+        """
+        is_eager = self._opacity.step is not None or self._opacity.optimizer is not None
+        if is_eager or (self.is_empty and self._job.step is not None):
             return list(self._persistent.tensors.values())
+        if self.is_empty:
+            return self._may_be_written()
         written: dict[int, torch.Tensor] = {}
         for step in self.steps():
             inputs = self._persistent.inputs_of(step)
             found = (inputs[meaning] for meaning in step.graph.mutated if meaning in inputs)
             written.update((id(tensor), tensor) for tensor in found)
         return list(written.values())
+
+    def _may_be_written(self) -> list[torch.Tensor]:
+        written = {id(p) for p in trained_parameters(self._job.optimizer) if p.requires_grad}
+        for module in self._job.root.modules():
+            if module.training:
+                written.update(map(id, module.buffers(recurse=False)))
+        held = self._persistent.tensors.items()
+        return [t for meaning, t in held if meaning.kind == "state" or id(t) in written]
 
     def collect_persistent(self) -> None:
         """Collects the job's persistent tensors as they are now.

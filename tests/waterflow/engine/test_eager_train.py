@@ -467,3 +467,55 @@ def test_nobody_empties_the_cache_of_weights_that_another_lane_has_cast(monkeypa
     report = run(jobs, lanes=2)
     for job in jobs:
         assert_equal_to_loop(job, report, repeated("twin", **ways[job.name]))
+
+
+def sharing(base, *, own_step=False):
+    """Two jobs that go through one module, each with a head of its own."""
+    made = []
+    for name in "ab":
+        torch.manual_seed(1)
+        head = nn.Linear(8, 3)
+        model = nn.Sequential(base, head)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(trained, 0.05)
+        data = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]
+
+        def step(batch, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            value = loss(model, batch)
+            value.backward()
+            optimizer.step()
+            return value
+
+        what = {"step": step} if own_step else {"loss": loss}
+        made.append(wf.Job(name, model=model, optimizer=optimizer, data=data, epochs=9, **what))
+    return made
+
+
+def normalized():
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("base", [lambda: nn.Linear(4, 8), normalized])
+def test_jobs_that_may_change_the_same_tensor_are_refused_before_anything_is_captured(base, policy):
+    report = wf.run(sharing(base()), memory="8MiB", threads=1, policy=policy)
+    assert report["a"].ok
+    assert "share a tensor" in report["b"].error
+
+
+def test_a_step_of_ones_own_may_change_whatever_it_shares():
+    report = wf.run(sharing(normalized().eval(), own_step=True), memory="8MiB", threads=1)
+    assert "share a tensor" in report["b"].error
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_may_read_the_same_tensors_that_nobody_changes(policy):
+    def made():
+        torch.manual_seed(0)
+        return normalized().eval()
+
+    jobs = sharing(made())
+    report = wf.run(jobs, memory="8MiB", threads=1, policy=policy)
+    for job, fresh in zip(jobs, sharing(made()), strict=True):
+        assert_equal_to_loop(job, report, fresh)

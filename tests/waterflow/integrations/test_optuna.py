@@ -191,7 +191,7 @@ def test_how_trials_end_is_logged_as_optuna_does() -> None:
         if trial.params["place"] == 1:
             raise optuna.TrialPruned
         value = float("nan") if trial.params["place"] == 2 else 0.5
-        return suggested(trial, evaluate=lambda model: value)
+        return build("c", 0.1, 8, evaluate=lambda model: value)
 
     heard: list[logging.LogRecord] = []
     handler = logging.Handler()
@@ -236,6 +236,21 @@ def test_callbacks_hear_of_trials_and_may_stop_the_search() -> None:
     ]
     search(study, n_trials=50, callbacks=callbacks, at_once=1)
     assert heard == [(number, COMPLETE) for number in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["GridSampler", "BruteForceSampler"])
+def test_a_sampler_that_has_tried_all_there_is_ends_the_search(kind: str) -> None:
+    grid = [{"place": range(3)}] if kind == "GridSampler" else []
+    study = study_of(sampler=getattr(optuna.samplers, kind)(*grid))
+
+    def made(trial: Any) -> wf.Job:
+        return build("a", 0.1, 8, seed=trial.suggest_int("place", 0, 2))
+
+    search(study, made, 20, at_once=1)
+    assert sorted(trial.params["place"] for trial in study.trials) == [0, 1, 2]
+    assert {trial.state for trial in study.trials} == {COMPLETE}
+    with pytest.raises(RuntimeError):  # Optuna's own again
+        study.stop()
 
 
 def test_no_more_trials_are_under_way_than_asked_for_or_fit() -> None:
