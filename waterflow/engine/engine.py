@@ -168,8 +168,11 @@ class Engine:
         """Adds a job; it starts as soon as it fits beside those that run.
 
         Raises:
-            JobError: its name is taken, its model is on another device, or the engine is closed.
+            JobError: its name is taken, its model is on another device, or the engine is closed; or
+                it is no job.
         """
+        if not isinstance(job, Job):
+            raise JobError(f"submit takes a waterflow.Job, got {job!r}")
         with self._context.state:
             if self._queue.is_closed:
                 raise JobError(f"job {job.name!r}: the engine is closed; make a new one")

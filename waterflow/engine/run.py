@@ -6,9 +6,10 @@ import collections
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from os import PathLike
 from types import FrameType
+from typing import Any
 
 from waterflow.common.errors import JobError, RunInterrupted
 from waterflow.engine.checkpoints import Checkpoints
@@ -88,7 +89,7 @@ def run(
         BudgetWarning: `memory` is more than there is.
         OpaqueStepWarning: a job's steps cannot be captured.
     """
-    jobs = list(jobs)
+    jobs = _listed(jobs)
     _check_jobs(jobs)
     checkpoints = None
     if not checkpoint == checkpoint_every == resume is None:
@@ -158,6 +159,16 @@ def _stopped_by_interrupt(engine: Engine) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _listed(jobs: Any) -> list[Job]:
+    if isinstance(jobs, Job) or not isinstance(jobs, Iterable):
+        raise JobError(f"run takes a list of jobs, got {_named(jobs)}: write run([job], ...)")
+    return list(jobs)
+
+
+def _named(what: Any) -> str:
+    return f"the job {what.name!r}" if isinstance(what, Job) else repr(what)
 
 
 def _check_jobs(jobs: Sequence[Job]) -> None:

@@ -106,6 +106,9 @@ def study_jobs(jobs: JobSpecs, hardware: Hardware, measure: bool = False) -> lis
     Raises:
         JobError: one of them cannot be had; says which and why.
     """
+    if isinstance(jobs, (str, Job)) or callable(jobs):
+        one = f"job {jobs.name!r}" if isinstance(jobs, Job) else repr(jobs)
+        raise JobError(f"jobs must be a list, got {one}: write [...] around it")
     if not jobs:
         raise JobError("there is nothing to plan: name at least one job")
     reader = _Reader(hardware, measure)

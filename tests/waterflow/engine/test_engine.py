@@ -521,6 +521,14 @@ def test_bad_arguments_are_named(options: dict[str, Any], message: str) -> None:
         wf.run([make_job("a")], **{"memory": "8MiB", **options})
 
 
+@pytest.mark.parametrize("given", [make_job("a"), None, 3])
+def test_run_wants_a_list(given: Any) -> None:
+    with pytest.raises(wf.JobError, match=r"run takes a list of jobs, got .*write run\(\[job\]"):
+        wf.run(given, memory="8MiB")
+    with wf.Engine("8MiB") as engine, pytest.raises(wf.JobError, match="submit takes a"):
+        engine.submit([given])  # type: ignore[arg-type]
+
+
 def test_run_wants_jobs_with_different_names() -> None:
     with pytest.raises(wf.JobError, match="at least one job"):
         run([])

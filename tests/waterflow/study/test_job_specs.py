@@ -114,3 +114,10 @@ def test_a_zoos_task_as_a_job():
     job = job_of(task, 3)
     assert (job.name, job.steps) == (TINY, 1)
     assert job_of(task, 3, "other").name == "other"
+
+
+@pytest.mark.parametrize("given", [TINY, make(2), make])
+def test_what_is_no_list_is_told(given):
+    for ask in (wf.plan, wf.max_batch, wf.pair):
+        with pytest.raises(wf.JobError, match=r"jobs must be a list, got .*: write \[...\] around"):
+            ask(given, "1GiB")
