@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from waterflow.common.errors import JobError
 from waterflow.engine.user_loop import Between
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.run.lanes import Lanes
@@ -160,7 +161,12 @@ class CapturedSteps:
         return [step for step in self._bound if not step.creates_state]
 
     def choose(self, batch: PreparedBatch, residency: Residency) -> PreparedStep:
-        """The step to run on this batch, made anew where hyperparameters have outgrown it."""
+        """The step to run on this batch, made anew where hyperparameters have outgrown it.
+
+        Raises:
+            JobError: it writes to what another job has, too: of eager steps, which may have been
+                let in beside each other, that was not known.
+        """
         assert batch.specialization is not None
         step = self._steps.cache.step_for(batch.specialization)
         if step is None:
@@ -170,8 +176,19 @@ class CapturedSteps:
             assert step is not None, "a graph made for these hyperparameters is valid for them"
         if step not in self._bound:
             residency.move_in(self._number, step.graph.constants)
+            self._check_sharing(step, residency)
             self.bind(step)
         return step
+
+    def _check_sharing(self, step: PreparedStep, residency: Residency) -> None:
+        inputs = self._steps.persistent.inputs_of(step)
+        for tensor in (inputs[meaning] for meaning in step.graph.mutated if meaning in inputs):
+            if residency.users(tensor) - {self._number}:
+                raise JobError(
+                    f"job {self._steps.job.name!r} shares a tensor of shape {tuple(tensor.shape)} "
+                    "with another job that is under way, and its step changes it: give each its "
+                    "own copy (copy.deepcopy)"
+                )
 
     def bind(self, step: PreparedStep) -> None:
         """Gives the step the job's tensors and random streams."""

@@ -519,3 +519,26 @@ def test_jobs_may_read_the_same_tensors_that_nobody_changes(policy):
     report = wf.run(jobs, memory="8MiB", threads=1, policy=policy)
     for job, fresh in zip(jobs, sharing(made()), strict=True):
         assert_equal_to_loop(job, report, fresh)
+
+
+class Counting(nn.Module):
+    """Adds up its batches in a buffer, in eval mode, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, rows):
+        self.seen.add_(1)
+        return rows
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.usefixtures("captures_pay")
+def test_what_a_capture_shows_of_shared_tensors_ends_its_job(policy):
+    jobs = sharing(nn.Sequential(nn.Linear(4, 8).requires_grad_(False), Counting()).eval())
+    for job in jobs:
+        job.epochs, job.steps = None, 200
+    report = wf.run(jobs, memory="8MiB", threads=1, policy=policy)
+    assert not report.ok
+    assert all("changes it" in job.error for job in report if not job.ok)
