@@ -168,7 +168,7 @@ class _Search:
         try:
             yield
         finally:
-            del vars(self._study)["stop"]
+            vars(self._study).pop("stop", None)
 
     def run(self, engine: Engine, n_trials: int | None, until: float | None, most: int) -> None:
         """Makes trials until enough have been made, or the time is over."""

@@ -159,6 +159,7 @@ def test_means_over_epochs_are_the_hosts():
     trained_by_host(Noting(), Digits(), max_epochs=3)
     job = wf.from_lightning(guest, Digits(), trainer(max_epochs=3), name="guest", seed=SEED)
     report = wf.run([job], memory="64MiB", threads=1)["guest"]
+    assert report.captured == "captured", report.notes
     by_size = report.epoch_means("batch_size", precision="float32")
     own = report.epoch_means("own_batch_size", precision="float32")
     assert len(by_size) == 3
