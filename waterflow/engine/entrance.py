@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
@@ -10,7 +12,17 @@ from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.states import JobState
 from waterflow.executor.data.feeder import FeedItem
+from waterflow.job.data_streams import generators_of
 from waterflow.steps.prepared import PreparedBatch
+
+
+def _shared_generator(one: JobRun, other: JobRun) -> JobError:
+    return JobError(
+        f"jobs {one.name!r} and {other.name!r} draw the order of their batches from one "
+        "torch.Generator, so that what each sees would depend on who comes first: give each a "
+        "loader with a generator of its own, or without one (then it draws from the job's seed), "
+        "or give both wf.shared(loader, seed=0)"
+    )
 
 
 class Entrance:
@@ -34,10 +46,25 @@ class Entrance:
         return [job for job in self._queue.jobs if job.resident]
 
     def start_new(self) -> None:
-        """Begins to prepare the jobs that were submitted since."""
+        """Begins to prepare the jobs that were submitted since; those that would draw their batches
+        from a generator that another job draws from fail before anybody has fetched one."""
         for job in self._queue.jobs:
-            if job.is_new and not job.ended:
+            if not job.is_new or job.ended:
+                continue
+            one = self._drawing_from(generators_of(job.job.data))
+            if one is None:
                 job.start()
+            else:
+                job.fail(_shared_generator(one, job))
+
+    def _drawing_from(self, generators: list[torch.Generator]) -> JobRun | None:
+        """A job under way that draws its batches from one of these."""
+        for job in self._queue.jobs if generators else ():
+            if not (job.is_new or job.ended):
+                known = map(id, generators_of(job.job.data))
+                if not set(map(id, generators)).isdisjoint(known):
+                    return job
+        return None
 
     def end_stopped(self) -> None:
         """Ends the jobs that somebody wants to end."""

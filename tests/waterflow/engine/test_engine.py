@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
@@ -317,6 +317,33 @@ def test_jobs_may_read_the_same_frozen_tensor() -> None:
     report = run(jobs)
     for seed, one in enumerate(jobs, start=1):
         assert_equal_to_eager(one, report[one.name], job(one.name, seed))
+
+
+def loaded(generator: torch.Generator | None, kind: str) -> DataLoader[Any]:
+    rows = TensorDataset(IMAGES, LABELS)
+    if kind == "sampler":
+        return DataLoader(rows, 32, sampler=RandomSampler(rows, generator=generator))
+    return DataLoader(rows, 32, shuffle=kind == "shuffled", generator=generator)
+
+
+@pytest.mark.parametrize("kind", ["sampler", "shuffled"])
+def test_jobs_that_draw_their_batches_from_one_generator_are_refused(kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    made = [make_job(name, 1, data=loaded(generator, kind), epochs=9) for name in "ab"]
+    report = run(made)
+    assert report["a"].ok
+    assert "'a' and 'b' draw the order of their batches from one" in str(report["b"].error)
+    assert run([made[1]])["b"].ok, "alone it may"
+
+
+@pytest.mark.parametrize("kind", ["sampler", "shuffled", "in order"])
+def test_jobs_may_go_through_one_loader(kind: str) -> None:
+    """Which draws from the streams of each, or does not draw."""
+    loader = loaded(torch.Generator() if kind == "in order" else None, kind)
+    jobs = [make_job(name, 1, data=loader, epochs=9) for name in "ab"]
+    report = run(jobs)
+    for job in jobs:
+        assert_equal_to_eager(job, report[job.name], make_job(job.name, 1, data=loader, epochs=9))
 
 
 # Stopping
