@@ -1,7 +1,8 @@
 """Whether somebody has put code of their own into torch, where every step may come across it.
 
 An account meets such code where the user's own code names it. What torch's code calls by itself is
-trusted, and is the same for all jobs of a process, but not in the next process.
+trusted, and is the same for all jobs of a process, but not in the next process. Methods that a
+library has added to torch's classes, under names that torch's code does not know, it never calls.
 """
 
 from __future__ import annotations
@@ -46,9 +47,31 @@ def _patch(module: str, value: Any) -> str | None:
     if value.__module__ != module and value is not torch.Tensor:
         return None if is_trusted_class(value) else ""
     for name, own in list(vars(value).items()):
-        if _is_others(own):
+        if _is_others(own) and _is_known_to_torch(value, name):
             return f".{name}"
     return None
+
+
+def _is_known_to_torch(owner: type, name: str) -> bool:
+    """Whether torch's code may come across an attribute of this name of one of its classes: the
+    interpreter asks for it, another class has it, too, or a source file of torch's has the word."""
+    if name.startswith("__") or any(hasattr(base, name) for base in owner.__mro__[1:]):
+        return True
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.")]
+    files = {getattr(module, "__file__", None) for module in modules}
+    return any(_has_word(file, name) for file in files if file and file.startswith(_TORCH))
+
+
+@functools.cache
+def _has_word(filename: str, word: str) -> bool:
+    """Whether a source file has a word, or cannot be read."""
+    if not filename.endswith(".py"):
+        return False
+    try:
+        with open(filename, "rb") as file:
+            return word.encode() in file.read()
+    except OSError:
+        return True
 
 
 def _is_others(value: Any) -> bool:

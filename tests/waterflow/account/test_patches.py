@@ -53,3 +53,22 @@ def test_a_class_in_place_of_another(monkeypatch):
 
     monkeypatch.setattr(nn, "Linear", Linear)
     assert patched().endswith("Linear")
+
+
+@pytest.mark.parametrize("owner", [nn.Module, nn.Linear, torch.Tensor, torch.optim.Optimizer])
+def test_a_method_beside_torchs_own_is_none(monkeypatch, owner):
+    """As transformers gives all modules one, for good, once a model of its is made."""
+    monkeypatch.setattr(owner, "sweetened", own, raising=False)
+    assert patched() is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        *((nn.Linear, "_load_from_state_dict"), (nn.ReLU, "__call__"), (nn.Linear, "half")),
+        *((torch.Tensor, "__getattr__"), (nn.Module, "reset_parameters")),
+    ],
+)
+def test_a_method_that_torch_comes_across_is_found(monkeypatch, owner, name):
+    monkeypatch.setattr(owner, name, own, raising=False)
+    assert name in patched()
