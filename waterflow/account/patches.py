@@ -24,6 +24,8 @@ _RUN = (
     *("torch._tensor.", "torch.overrides.", "torch.utils.checkpoint.", "torch._VF."),
 )
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+#: Where libraries put kernels of their own beside those for the host.
+_ELSEWHERE = ("/Meta", "/CUDA", "/MPS", "/XPU", "/HPU", "/PrivateUse1")
 _HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
 
 
@@ -38,6 +40,26 @@ def patched() -> str | None:
                 if found is not None and part != "compile":  # which no captured step calls
                     return f"{name}.{part}{found}"
     return None
+
+
+def foreign_kernel() -> str | None:
+    """The first of torch's operators on the host that has a kernel of somebody's own, in Python;
+    None: there is none. Torch itself makes some when they are first asked for, as `vmap` does."""
+    names = list(torch.library._impls)
+    found = {name for name in names if name.startswith("aten/") and not name.endswith(_ELSEWHERE)}
+    if found:
+        for module in _torchs_modules():
+            for value in list(vars(module).values()):
+                if is_a(value, torch.library.Library):
+                    found -= value._op_impls
+    return min(found, default=None)
+
+
+def _torchs_modules() -> list[types.ModuleType]:
+    """Those of torch's modules that have a file."""
+    named = [module for name, module in list(sys.modules.items()) if name.startswith("torch.")]
+    found = [module for module in named if is_a(module, types.ModuleType)]
+    return [each for each in found if str(vars(each).get("__file__")).startswith(_TORCH)]
 
 
 def _patch(module: str, value: Any) -> str | None:
@@ -57,9 +79,7 @@ def _is_known_to_torch(owner: type, name: str) -> bool:
     interpreter asks for it, another class has it, too, or a source file of torch's has the word."""
     if name.startswith("__") or any(hasattr(base, name) for base in owner.__mro__[1:]):
         return True
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.")]
-    files = {getattr(module, "__file__", None) for module in modules}
-    return any(_has_word(file, name) for file in files if file and file.startswith(_TORCH))
+    return any(_has_word(str(module.__file__), name) for module in _torchs_modules())
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from waterflow.account.patches import patched
+from waterflow.account.patches import foreign_kernel, patched
 
 pytestmark = pytest.mark.virtual
 
@@ -72,3 +72,18 @@ def test_a_method_beside_torchs_own_is_none(monkeypatch, owner):
 def test_a_method_that_torch_comes_across_is_found(monkeypatch, owner, name):
     monkeypatch.setattr(owner, name, own, raising=False)
     assert name in patched()
+
+
+def test_kernels_that_torch_makes_when_asked_are_its_own():
+    torch.func.vmap(torch.sin)(torch.zeros(3))
+    assert foreign_kernel() is None
+
+
+def test_a_kernel_of_somebodys_own_is_found():
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("tanh", lambda x: x.sigmoid(), "AutocastCPU")
+    try:
+        assert foreign_kernel() == "aten/tanh/AutocastCPU"
+    finally:
+        library._destroy()
+    assert foreign_kernel() is None
