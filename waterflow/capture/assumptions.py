@@ -168,6 +168,11 @@ class Assumptions:
         return self._account.names
 
     @property
+    def account(self) -> Account:
+        """All Python state that the step can read; another one after `narrow`."""
+        return self._account
+
+    @property
     def guards(self) -> list[Any]:
         """What the fast look looks at, in the extension's form; another list after `narrow`."""
         return [self._own, self._account.guards]

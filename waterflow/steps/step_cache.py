@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from waterflow.account.account import Account
 from waterflow.capture.own_step import UnsettledError
 from waterflow.capture.tracing import capture_error, users_line
 from waterflow.common.errors import CaptureError
@@ -205,6 +206,10 @@ class StepCache:
             found = (inputs[meaning] for meaning in step.graph.mutated if meaning in inputs)
             written.update((id(tensor), tensor) for tensor in found)
         return list(written.values())
+
+    def read(self) -> list[Account]:
+        """All Python state that some step can read."""
+        return [each.assumptions.account for each in self._kept.all()]
 
     def collect_persistent(self) -> None:
         """Collects the job's persistent tensors as they are now.

@@ -5,6 +5,7 @@ from tests.exactness.cases import (
     attributes,  # noqa: F401
     batches,  # noqa: F401
     between,  # noqa: F401
+    changing_data,  # noqa: F401
     counters,  # noqa: F401
     data,  # noqa: F401
     draws,  # noqa: F401
