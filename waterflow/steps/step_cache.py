@@ -15,7 +15,7 @@ from waterflow.capture.tracing import capture_error, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import hyperparameters
+from waterflow.job.optimizer_state import hyperparameters, same_hyperparameters
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import CheckedStep, PreparedBatch, PreparedStep, Specialization
@@ -142,9 +142,11 @@ class StepCache:
         if step is None or step.optimizer is None:
             return step
         values = hyperparameters(self._job.optimizer)
-        if step.valid_values != values and step.optimizer.valid_for(values):
+        if not same_hyperparameters(step.valid_values, values):
+            if not step.optimizer.valid_for(values):
+                return None
             step.valid_values = values
-        return step if step.valid_values == values else None
+        return step
 
     def renew(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""

@@ -11,6 +11,7 @@ from tests.exactness.cases import (
     draws,  # noqa: F401
     held,  # noqa: F401
     hidden,  # noqa: F401
+    hyperparameters,  # noqa: F401
     memories,  # noqa: F401
     models,  # noqa: F401
     optimizers,  # noqa: F401
