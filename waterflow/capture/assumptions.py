@@ -278,7 +278,8 @@ class Assumptions:
         return None
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
-        roots, skip, late = self._roots(), live_places(self._job.optimizer), self._late(seen)
+        roots, late = self._roots(), self._late(seen)
+        skip = live_places(self._job.optimizer, _names_of_users(seen))
         for module in self._job.root.modules():
             if is_own_class(type(module)):  # a host's notes, which no step knows of
                 skip[id(module)] = getattr(module, "unread_by_steps", set())
@@ -324,6 +325,17 @@ def _fields(job: Job) -> tuple[Any, ...]:
 
 #: What torch's optimizers do with their groups at each step, by their functions' names.
 _OF_UPDATES = re.compile(r"step|zero_grad|_init_group|_\w+_graph_capture_health_check|wrapper")
+
+
+def _names_of_users(seen: Seen | None) -> frozenset[str] | None:
+    """The names in code of the user's that was executed, none before a first step was observed;
+    None: any."""
+    if seen is not None and seen.names is None:
+        return None
+    codes = () if seen is None else seen.codes
+    return frozenset[str]().union(
+        *(code_names(code).names for code in codes if not is_trusted_code(code))
+    )
 
 
 def _reads_groups(code: CodeType) -> bool:

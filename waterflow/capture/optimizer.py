@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
+from waterflow.account.trust import is_trusted_class
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
@@ -43,6 +45,7 @@ from waterflow.job.optimizer_state import (
     same_value,
     trained_parameters,
 )
+from waterflow.job.several import optimizers_in
 from waterflow.job.training_step import update_parameters
 
 _ABSENT = object()
@@ -330,6 +333,8 @@ class Attempt:
             for key, value in entries.items():
                 before = given.get(("state", index, key))
                 if not isinstance(value, torch.Tensor):
+                    if not self._is_torchs:
+                        raise NotCapturableError(f"its state {key!r} is no tensor")
                     self._check_plain(index, key, value)
                     new_plain |= key not in self.state[index]
                 elif before is None:
@@ -340,6 +345,12 @@ class Attempt:
         if new_plain and not created:  # nothing would tell the first step from the later ones
             raise NotCapturableError("its state consists of Python values")
         return created
+
+    @functools.cached_property
+    def _is_torchs(self) -> bool:
+        """Whether no code but torch's reads the state."""
+        members = optimizers_in(self.job.optimizer)
+        return all(is_trusted_class(kind) for one in members for kind in type(one).__mro__)
 
     def _check_plain(self, index: int, key: Any, value: Any) -> None:
         """A plain value that changes with the steps would be frozen by the trace."""

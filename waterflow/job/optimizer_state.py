@@ -112,16 +112,20 @@ def moved_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return [key for key in keys if not same_value(before.get(key), now.get(key))]
 
 
-def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
+def live_places(
+    optimizer: torch.optim.Optimizer, read: Collection[str] | None = frozenset()
+) -> dict[int, set[str]]:
     """What captures follow by themselves: keys, by the identity of the object or dictionary.
 
     The state's tensors are bound to a captured step; the rest are notes that `step` leaves, without
-    an effect on its numbers.
+    an effect on its numbers, unless they are among the names that code of the user's `read`s
+    (None: any).
     """
-    notes = {"state", "_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
+    notes = {"_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
+    own = {"state"} if read is None else {"state"} | (notes - set(read))
     places = {id(RemovableHandle): {"next_id"}}
     for member in optimizers_in(optimizer):
-        places.update({id(member): notes, id(vars(member)): notes})
+        places.update({id(member): own, id(vars(member)): own})
     return places
 
 
@@ -172,6 +176,18 @@ class StateEntries:
         members = optimizers_in(optimizer)
         same = all(m.state is state for m, state in zip(members, self._states, strict=False))
         return same and bool(self._guards.holds())
+
+
+def plain_entries(optimizer: torch.optim.Optimizer) -> set[tuple[int, Any]]:
+    """Where the optimizer's state has something else than tensors."""
+    return {
+        (id(parameter), key)
+        for member in optimizers_in(optimizer)
+        for parameter, entries in member.state.items()
+        if isinstance(entries, dict)
+        for key, value in entries.items()
+        if not isinstance(value, torch.Tensor)
+    }
 
 
 def state_layout(optimizer: torch.optim.Optimizer) -> StateLayout:

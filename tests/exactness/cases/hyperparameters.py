@@ -165,3 +165,64 @@ def _object(live):
 
 
 _entered("hyper_beside_an_object", _object)
+
+
+# -- what else an optimizer of one's own may read
+
+
+class _Noted(_Rated):
+    """It reads notes that schedulers leave with torch's optimizers, and state that is no tensor."""
+
+    def __init__(self, parameters, of_parameter=lambda self, p: 1.0):
+        super().__init__(parameters, lambda group: 0.1)
+        self._step_count, self.of_parameter = 1, of_parameter
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                scale = self.of_parameter(self, parameter) / self._step_count
+                parameter.sub_(parameter.grad * (0.1 * scale))
+
+
+def _made_factor(self, parameter):
+    return self.state[parameter].setdefault("factor", 1.0)
+
+
+def _found_factor(self, parameter):
+    return self.state[parameter].get("factor", 1.0) if parameter in self.state else 1.0
+
+
+def _noted(change, *expected, of_parameter=lambda self, p: 1.0):
+    def enter(name):
+        def make(live):
+            model, made = mlp(), [0]
+            optimizer = _Noted(model.parameters(), of_parameter)
+
+            def evaluate(model):
+                made[0] += 1
+                if live and made[0] == 9:
+                    change(optimizer, [*model.parameters()])
+                return 0.0
+
+            options = {"evaluate": evaluate, "evaluate_every": 1}
+            return job(model, optimizer=optimizer, data=batches(_STEPS), **options)
+
+        make.__name__ = name
+        case(*expected)(make)
+
+    return enter
+
+
+def _count(optimizer, parameters):
+    optimizer._step_count = 4
+
+
+def _factor(optimizer, parameters):
+    for parameter in parameters:
+        optimizer.state[parameter]["factor"] = 3.0
+
+
+_noted(_count, *KEPT)("optimizer_reads_a_note")
+_noted(_factor, "opaque optimizer", of_parameter=_made_factor)("optimizer_state_is_plain")
+_noted(_factor, *KEPT, "opaque optimizer", of_parameter=_found_factor)("optimizer_state_comes")
