@@ -168,6 +168,11 @@ class Assumptions:
         return self._account.names
 
     @property
+    def account(self) -> Account:
+        """All Python state that the step can read; another one after `narrow`."""
+        return self._account
+
+    @property
     def guards(self) -> list[Any]:
         """What the fast look looks at, in the extension's form; another list after `narrow`."""
         return [self._own, self._account.guards]
@@ -249,6 +254,17 @@ class Assumptions:
             self._look = self._caller.look_at(self.guards)
         return self._hidden(codes)
 
+    def renew(self) -> None:
+        """The optimizer is traced anew, for hyperparameters as they are now: those that can be
+        changed where they are count from here on."""
+        if self._with_optimizer and self._followed != hyperparameter_places(self._job.optimizer):
+            former = self._account, self._look
+            names = self._account.names if self.seen is None else None
+            self._account = self._take(self.seen, names)
+            self._look = self._caller.look_at(self.guards)
+            if not former[1].holds():
+                self._account, self._look = former
+
     def _hidden(self, executed: Collection[CodeType]) -> str | None:
         """What the step can read, or runs, that the account does not show."""
         if self._account.unwalkable:
@@ -262,7 +278,8 @@ class Assumptions:
         return None
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
-        roots, skip, late = self._roots(), live_places(self._job.optimizer), self._late(seen)
+        roots, late = self._roots(), self._late(seen)
+        skip = live_places(self._job.optimizer, _names_of_users(seen))
         for module in self._job.root.modules():
             if is_own_class(type(module)):  # a host's notes, which no step knows of
                 skip[id(module)] = getattr(module, "unread_by_steps", set())
@@ -288,7 +305,8 @@ class Assumptions:
         reads = seen is not None and any(map(_reads_groups, seen.codes))
         own = (optimizer, *optimizers_in(optimizer))
         aside = () if reads else frozenset(map(id, own))
-        return Late(("optimizer",), aside, hyperparameter_places(optimizer))
+        self._followed = hyperparameter_places(optimizer)
+        return Late(("optimizer",), aside, self._followed)
 
     def _roots(self) -> dict[str, Any]:
         what = "loss" if self._job.step is None else "step"
@@ -307,6 +325,17 @@ def _fields(job: Job) -> tuple[Any, ...]:
 
 #: What torch's optimizers do with their groups at each step, by their functions' names.
 _OF_UPDATES = re.compile(r"step|zero_grad|_init_group|_\w+_graph_capture_health_check|wrapper")
+
+
+def _names_of_users(seen: Seen | None) -> frozenset[str] | None:
+    """The names in code of the user's that was executed, none before a first step was observed;
+    None: any."""
+    if seen is not None and seen.names is None:
+        return None
+    codes = () if seen is None else seen.codes
+    return frozenset[str]().union(
+        *(code_names(code).names for code in codes if not is_trusted_code(code))
+    )
 
 
 def _reads_groups(code: CodeType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
+from waterflow.account.trust import is_trusted_class
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
@@ -43,6 +45,7 @@ from waterflow.job.optimizer_state import (
     same_value,
     trained_parameters,
 )
+from waterflow.job.several import optimizers_in
 from waterflow.job.training_step import update_parameters
 
 _ABSENT = object()
@@ -60,6 +63,7 @@ class OptimizerTrace:
         constants: the expression of each constant that must be kept up to date, by its place.
         state_before, state_after: layouts of the state before and after the step.
         fixed: hyperparameters that are part of the graph, with their values.
+        live: all others that there were; a step that finds more, or fewer, may do otherwise.
         guards: comparisons of live hyperparameters.
         values: of each node, where the recording was made for tensors of other shapes.
     """
@@ -71,6 +75,7 @@ class OptimizerTrace:
     state_before: StateLayout
     state_after: StateLayout
     fixed: dict[HyperKey, Any]
+    live: frozenset[HyperKey]
     guards: list[Guard] = field(default_factory=list)
     values: Mapping[fx.Node, Any] | None = None
 
@@ -81,13 +86,11 @@ class OptimizerTrace:
     def valid_for(self, values: Mapping[HyperKey, Any]) -> bool:
         """Whether the graph is right for these hyperparameters."""
         return (
-            all(same_value(values.get(key), value) for key, value in self.fixed.items())
-            and values.keys() - self.fixed.keys() == self._live(values)
+            values.keys() == self.fixed.keys() | self.live
+            and all(same_value(values[key], value) for key, value in self.fixed.items())
+            and all(traceable(values[key]) for key in self.live)
             and all(holds(guard, values) for guard in self.guards)
         )
-
-    def _live(self, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
-        return {key for key in values if key not in self.fixed and traceable(values[key])}
 
 
 def trace_optimizer(
@@ -142,7 +145,7 @@ def live_trace(
         held = {key: values[key] for key in fixed}
         constants = sure_constants(first.recording, first.floats, held.values(), first.updating)
         if constants is not None:
-            return _combine(first, constants, first.floats.guards, held)
+            return _combine(first, constants, first.floats.guards, held, values)
         second = attempt(fixed, 2)
         if broken := _guards_broken(second, values):
             fixed |= broken
@@ -151,7 +154,7 @@ def live_trace(
             (first.recording, second.recording), (first.floats, second.floats)
         )
         guards = [*first.floats.guards, *second.floats.guards]
-        return _combine(first, constants, guards, held)
+        return _combine(first, constants, guards, held, values)
     raise NotCapturableError("its control flow depends on its hyperparameters")
 
 
@@ -330,6 +333,8 @@ class Attempt:
             for key, value in entries.items():
                 before = given.get(("state", index, key))
                 if not isinstance(value, torch.Tensor):
+                    if not self._is_torchs:
+                        raise NotCapturableError(f"its state {key!r} is no tensor")
                     self._check_plain(index, key, value)
                     new_plain |= key not in self.state[index]
                 elif before is None:
@@ -340,6 +345,12 @@ class Attempt:
         if new_plain and not created:  # nothing would tell the first step from the later ones
             raise NotCapturableError("its state consists of Python values")
         return created
+
+    @functools.cached_property
+    def _is_torchs(self) -> bool:
+        """Whether no code but torch's reads the state."""
+        members = optimizers_in(self.job.optimizer)
+        return all(is_trusted_class(kind) for one in members for kind in type(one).__mro__)
 
     def _check_plain(self, index: int, key: Any, value: Any) -> None:
         """A plain value that changes with the steps would be frozen by the trace."""
@@ -403,6 +414,7 @@ def _combine(
     constants: dict[Place, Expression],
     guards: Sequence[Guard],
     fixed: dict[HyperKey, Any],
+    values: Mapping[HyperKey, Any],
 ) -> OptimizerTrace:
     return OptimizerTrace(
         recording=first.recording,
@@ -412,5 +424,6 @@ def _combine(
         state_before=first.state,
         state_after=first.state_after,
         fixed=fixed,
+        live=frozenset(values.keys() - fixed.keys()),
         guards=list(dict.fromkeys(guards)),
     )

@@ -14,7 +14,12 @@ from waterflow.executor.device.base import Device
 from waterflow.executor.device.storages import storage_bytes
 from waterflow.job.gradients import held_gradients, is_private
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import Layout, StateEntries, trained_parameters
+from waterflow.job.optimizer_state import (
+    Layout,
+    StateEntries,
+    plain_entries,
+    trained_parameters,
+)
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.specializations import Specializations
@@ -65,13 +70,14 @@ class PersistentTensors:
         self._noted: set[tuple[Input, int, int]] = set()
         self._bytes: tuple[Hashable, int] = (None, 0)  # of what, and how many
         self._entries = StateEntries(job.optimizer)
+        self._plain = plain_entries(job.optimizer)
 
     def collect(self) -> bool:
         """Looks at the job's tensors as they are now.
 
         Returns:
             Whether state of the optimizer has gone or has another layout, so that captures may
-            know what is there no longer.
+            know what is there no longer; or what is no tensor has come or gone by itself.
         """
         layouts, former = _state_layouts(self.tensors), self.tensors
         self.tensors = persistent_tensors(self._job)
@@ -81,8 +87,9 @@ class PersistentTensors:
         self.state_exists = any(meaning.kind == "state" for meaning in self.tensors)
         self._entries = StateEntries(self._job.optimizer)
         before, self._noted = self._noted, _identities(self.tensors)
+        plain, self._plain = self._plain, plain_entries(self._job.optimizer)
         if before == self._noted:
-            return False
+            return plain != self._plain
         self.version += 1
         changed = {meaning.kind for meaning, *_ in before - self._noted}
         self.were_replaced = self.were_replaced or bool(changed - {"state", "gradient"})
