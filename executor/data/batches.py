@@ -48,6 +48,8 @@ PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
 
 #: Functions that a fetch goes through: (where, name).
 _PATH: tuple[tuple[Any, str], ...] = (
+    (dataloader.DataLoader, "__iter__"),
+    (dataloader.DataLoader, "_get_iterator"),
     (dataloader._SingleProcessDataLoaderIter, "__next__"),
     (dataloader._SingleProcessDataLoaderIter, "_next_data"),
     (dataloader._SingleProcessDataLoaderIter, "_next_index"),
@@ -161,11 +163,19 @@ def next_undrawn(iterator: Iterator[Any]) -> Any:
 
 
 def tensors_behind(data: Iterable[Any]) -> tuple[torch.Tensor, ...] | None:
-    """The tensors whose rows a loader's batches are; None where that is not so."""
-    if type(data) is not dataloader.DataLoader:
+    """The tensors whose rows a loader's batches are, where nobody's code but torch's selects them;
+    None where that is not so."""
+    if type(data) is not dataloader.DataLoader or not (_PRISTINE and _is_unpatched()):
         return None
-    _, dataset = _unwrapped(data.dataset)
-    return dataset.tensors if type(dataset) is TensorDataset else None
+    batches = data.batch_sampler
+    if type(batches) is not BatchSampler or "_get_iterator" in vars(data):
+        return None
+    sampler: Any = batches.sampler
+    if type(sampler) not in (RandomSampler, SequentialSampler):
+        return None
+    subsets, dataset = _unwrapped(data.dataset)
+    is_own = sampler.data_source is data.dataset and all(map(_is_plain_subset, subsets))
+    return _selectable(dataset) if is_own else None
 
 
 class _Selection:

@@ -62,6 +62,8 @@ class Net(nn.Module):
         h = self.block(self.bent(self.first(x))) * self.factor
         for number in self.order:
             h = h + 1.0 / number
+        if hasattr(self, "sweetened"):
+            h = self.sweetened(h)
         return self.last(self.drop(h)) / SCALE * float(TABLE[1])
 
 
@@ -246,6 +248,19 @@ OTHER["a patch below torch's own code"] = lambda parts: _patched(
 OTHER["a patched class"] = lambda parts: _patched(
     nn.Linear, "forward", lambda self, x: x @ self.weight.t() + self.bias
 )
+
+
+OTHER["a method added to all modules"] = lambda parts: _added("sweetened", lambda self, x: x * 1.25)
+SAME["a method added that nobody calls"] = lambda parts: _added("salted", lambda self, x: x * 1.25)
+
+
+@contextlib.contextmanager
+def _added(name: str, method: Any) -> Iterator[None]:
+    setattr(nn.Module, name, method)
+    try:
+        yield
+    finally:
+        delattr(nn.Module, name)
 
 
 def _transposed(module: Any) -> None:

@@ -412,7 +412,8 @@ class _Writer:
                 self.words.append("no hooks")
 
     def _memory(self, place: places.Memory) -> None:
-        held = place.before if isinstance(place.before, bytes) else place.before.tobytes()
+        own = isinstance(place.before, (bytes, bytearray))
+        held = place.before if own else place.before.tobytes()
         self.words.append(hashlib.sha256(held).hexdigest())
 
     def _probed(self, place: places.Probed) -> None:

@@ -168,6 +168,11 @@ class Assumptions:
         return self._account.names
 
     @property
+    def account(self) -> Account:
+        """All Python state that the step can read; another one after `narrow`."""
+        return self._account
+
+    @property
     def guards(self) -> list[Any]:
         """What the fast look looks at, in the extension's form; another list after `narrow`."""
         return [self._own, self._account.guards]
@@ -249,6 +254,17 @@ class Assumptions:
             self._look = self._caller.look_at(self.guards)
         return self._hidden(codes)
 
+    def renew(self) -> None:
+        """The optimizer is traced anew, for hyperparameters as they are now: those that can be
+        changed where they are count from here on."""
+        if self._with_optimizer and self._followed != hyperparameter_places(self._job.optimizer):
+            former = self._account, self._look
+            names = self._account.names if self.seen is None else None
+            self._account = self._take(self.seen, names)
+            self._look = self._caller.look_at(self.guards)
+            if not former[1].holds():
+                self._account, self._look = former
+
     def _hidden(self, executed: Collection[CodeType]) -> str | None:
         """What the step can read, or runs, that the account does not show."""
         if self._account.unwalkable:
@@ -288,7 +304,8 @@ class Assumptions:
         reads = seen is not None and any(map(_reads_groups, seen.codes))
         own = (optimizer, *optimizers_in(optimizer))
         aside = () if reads else frozenset(map(id, own))
-        return Late(("optimizer",), aside, hyperparameter_places(optimizer))
+        self._followed = hyperparameter_places(optimizer)
+        return Late(("optimizer",), aside, self._followed)
 
     def _roots(self) -> dict[str, Any]:
         what = "loss" if self._job.step is None else "step"

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.account.writes import may_change
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
@@ -25,16 +26,21 @@ from waterflow.job.several import optimizers_in, schedulers_in
 _MOST_OBJECTS = 20_000
 
 
-def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
-    """Whether a batch fetched before the steps before it are done is the batch of the loop.
+def may_fetch_ahead(
+    job: Job, written: Iterable[torch.Tensor], read: Iterable[Account] = ()
+) -> bool:
+    """Whether a batch fetched before the steps before it are done is the batch of the loop, and
+    these steps are the loop's.
 
-    It is where no code of the user's makes it (a list), or where that code (a dataset behind
+    So it is where no code of the user's makes it (a list), or where that code (a dataset behind
     torch's own loader, which makes each batch anew) reaches nothing that the step or a callback
-    changes. A callback may end the job or draw random numbers, too; with one, only lists will do.
+    changes, and changes nothing that the step reads. A callback may end the job or draw random
+    numbers, too; with one, only lists will do.
 
     Args:
         job: whose steps are captured.
         written: the tensors that these steps write to.
+        read: all that they can read.
     """
     plain = type(job.data) in (list, tuple)
     if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
@@ -50,7 +56,9 @@ def may_fetch_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
     rest = Account.take(changed, most=_MOST_OBJECTS)
     # By way of another job, a callback may change that one's data, too.
     apart = rest.is_whole and not rest.instances(Job) and not data.reaches(rest)
-    return apart and not data.unwalkable
+    if plain:  # no code makes them
+        return apart and not data.unwalkable
+    return apart and not data.unwalkable and not any(may_change(data, each) for each in read)
 
 
 def looks_at_gradients(job: Job) -> bool:
@@ -82,8 +90,8 @@ def _names_gradients(code: CodeType) -> bool:
 
 
 def _runs_torchs_code_alone(job: Job) -> bool:
-    """Whether no code of the user's runs between a batch and the next but that of captured steps,
-    which change the tensors that they write to and nothing else."""
+    """Whether no code of the user's runs between a batch and the next, beside that of the data, but
+    that of captured steps, which change the tensors that they write to and nothing else."""
     optimizer = job.optimizer
     own = vars(optimizer)
     hooks: list[Any] = [optimizer_module._global_optimizer_pre_hooks]

@@ -30,7 +30,7 @@ from waterflow.partitioner.graph.effects import only_copied
 from waterflow.partitioner.graph.step_graph import Input
 
 #: Changes with the form.
-_VERSION = 1
+_VERSION = 2
 _TAKE = "getitem"
 #: Literal tensors up to this size are written, by their bytes.
 _MOST_LITERAL = 1 << 14
@@ -42,7 +42,7 @@ _OF_FORWARD = {
 }
 _OF_OPTIMIZER = {
     *("recording", "inputs", "outputs", "constants", "state_before", "state_after", "fixed"),
-    *("guards", "values"),
+    *("live", "guards", "values"),
 }
 
 Number = Callable[[torch.Tensor], int | None]
@@ -138,6 +138,7 @@ class _Writer:
             "before": [_state(entries) for entries in trace.state_before],
             "after": [_state(entries) for entries in trace.state_after],
             "fixed": [[_plain(key), _plain(value)] for key, value in trace.fixed.items()],
+            "live": sorted(map(_plain, trace.live), key=repr),
             "guards": [
                 [g.comparison, _plain(g.left), _plain(g.right), g.outcome] for g in trace.guards
             ],
@@ -216,6 +217,7 @@ class _Reader:
             _states(found["before"]),
             _states(found["after"]),
             {_tuples(key): _tuples(value) for key, value in found["fixed"]},
+            frozenset(map(_tuples, found["live"])),
             [Guard(c, _tuples(left), _tuples(right), o) for c, left, right, o in found["guards"]],
         )
 

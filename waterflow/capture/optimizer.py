@@ -60,6 +60,7 @@ class OptimizerTrace:
         constants: the expression of each constant that must be kept up to date, by its place.
         state_before, state_after: layouts of the state before and after the step.
         fixed: hyperparameters that are part of the graph, with their values.
+        live: all others that there were; a step that finds more, or fewer, may do otherwise.
         guards: comparisons of live hyperparameters.
         values: of each node, where the recording was made for tensors of other shapes.
     """
@@ -71,6 +72,7 @@ class OptimizerTrace:
     state_before: StateLayout
     state_after: StateLayout
     fixed: dict[HyperKey, Any]
+    live: frozenset[HyperKey]
     guards: list[Guard] = field(default_factory=list)
     values: Mapping[fx.Node, Any] | None = None
 
@@ -81,13 +83,11 @@ class OptimizerTrace:
     def valid_for(self, values: Mapping[HyperKey, Any]) -> bool:
         """Whether the graph is right for these hyperparameters."""
         return (
-            all(same_value(values.get(key), value) for key, value in self.fixed.items())
-            and values.keys() - self.fixed.keys() == self._live(values)
+            values.keys() == self.fixed.keys() | self.live
+            and all(same_value(values[key], value) for key, value in self.fixed.items())
+            and all(traceable(values[key]) for key in self.live)
             and all(holds(guard, values) for guard in self.guards)
         )
-
-    def _live(self, values: Mapping[HyperKey, Any]) -> set[HyperKey]:
-        return {key for key in values if key not in self.fixed and traceable(values[key])}
 
 
 def trace_optimizer(
@@ -142,7 +142,7 @@ def live_trace(
         held = {key: values[key] for key in fixed}
         constants = sure_constants(first.recording, first.floats, held.values(), first.updating)
         if constants is not None:
-            return _combine(first, constants, first.floats.guards, held)
+            return _combine(first, constants, first.floats.guards, held, values)
         second = attempt(fixed, 2)
         if broken := _guards_broken(second, values):
             fixed |= broken
@@ -151,7 +151,7 @@ def live_trace(
             (first.recording, second.recording), (first.floats, second.floats)
         )
         guards = [*first.floats.guards, *second.floats.guards]
-        return _combine(first, constants, guards, held)
+        return _combine(first, constants, guards, held, values)
     raise NotCapturableError("its control flow depends on its hyperparameters")
 
 
@@ -403,6 +403,7 @@ def _combine(
     constants: dict[Place, Expression],
     guards: Sequence[Guard],
     fixed: dict[HyperKey, Any],
+    values: Mapping[HyperKey, Any],
 ) -> OptimizerTrace:
     return OptimizerTrace(
         recording=first.recording,
@@ -412,5 +413,6 @@ def _combine(
         state_before=first.state,
         state_after=first.state_after,
         fixed=fixed,
+        live=frozenset(values.keys() - fixed.keys()),
         guards=list(dict.fromkeys(guards)),
     )

@@ -283,6 +283,7 @@ class _OwnStep(Attempt):
 
     def _keep_gradients(self) -> None:
         """What the step leaves as gradients goes into the tensors that were there before."""
+        left: list[tuple[torch.Tensor, torch.Tensor]] = []
         for meaning, leaf in self._leaves():
             before, after = self.twins.get(Input("gradient", meaning.key)), leaf.grad
             if (before is None) != (after is None):
@@ -294,7 +295,15 @@ class _OwnStep(Attempt):
                 continue
             if Layout.of(before) != Layout.of(after):
                 raise self._refusal("the step leaves a gradient of another layout than there was")
-            with torch.no_grad():
+            left.append((before, after))
+        written = {before.untyped_storage()._cdata for before, _ in left}
+        with torch.no_grad():
+            # What lies in one of them is another's by now: it is read before any is written.
+            read = [
+                after.clone() if after.untyped_storage()._cdata in written else after
+                for _, after in left
+            ]
+            for (before, _), after in zip(left, read, strict=True):
                 before.copy_(after)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from waterflow.account.patches import patched
+from waterflow.account.patches import foreign_kernel, patched
 from waterflow.account.portable import code_digest
 from waterflow.capture.assumptions import Assumptions, JobStructure
 from waterflow.capture.traced_floats import traceable
@@ -37,8 +37,6 @@ _READ_BY_LIBRARIES = (
     *("TORCH", "PYTORCH", "ATEN", "C10", "MKL", "OMP", "GOMP", "KMP", "DNNL", "ONEDNN", "OPENBLAS"),
     *("CUDA", "NVIDIA", "HIP", "ROCR", "LANG", "LC_"),
 )
-#: Where libraries put kernels of their own beside those for the host.
-_ELSEWHERE = ("/Meta", "/CUDA", "/MPS", "/XPU", "/HPU", "/PrivateUse1")
 #: Tensors that are not the model's count with what they hold, up to so many bytes.
 _MOST_HELD = 16 << 20
 _ATOMS = (type(None), bool, int, str, bytes)
@@ -111,9 +109,9 @@ def _libraries() -> Any:
     patch = patched()
     if patch is not None:
         raise NoKeyError(f"{patch} is not torch's own")
-    for name in list(torch.library._impls):
-        if name.startswith("aten/") and not name.endswith(_ELSEWHERE):
-            raise NoKeyError(f"a kernel of somebody's own for {name}")
+    kernel = foreign_kernel()
+    if kernel is not None:
+        raise NoKeyError(f"a kernel of somebody's own for {kernel}")
     variables = sorted(name for name in os.environ if name.startswith(_READ_BY_LIBRARIES))
     values = [(name, os.environ[name]) for name in variables]
     return values, torch.get_num_threads(), torch._C._get_sdp_priority_order()

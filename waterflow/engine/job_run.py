@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from waterflow.account.account import Account
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.own_error import own_error
@@ -178,7 +180,8 @@ class JobRun:
         )
         self.loop = UserLoop(job, in_turn, _weakly(self.end), events, callback)
         self.evaluator = Evaluator(number, job, self._rng, callback)
-        self._data_is_apart = (0, False)  # by captures
+        #: What it was found from: captures, the steps at the latest evaluation, what steps read.
+        self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
         start = self._go_on_from(resumed)
         begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
@@ -305,11 +308,14 @@ class JobRun:
 
     @property
     def data_is_apart(self) -> bool:
-        """Whether batches that are fetched before the steps before them are the same."""
-        cache = self.steps.cache
-        if self._data_is_apart[0] != cache.captures:  # others may write to other tensors
-            self._data_is_apart = cache.captures, may_fetch_ahead(self.job, cache.written())
-        return self._data_is_apart[1]
+        """Whether batches that are fetched before the steps before them are the same, and these
+        steps, too."""
+        cache, (known, is_apart) = self.steps.cache, self._data_is_apart
+        found = cache.captures, self.loop.evaluated, cache.read()
+        if known[:2] != found[:2] or not _are_same(known[2], found[2]):
+            is_apart = may_fetch_ahead(self.job, cache.written(), found[2])
+            self._data_is_apart = found, is_apart
+        return is_apart
 
     # Its life
 
@@ -721,6 +727,10 @@ def _weakly(method: Callable[..., Result]) -> Callable[..., Result]:
         return found(*arguments)
 
     return call
+
+
+def _are_same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:

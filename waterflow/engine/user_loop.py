@@ -48,7 +48,7 @@ class UserLoop:
         self._callback = callback or python
         self._times = EvaluationTimes(job)
         self._unanswered: tuple[float, tuple[float, ...]] | None = None
-        self._evaluated = -1  # steps, at the latest evaluation
+        self.evaluated = -1  # steps done at the latest evaluation
         self._end = end
         self._events = events
         self._latest_loss = math.nan
@@ -79,7 +79,7 @@ class UserLoop:
         """Whether the job is to be evaluated now; `at_end`: at a found end of an epoch."""
         at_start = self.steps == 0 and self._times.is_due(0)
         due = self._unanswered is not None or at_start or (at_end and self.at_found_ends)
-        return due and self._evaluated < self.steps
+        return due and self.evaluated < self.steps
 
     @property
     def owes_callback(self) -> bool:
@@ -159,7 +159,7 @@ class UserLoop:
             Whatever the callback raises.
         """
         unanswered, self._unanswered = self._unanswered, None
-        self._evaluated = self.steps
+        self.evaluated = self.steps
         if found.values is not None:
             self._events.publish(Evaluated(self._job.name, self.steps, found.values))
         stops = found.stops

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -125,9 +127,23 @@ def live_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
 
 def hyperparameter_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:
     """What captures follow by themselves as long as nobody but the optimizer reads it: its
-    hyperparameters, which are inputs of a captured step, or checked for each."""
+    hyperparameters, which are inputs of a captured step, or checked for each. Not those that can be
+    changed where they are, such as dictionaries."""
     groups = optimizer.param_groups
-    return {id(group): {key for key in group if key != "params"} for group in groups}
+    return {
+        id(group): {key for key, value in group.items() if key != "params" and _is_followed(value)}
+        for group in groups
+    }
+
+
+def _is_followed(value: Any) -> bool:
+    return numbers_of(value) or _is_fixed(value)
+
+
+def _is_fixed(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_fixed, value))
+    return type(value) is not list and _is_plain(value)
 
 
 class StateEntries:
@@ -173,11 +189,26 @@ def layout_or_value(value: Any) -> Any:
 
 
 def same_value(left: Any, right: Any) -> bool:
-    """Whether two plain values are equal; tensors are only if they are the same object."""
+    """Whether two plain values are the same, zeros with their sign; tensors are only if they are
+    the same object, as who has one may write to it later."""
     if left is right:
         return True
     if type(left) is not type(right) or isinstance(left, torch.Tensor):
         return False
     if isinstance(left, (tuple, list)):
         return len(left) == len(right) and all(map(same_value, left, right))
+    if isinstance(left, float):
+        return left == right and math.copysign(1.0, left) == math.copysign(1.0, right)
     return bool(left == right)
+
+
+def same_hyperparameters(
+    before: Mapping[HyperKey, Any] | None, now: Mapping[HyperKey, Any]
+) -> bool:
+    """Whether hyperparameters are the same (`same_value`); where nobody has touched them, they are
+    the very same objects. Equality is not enough: 1 is True, and an equal tensor is another one."""
+    if before is None or before.keys() != now.keys():
+        return False
+    if tuple(before) == tuple(now) and all(map(operator.is_, before.values(), now.values())):
+        return True
+    return all(same_value(before[key], value) for key, value in now.items())

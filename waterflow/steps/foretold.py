@@ -24,7 +24,13 @@ from waterflow.allocator_ext import _C
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.traced_floats import holds, leaves, traceable
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import HyperKey, hyperparameters, numbers_of, same_value
+from waterflow.job.optimizer_state import (
+    HyperKey,
+    hyperparameters,
+    numbers_of,
+    same_hyperparameters,
+    same_value,
+)
 from waterflow.job.several import schedulers_in
 from waterflow.steps.prepared import PreparedStep
 
@@ -129,7 +135,8 @@ class Foreteller:
         assert step.optimizer is not None
         copies = _Copies(self._job)
         values = hyperparameters(copies.optimizer)  # type: ignore[arg-type]
-        if step.valid_values != values and not step.optimizer.valid_for(values):
+        is_known = same_hyperparameters(step.valid_values, values)
+        if not (is_known or step.optimizer.valid_for(values)):
             return None
         rows, steps = self._rows(copies, step, values)
         schedule = _C.Schedule(copies.places, _MISSING, copies.whole, rows)

@@ -133,6 +133,7 @@ class StepBuilder:
 
     def renew(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
+        specialization.assumptions.renew()
         with TraceWatch(self.job, self.rng, self.caller, self.trials.seen) as watch:
             if self.job.step is None:
                 traces = self._optimizer_traces(specialization.forward, watch)

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from waterflow.account.account import Account
 from waterflow.capture.own_step import UnsettledError
 from waterflow.capture.tracing import capture_error, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
-from waterflow.job.optimizer_state import hyperparameters
+from waterflow.job.optimizer_state import hyperparameters, same_hyperparameters
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import CheckedStep, PreparedBatch, PreparedStep, Specialization
@@ -141,9 +142,11 @@ class StepCache:
         if step is None or step.optimizer is None:
             return step
         values = hyperparameters(self._job.optimizer)
-        if step.valid_values != values and step.optimizer.valid_for(values):
+        if not same_hyperparameters(step.valid_values, values):
+            if not step.optimizer.valid_for(values):
+                return None
             step.valid_values = values
-        return step if step.valid_values == values else None
+        return step
 
     def renew(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
@@ -205,6 +208,10 @@ class StepCache:
             found = (inputs[meaning] for meaning in step.graph.mutated if meaning in inputs)
             written.update((id(tensor), tensor) for tensor in found)
         return list(written.values())
+
+    def read(self) -> list[Account]:
+        """All Python state that some step can read."""
+        return [each.assumptions.account for each in self._kept.all()]
 
     def collect_persistent(self) -> None:
         """Collects the job's persistent tensors as they are now.

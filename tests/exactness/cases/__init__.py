@@ -5,11 +5,13 @@ from tests.exactness.cases import (
     attributes,  # noqa: F401
     batches,  # noqa: F401
     between,  # noqa: F401
+    changing_data,  # noqa: F401
     counters,  # noqa: F401
     data,  # noqa: F401
     draws,  # noqa: F401
     held,  # noqa: F401
     hidden,  # noqa: F401
+    hyperparameters,  # noqa: F401
     memories,  # noqa: F401
     models,  # noqa: F401
     optimizers,  # noqa: F401

@@ -213,6 +213,18 @@ def _by_function(pair, batch):
     return value
 
 
+@steady("whole_gradients_exchanged")
+def _exchanged_gradients(pair, batch):
+    """Each of two parameters is left with the gradient of the other, and adds to it."""
+    pair.first.zero_grad(set_to_none=False)
+    one, two = pair.other[0].weight, pair.model[0].weight
+    (cross_entropy(pair.model, batch) + cross_entropy(pair.other, batch)).backward()
+    one.grad, two.grad = two.grad, one.grad
+    pair.first.step()
+    pair.second.step()
+    return cross_entropy(pair.model, batch)
+
+
 @steady("whole_freezes_and_thaws")
 def _freezes(pair, batch):
     pair.first.zero_grad()

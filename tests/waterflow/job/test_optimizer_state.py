@@ -14,6 +14,7 @@ from waterflow.job.optimizer_state import (
     live_places,
     moved_numbers,
     numbers_of,
+    same_hyperparameters,
     same_value,
     state_layout,
     trained_parameters,
@@ -70,6 +71,17 @@ def test_values_are_the_same_by_kind_and_tensors_by_identity():
     assert not same_value(True, 1)
     assert same_value((1, [2.0]), (1, [2.0]))
     assert not same_value((1,), (1, 2))
+    assert not same_value(0.0, -0.0)
+
+
+def test_hyperparameters_are_the_same_by_kind_and_not_by_equality():
+    tensor, values = torch.ones(2), {(0, "lr"): 1.0}
+    assert same_hyperparameters(values, {(0, "lr"): 1.0})
+    assert not same_hyperparameters(None, values)
+    assert not same_hyperparameters(values, {(0, "lr"): True})
+    assert not same_hyperparameters(values, {**values, (0, "other"): None})
+    assert not same_hyperparameters({(0, "lr"): tensor}, {(0, "lr"): tensor.clone()})
+    assert same_hyperparameters({(0, "lr"): tensor}, {(0, "lr"): tensor})
 
 
 def test_the_layout_of_state_keeps_plain_values():
@@ -117,4 +129,7 @@ def test_what_captures_follow_by_themselves_is_left_out_of_accounts():
     (group,) = optimizer.param_groups
     assert {"lr", "betas"} <= places[id(group)]
     assert "params" not in places[id(group)]
+    group |= {"dict": {}, "list": ["a"], "inside": ([1.0],), "numbers": [1.0], "tuple": (1, "a")}
+    followed = hyperparameter_places(optimizer)[id(group)] - places[id(group)]
+    assert followed == {"numbers", "tuple"}
     assert "state" in live_places(optimizer)[id(optimizer)]

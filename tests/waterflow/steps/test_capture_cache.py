@@ -53,15 +53,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """A cache of this process. Other tests may have left what has no name in another process (a
-    kernel of their own, a function of torch's that they have replaced): then nothing is kept here,
-    which the tests with processes of their own do not notice."""
-    monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path / "probe"))
-    train()
-    is_kept = files(tmp_path / "probe")
-    shutil.rmtree(tmp_path / "probe", ignore_errors=True)
-    if not is_kept:
-        pytest.skip("other tests of this process have left something that has no name in another")
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache_module, "_told", set())
     return tmp_path / "cache"

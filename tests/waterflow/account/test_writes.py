@@ -1,0 +1,143 @@
+"""Which code may change what other code reads."""
+
+from __future__ import annotations
+
+import os
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from waterflow.account.account import Account
+from waterflow.account.writes import may_change
+
+pytestmark = pytest.mark.virtual
+
+LEVEL, OTHER = 1.0, 2.0
+TABLE = {"level": 1.0}
+MODULE = types.ModuleType("levels")
+MODULE.level = 1.0
+
+
+class Levels:
+    level = 1.0
+
+
+class Mine(Levels):
+    def __init__(self):
+        self.level = 2.0
+
+
+def helper(level=1.0):
+    return level
+
+
+def sets_global():
+    global LEVEL
+    LEVEL = 2.0
+
+
+def sets_other():
+    global OTHER
+    OTHER = 3.0
+
+
+def sets_in_module():
+    MODULE.level = 2.0
+
+
+def sets_in_class():
+    Levels.level = 2.0
+
+
+def sets_default():
+    helper.__defaults__ = (2.0,)
+
+
+def sets_item():
+    TABLE["level"] = 2.0
+
+
+def sets_by_name(name="level"):
+    setattr(Levels, name, 2.0)
+
+
+def sets_by_dictionary():
+    globals()["LEVEL"] = 2.0
+
+
+def sets_variable():
+    os.environ["LEVEL"] = "2"
+
+
+def sets_switch():
+    torch.set_default_dtype(torch.float32)
+
+
+def sets_hook():
+    nn.modules.module.register_module_forward_hook(print)
+
+
+def patches():
+    nn.Linear.forward = helper
+
+
+def sets_own():
+    found = types.SimpleNamespace()
+    found.level = 2.0
+    return found
+
+
+def reads_all(x=None):
+    layer = nn.Linear(2, 2)
+    return LEVEL, MODULE.level, Levels.level, helper(), TABLE["level"], layer, os.environ["HOME"]
+
+
+#: Code, and whether it may change what `reads_all` reads.
+WRITERS = {
+    "a global": (sets_global, True),
+    "another global": (sets_other, False),
+    "a module": (sets_in_module, True),
+    "a class": (sets_in_class, True),
+    "a default": (sets_default, True),
+    "an item": (sets_item, True),
+    "by a name": (sets_by_name, True),
+    "by a dictionary": (sets_by_dictionary, True),
+    "the environment": (sets_variable, True),
+    "a switch": (sets_switch, True),
+    "a hook": (sets_hook, True),
+    "torch's code": (patches, True),
+    "what it has made": (sets_own, False),
+    "a function that it calls, too": (lambda: helper(3.0), False),
+    "nothing": (lambda x: x + 1, False),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_who_may_change_what_is_read(name):
+    code, expected = WRITERS[name]
+    writer, read = Account.take({"data": code}), Account.take({"loss": reads_all})
+    assert may_change(writer, read) is expected
+
+
+def test_variables_of_functions_around():
+    level = 1.0
+
+    def sets():
+        nonlocal level
+        level = 2.0
+
+    def reads():
+        return level
+
+    taken = [Account.take({"code": code}) for code in (sets, reads)]
+    assert may_change(*taken)
+    assert not may_change(*reversed(taken))
+
+
+def test_an_object_of_a_class_that_is_read():
+    """It may write to its own attributes, and to nothing else."""
+    assert may_change(Account.take({"data": Mine}), Account.take({"loss": reads_all}))
+    taken = Account.take({"loss": lambda: LEVEL})
+    assert not may_change(Account.take({"data": Mine()}), taken)

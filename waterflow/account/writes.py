@@ -1,0 +1,105 @@
+"""Whether some code may change what other code reads, by what both reach and by its bytecode.
+
+Containers, tensors and objects can be changed in many ways, so whoever reaches one may change it.
+What belongs to everybody (variables of modules, attributes of classes and functions, variables of
+closures) is reached by nearly all code, and changed by instructions that have its name.
+"""
+
+from __future__ import annotations
+
+import dis
+import re
+from collections.abc import Iterable
+from types import CodeType
+
+from waterflow.account import places
+from waterflow.account.account import Account
+from waterflow.account.bytecode import nested_codes
+from waterflow.account.code_names import code_names
+from waterflow.account.trust import is_trusted_class, is_trusted_code
+
+_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_STORES_IN_CELLS = frozenset({"STORE_DEREF", "DELETE_DEREF"})
+#: Names of what changes attributes or variables by names given to it.
+_WRITERS = frozenset(
+    {
+        *("setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "__globals__", "vars"),
+        *("globals", "locals", "exec", "eval", "cell_contents", "f_globals", "modules"),
+        *("__import__", "import_module"),
+    }
+)
+_VARIABLES = frozenset({"environ", "environb", "putenv", "unsetenv"})
+#: Names of what sets torch's switches, which belong to the process, and its hooks of all modules.
+_SWITCHES = re.compile(
+    r"backends|use_deterministic_algorithms|sdpa_kernel|register_module_\w+|_?set_(default_|"
+    r"deterministic_|float32_matmul_precision|num_\w*threads|flush_denormal|autocast_|grad_enabled)"
+    r"\w*"
+)
+_OF_FUNCTIONS = frozenset({"__defaults__", "__kwdefaults__", "__code__"})
+
+
+def may_change(writer: Account, read: Account) -> bool:
+    """Whether the code of one account may change something that is in another one.
+
+    Args:
+        writer: whose code may write.
+        read: what is not to change.
+    """
+    if writer.reaches(read):
+        return True
+    codes = [code for code in writer.codes if writer.executes(code) and not is_trusted_code(code)]
+    named = frozenset[str]().union(*(code_names(code).names for code in codes))
+    if not named.isdisjoint(_WRITERS | _VARIABLES) or any(map(_SWITCHES.fullmatch, named)):
+        return True
+    stored = _stored(codes)
+    shared = {_identity(place) for place in writer.places} - {None}
+    return any(_identity(place) in shared and _is_met(place, stored, read) for place in read.places)
+
+
+class _Stored(frozenset[str]):
+    """The names that code stores to.
+
+    Attributes:
+        in_cells: whether it stores to variables of functions around it.
+    """
+
+    in_cells: bool
+
+
+def _stored(codes: Iterable[CodeType]) -> _Stored:
+    names: set[str] = set()
+    in_cells = False
+    for code in codes:
+        for part in nested_codes(code):
+            for each in dis.get_instructions(part):
+                if each.opname in _STORES:
+                    names.add(each.argval)
+                elif each.opname in _STORES_IN_CELLS:
+                    in_cells |= each.argval in part.co_freevars
+    found = _Stored(names)
+    found.in_cells = in_cells
+    return found
+
+
+def _identity(place: places.Place) -> int | None:
+    """Of what belongs to everybody; None for other places."""
+    if isinstance(place, places.Names):
+        return id(place.namespace)
+    if isinstance(place, places.ClassAttributes):
+        return id(place.kind)
+    if isinstance(place, places.Function):
+        return id(place.function)
+    return id(place.cell) if isinstance(place, places.Cell) else None
+
+
+def _is_met(place: places.Place, stored: _Stored, read: Account) -> bool:
+    """Whether a shared place is one that is stored to."""
+    if isinstance(place, places.Cell):
+        return stored.in_cells
+    if isinstance(place, places.Names):
+        return not stored.isdisjoint(place.trails)
+    if isinstance(place, places.ClassAttributes) and is_trusted_class(place.kind):
+        return not stored.isdisjoint(place.before)
+    return bool(stored) and (
+        read.names is None or not stored.isdisjoint(read.names | _OF_FUNCTIONS)
+    )
