@@ -16,6 +16,7 @@ from torch import Tensor, _meta_registrations
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from waterflow.capture.device_guard import keep_device_guard
 from waterflow.capture.fast_fakes import fast_result
 
 aten = torch.ops.aten
@@ -42,6 +43,7 @@ class CaptureMode(FakeTensorMode):
     """
 
     def __init__(self) -> None:
+        keep_device_guard()
         super().__init__(allow_non_fake_inputs=True)
 
     @classmethod
