@@ -69,7 +69,8 @@ def extension() -> CppExtension:
         include_dirs=[str(folder) for folder in (ROOT / "allocator_ext", *headers)],
         libraries=["c10_cuda"] if headers else [],
         define_macros=[("WATERFLOW_WITH_CUDA", None)] if headers else [],
-        extra_compile_args=["-O3", "-g1", "-fvisibility=hidden", "-Wall", "-Wextra"],
+        # The standard is said here: that of torch's own choice is another one in older versions.
+        extra_compile_args=["-std=c++20", "-O3", "-g1", "-fvisibility=hidden", "-Wall", "-Wextra"],
     )
 
 

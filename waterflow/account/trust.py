@@ -43,6 +43,8 @@ _REPORTERS = frozenset(
 )
 #: In them, what holds numbers and texts alone, thousands after as many trials.
 _RECORDS = ("optuna.storages.", "optuna.trial._frozen.", "optuna.distributions.")
+#: Told by the interpreter: a class of C's may have something else of that name for its objects.
+_module_of = type.__dict__["__module__"].__get__
 #: Their modules keep switches and hooks that users set.
 _SWITCHED = ("torch.nn", "torch.optim")
 
@@ -163,7 +165,7 @@ def _file_of(module: ModuleType | None) -> str | None:
 
 def is_trusted_class(kind: type) -> bool:
     """Whether a class is defined by trusted code."""
-    return is_trusted_name(kind.__dict__.get("__module__") or "builtins")
+    return is_trusted_name(_module_of(kind))
 
 
 @functools.cache

@@ -132,7 +132,7 @@ def _note_devices(mode: FakeTensorMode, values: Iterable[Any], found: set[torch.
                 return False
             if value.layout is not torch.strided:
                 return False
-            found.add(value._fake_device)
+            found.add(value.fake_device)
         elif kind is list or kind is tuple:
             if not _note_devices(mode, value, found):
                 return False

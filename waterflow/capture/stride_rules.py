@@ -16,6 +16,7 @@ from torch import Tensor, _meta_registrations
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from waterflow.capture.device_guard import keep_device_guard
 from waterflow.capture.fast_fakes import fast_result
 
 aten = torch.ops.aten
@@ -42,6 +43,7 @@ class CaptureMode(FakeTensorMode):
     """
 
     def __init__(self) -> None:
+        keep_device_guard()
         super().__init__(allow_non_fake_inputs=True)
 
     @classmethod
@@ -61,6 +63,8 @@ class CaptureMode(FakeTensorMode):
         if result is NotImplemented:
             result = super().__torch_dispatch__(func, types, args, kwargs or {})
         rule = _RULES.get(func)
+        if args and func in _OF_FIRST and args[0].device.type == "cpu":
+            return self._laid_out(result, _in_format(result, suggest_memory_format(args[0])))
         if rule is None and func in _HOST_RULES and args[0].device.type == "cpu":
             rule = _HOST_RULES[func]
         if rule is None:
@@ -128,3 +132,6 @@ _HOST_RULES: dict[Any, tuple[Any, ...]] = {
     aten.replication_pad2d_backward.default: (_suggested, 1),
     aten.channel_shuffle.default: (_suggested, 0),
 }
+#: There the result, of another shape, is channels last if the first argument is: as torch's
+#: description says from 2.12 on.
+_OF_FIRST = frozenset({aten.reflection_pad2d.default, aten.replication_pad2d.default})

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from waterflow.capture.device_guard import keep_device_guard
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.common.errors import CaptureError
 
@@ -119,6 +120,7 @@ class JobMode(FakeTensorMode):
     """A mode to build a whole job in, without memory: to a capture its tensors are real ones."""
 
     def __init__(self) -> None:
+        keep_device_guard()
         super().__init__(allow_non_fake_inputs=True)
 
 

@@ -489,6 +489,7 @@ def test_any_container_anywhere(value, data):
     assert account.holds()
 
 
+@pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy:DeprecationWarning")
 def test_accounts_are_freed(world):
     world.account()
     gc.collect()
