@@ -116,13 +116,15 @@ def test_what_may_be_fetched_ahead(name):
     assert may_fetch_ahead(job, job.model.parameters()) is expected
 
 
+class Count:
+    made = 0
+
+
 class Counting(Own):
     """A data set that counts for everybody."""
 
-    made = 0
-
     def __getitem__(self, index):
-        Counting.made += 1
+        Count.made += 1
         return super().__getitem__(index)
 
 
@@ -135,7 +137,7 @@ class Backwards(Sampler):
 
 
 def weighted(model, batch):
-    return cross_entropy(model, batch) * Counting.made
+    return cross_entropy(model, batch) * Count.made
 
 
 #: Data, the job's loss, and whether batches may be fetched ahead of steps that read what it reads.
