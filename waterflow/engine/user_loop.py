@@ -243,9 +243,10 @@ class UserLoop:
 
     def _step_scheduler(self, every: str, loss: float) -> None:
         if self._job.scheduler is not None and self._job.scheduler_every == every:
-            # A captured step calls no step(), which schedulers would warn of.
+            # A captured step calls no step(), which schedulers that have wrapped it would warn of.
             for optimizer in optimizers_in(self._job.optimizer):
-                optimizer._opt_called = True  # type: ignore[attr-defined]
+                if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+                    optimizer._opt_called = True  # type: ignore[attr-defined]
             self._python(functools.partial(step_scheduler, self._job, every, loss))
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import optim
 from torch.optim import lr_scheduler
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 import waterflow as wf
 from tests.support.data import cross_entropy, rows
 from tests.support.models import Mlp
+from waterflow.account.account import Account
 from waterflow.capture.callbacks import looks_at_gradients, may_fetch_ahead
 
 pytestmark = pytest.mark.cpu
@@ -113,6 +114,48 @@ def test_what_may_be_fetched_ahead(name):
     if name == "list that the callback fills":
         job.on_step = on_step(job)
     assert may_fetch_ahead(job, job.model.parameters()) is expected
+
+
+class Count:
+    made = 0
+
+
+class Counting(Own):
+    """A data set that counts for everybody."""
+
+    def __getitem__(self, index):
+        Count.made += 1
+        return super().__getitem__(index)
+
+
+class Backwards(Sampler):
+    def __iter__(self):
+        return iter(range(7, -1, -1))
+
+    def __len__(self):
+        return 8
+
+
+def weighted(model, batch):
+    return cross_entropy(model, batch) * Count.made
+
+
+#: Data, the job's loss, and whether batches may be fetched ahead of steps that read what it reads.
+BESIDE_READERS = {
+    "what the loss does not read": (lambda: DataLoader(Counting(), 4), cross_entropy, True),
+    "what the loss reads": (lambda: DataLoader(Counting(), 4), weighted, False),
+    "nothing": (lambda: DataLoader(Own(), 4), weighted, True),
+    "an order": (lambda: DataLoader(Own(), 4, sampler=Backwards()), weighted, True),
+    "tensors": (lambda: DataLoader(TensorDataset(*rows(8)), 4, shuffle=True), weighted, True),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_READERS)
+def test_data_that_may_change_what_steps_read_come_in_turn(name):
+    data, loss, expected = BESIDE_READERS[name]
+    job = job_of(data())
+    read = Account.take({"model": job.model, "loss": loss})
+    assert may_fetch_ahead(job, job.model.parameters(), [read]) is expected
 
 
 def norm_of(model):
