@@ -131,6 +131,7 @@ def arguments(packet):
     tensors |= {"count": torch.full((6, 4), 9.0), "out1": torch.empty(0, dtype=torch.bool)}
     whole = {"low": 2, "high": 40, "from": 2, "to": 40, "n": 20, "num_samples": 3, "num_layers": 2}
     other = {"p": 0.4, "mean": 0.4, "std": 0.4, "dropout": 0.4, "generator": None}
+    other |= {"names": None}
     other |= {
         "size": [3, 4],
         "params": weights({"lstm": 4, "gru": 3}.get(packet, 1)),

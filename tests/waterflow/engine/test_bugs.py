@@ -147,6 +147,8 @@ def loader(dataset, **options):
     return DataLoader(dataset, batch_size=4, **options)
 
 
+#: What torch says of it.
+WRONG_DTYPE = "target dtype" if torch.__version__ >= (2, 13) else "expected scalar type"
 #: What is wrong -> the job, the error, words of its own, its line, steps before it.
 BUGS = {
     "shape": (lambda: {"model": WrongShape()}, RuntimeError, "shapes cannot", "wrong shape", 0),
@@ -154,7 +156,7 @@ BUGS = {
         lambda: {"loss": wrong_key, "data": [{"x": x, "y": y} for x, y in batches()]},
         *(KeyError, "'label'", "wrong key", 0),
     ),
-    "type": (lambda: {"loss": wrong_type}, RuntimeError, "target dtype", "wrong type", 0),
+    "type": (lambda: {"loss": wrong_type}, RuntimeError, WRONG_DTYPE, "wrong type", 0),
     "name": (lambda: {"loss": wrong_name}, AttributeError, "crossentropy", "wrong name", 0),
     "index": (lambda: {"model": Outside()}, IndexError, "out of range", "outside", 0),
     "hook": (lambda: {"model": Hooked()}, AttributeError, "no such", "in a hook", 0),

@@ -127,8 +127,8 @@ def test_a_metric_that_no_step_tells_ends_the_job_by_name():
     assert "scheduler_metric='accuracy' is no metric of its last step" in report.error
 
 
-def test_what_a_step_of_ones_own_needs_is_known_only_by_running_it():
-    with pytest.raises(wf.WaterflowError, match=r"the job has a step of its own.*known only by"):
+def test_what_a_step_of_ones_own_that_has_no_graph_needs_is_not_known():
+    with pytest.raises(wf.WaterflowError, match=r"test_several\.py.*the step returns 0\.0"):
         footprint_of(make())
 
 
