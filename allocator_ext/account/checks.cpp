@@ -468,9 +468,8 @@ const char* TensorCheck::difference() const {
   if (tensor.device() != was.device) return "device";
   if (tensor.requires_grad() != was.requires_grad) return "requires_grad";
   if (tensor.sizes() != c10::IntArrayRef(was.sizes)) return "shape";
-  if (tensor.layout() == c10::kStrided &&
-      (tensor.strides() != c10::IntArrayRef(was.strides) ||
-       tensor.storage_offset() != was.offset)) {
+  if (tensor.layout() == c10::kStrided && (tensor.strides() != c10::IntArrayRef(was.strides) ||
+                                           tensor.storage_offset() != was.offset)) {
     return "stride";
   }
   if (hooks_of(variable(tensor_)->backward_hooks) != was.backward_hooks) return "_backward_hooks";
