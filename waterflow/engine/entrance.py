@@ -167,6 +167,6 @@ class Entrance:
         self._in_flight.complete_all()
         if fed.error is not None:
             job.fail(fed.error)
-        else:
+        elif not job.ended:  # by its last step, before that is found to have been its epoch's
             self._context.run_isolated(job, job.loop.enter_epoch, job.loop.epoch + 1)
             job.end(JobState.FINISHED)

@@ -36,10 +36,12 @@ class StateChanged(NamedTuple):
 
 
 class EpochEntered(NamedTuple):
-    """A job has gone through its data `epoch` times."""
+    """A job has gone through its data `epoch` times, in so many steps: the losses of the last may
+    be yet to come."""
 
     job: str
     epoch: int
+    steps: int
 
 
 class CaptureKnown(NamedTuple):

@@ -96,7 +96,7 @@ class Recorder:
                 report.capture_seconds = event.capture_seconds
                 report.capture_shared_with = event.shared_with
             case EpochEntered():
-                self._jobs[event.job].report.note_epoch()
+                self._jobs[event.job].report.note_epoch(event.steps)
             case StateChanged():
                 self._change_state(event)
             case ShareChanged():

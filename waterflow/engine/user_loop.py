@@ -54,12 +54,14 @@ class UserLoop:
         self._latest_loss = math.nan
         self.epoch = 0
         self.steps = 0  # done
+        self._begun = 0  # the same, with those whose losses a device has yet to tell
         #: Tells of steps that nobody has been told of; called before an epoch is entered.
         self.tell_of_steps: Callable[[], None] = tell_nothing
 
     def go_on_from(self, epoch: int, steps: int, latest_loss: float) -> None:
         """Begins where another loop has left off."""
         self.epoch, self.steps, self._latest_loss = epoch, steps, latest_loss
+        self._begun = steps
 
     @property
     def latest_loss(self) -> float:
@@ -124,7 +126,7 @@ class UserLoop:
             self.tell_of_steps()
         while self.epoch < epoch:
             self.epoch += 1
-            self._events.publish(EpochEntered(self._job.name, self.epoch))
+            self._events.publish(EpochEntered(self._job.name, self.epoch, self._begun))
             self._step_scheduler("epoch", self._latest_loss)
 
     def step_queued(self) -> None:
@@ -133,6 +135,7 @@ class UserLoop:
         Raises:
             Whatever the scheduler raises.
         """
+        self._begun += 1
         if not self.waits_for_loss:
             self._step_scheduler("step", math.nan)
 
@@ -216,6 +219,7 @@ class UserLoop:
     def _tell(self, losses: Sequence[float], spans: Sequence[tuple[Any, ...]]) -> None:
         if losses:
             first, self.steps = self.steps + 1, self.steps + len(losses)
+            self._begun = self.steps
             self._latest_loss = losses[-1]
             self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
 

@@ -324,7 +324,7 @@ def _loop(job: Job, report: JobReport) -> None:
             return
         step_scheduler(job, "epoch", report.losses[-1])
         epoch += 1
-        report.note_epoch()
+        report.note_epoch(report.steps)
     report.state = "finished"
 
 

@@ -129,10 +129,10 @@ class JobReport:
                 values.append(told.get(name, math.nan))
             self.losses.append(float(loss))
 
-    def note_epoch(self) -> None:
-        """Takes down that the steps so far end an epoch."""
+    def note_epoch(self, steps: int) -> None:
+        """Takes down that an epoch is over after so many steps."""
         self.epochs += 1
-        self.epoch_ends.append(self.steps)
+        self.epoch_ends.append(steps)
 
     def epoch_means(
         self, weight: str | None = None, *, precision: Precision = "float64"
@@ -162,7 +162,8 @@ class JobReport:
                 f"job {self.name!r}: its report, or the checkpoint that it went on from, is of an "
                 "older version, which did not tell after which step each epoch ended"
             )
-        ends, made = list(self.epoch_ends), len(self.losses)
+        made = len(self.losses)
+        ends = [end for end in self.epoch_ends if end <= made]
         if made > max(ends, default=0):
             ends.append(made)
         columns = {"loss": self.losses, **self.metrics}

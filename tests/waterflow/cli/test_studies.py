@@ -80,7 +80,7 @@ def test_plan_that_does_not_fit_ends_with_1(tmp_path):
     out = tmp_path / "plan.pdf"
     result = call("plan", f"{LSTM}:batch=4", "--memory", "8KiB", "--out", out)
     assert result.exit_code == 1
-    assert "do not fit" in result.stdout
+    assert "1 job does not fit" in result.stdout
     assert out.read_bytes().startswith(b"%PDF")
 
 

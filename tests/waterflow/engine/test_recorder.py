@@ -43,7 +43,7 @@ def test_a_report_is_what_the_events_say() -> None:
     recorder(EagerStepBegun("a"))
     recorder(StepChecked("a"))
     recorder(StepDone("a", 1, 0.5))
-    recorder(EpochEntered("a", 1))
+    recorder(EpochEntered("a", 1, 1))
     error = MemoryError("too large")
     recorder(StateChanged("a", JobState.RUNNING, JobState.FAILED, error))
     assert (report.state, report.error_type, report.error) == ("failed", "MemoryError", "too large")

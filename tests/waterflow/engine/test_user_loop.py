@@ -80,7 +80,7 @@ def test_epochs_that_lie_behind_step_the_scheduler_once_each() -> None:
     assert found.events == []
     found.loop.enter_epoch(2)
     found.loop.enter_epoch(2)
-    assert found.events == [EpochEntered("a", 1), EpochEntered("a", 2)]
+    assert found.events == [EpochEntered("a", 1, 0), EpochEntered("a", 2, 0)]
     assert learning_rates(found.job) == (0.025,)
     assert found.loop.epoch == 2
 
