@@ -28,7 +28,7 @@ from waterflow.allocator_ext import _C
 
 _IMMUTABLE = 1 << 8  # a flag of classes whose attributes nobody can set
 #: Attributes of classes that say nothing which their functions and values do not.
-_CLASS_NOISE = frozenset(
+CLASS_NOISE = frozenset(
     {
         *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
         *("__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "__match_args__"),
@@ -324,7 +324,7 @@ class CodeWalk:
         skipped = self._skip.get(id(kind), frozenset())
         if skipped is None:
             return
-        skipped = _CLASS_NOISE | skipped
+        skipped = CLASS_NOISE | skipped
         trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
         found = self.guards.type(kind, self.names, skipped)
         watched = functools.partial(_is_watched, self.names, skipped)

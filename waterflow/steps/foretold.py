@@ -19,6 +19,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
+from waterflow.account.code_walk import CLASS_NOISE
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.capture.optimizer import OptimizerTrace
@@ -382,7 +383,7 @@ class _Torch:
         self.is_own = all(map(is_trusted_class, kinds))
         self.guards = _C.Guards()
         for kind in kinds:
-            functions = [each for _, each in self.guards.type(kind, None, None)]
+            functions = [each for _, each in self.guards.type(kind, None, CLASS_NOISE)]
             for function in functions:
                 function = getattr(function, "__func__", function)
                 if hasattr(function, "__code__"):

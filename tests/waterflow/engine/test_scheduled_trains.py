@@ -394,6 +394,18 @@ def test_nobody_sees_a_rate_before_its_step() -> None:
 # What is given to the extension
 
 
+def test_annotations_of_torchs_classes_say_nothing(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks a class for some has an empty dictionary made there, as Lightning does."""
+    for _ in range(2):
+        lengths.clear()
+        report = wf.run([make_job(MADE["StepLR"][0], steps=190)], memory="8MiB", threads=1)["a"]
+        assert report.error is None
+        assert max(lengths) > 1
+        monkeypatch.setattr(S.StepLR, "__annotations__", {}, raising=False)
+
+
 def test_a_schedule_writes_a_row_a_step() -> None:
     places: dict[str, Any] = {"lr": 0.1}
     missing = object()
