@@ -173,9 +173,7 @@ def tensors_behind(data: Iterable[Any]) -> tuple[torch.Tensor, ...] | None:
     sampler: Any = batches.sampler
     if type(sampler) not in (RandomSampler, SequentialSampler):
         return None
-    subsets, dataset = _unwrapped(data.dataset)
-    is_own = sampler.data_source is data.dataset and all(map(_is_plain_subset, subsets))
-    return _selectable(dataset) if is_own else None
+    return _rows_of(data.dataset) if sampler.data_source is data.dataset else None
 
 
 class _Selection:
@@ -191,9 +189,7 @@ class _Selection:
     @property
     def selects(self) -> bool:
         """Whether a batch that is fetched now runs torch's own code alone, whichever it is."""
-        subsets, dataset = _unwrapped(self._fetcher.dataset)
-        plain = all(map(_is_plain_subset, subsets)) and _selectable(dataset) is not None
-        return plain and self._stacks
+        return _rows_of(self._fetcher.dataset) is not None and self._stacks
 
     def fetch(self, indices: Any) -> Any:
         """A batch; what a fetch depends on may have changed since the last one."""
@@ -230,6 +226,13 @@ def _selected(dataset: Dataset[Any], indices: Any) -> list[torch.Tensor] | None:
     if min(indices) < 0 or max(indices) >= min(len(tensor) for tensor in tensors):
         return None  # counted from the end, or an error that is the loader's to raise
     return _C.select_rows(tensors, indices)
+
+
+def _rows_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
+    """The tensors whose rows a dataset's items are, by way of torch's own code alone; None where
+    that is not so."""
+    subsets, inner = _unwrapped(dataset)
+    return _selectable(inner) if all(map(_is_plain_subset, subsets)) else None
 
 
 def _unwrapped(dataset: Dataset[Any]) -> tuple[list[Subset[Any]], Dataset[Any]]:

@@ -168,6 +168,11 @@ def is_trusted_class(kind: type) -> bool:
     return is_trusted_name(_module_of(kind))
 
 
+def is_of_trusted_classes(value: object) -> bool:
+    """Whether an object's class is defined by trusted code, and all that it is derived from."""
+    return all(map(is_trusted_class, type(value).__mro__))
+
+
 @functools.cache
 def is_reporters_file(filename: str) -> bool:
     """Whether a source file is of an installed package that only reports what it is told."""

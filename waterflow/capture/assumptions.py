@@ -27,8 +27,8 @@ from waterflow.account.purity import impure_calls, may_touch_the_world, undistur
 from waterflow.account.structure import Structure
 from waterflow.account.trust import (
     is_generated_code,
+    is_of_trusted_classes,
     is_own_class,
-    is_trusted_class,
     is_trusted_code,
 )
 from waterflow.allocator_ext import _C
@@ -205,7 +205,7 @@ class Assumptions:
         if context is None:
             return None
         members = optimizers_in(job.optimizer)
-        own = all(is_trusted_class(kind) for one in members for kind in type(one).__mro__)
+        own = all(map(is_of_trusted_classes, members))
         aside = {id(one.defaults) for one in members} if own else set()
         roots = [*self._roots().values(), tuple(trained_parameters(job.optimizer))]
         try:

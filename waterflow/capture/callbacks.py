@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
-from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.account.trust import is_of_trusted_classes, is_trusted_code
 from waterflow.account.writes import may_change
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
@@ -100,7 +100,7 @@ def _runs_torchs_code_alone(job: Job) -> bool:
     return (
         not _has_callbacks(job)
         and job.scheduler is None
-        and all(map(is_trusted_class, type(optimizer).__mro__))
+        and is_of_trusted_classes(optimizer)
         and not any(hooks)
         and own.keys().isdisjoint(("step", "zero_grad"))
     )

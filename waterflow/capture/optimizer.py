@@ -16,7 +16,7 @@ from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
-from waterflow.account.trust import is_trusted_class
+from waterflow.account.trust import is_of_trusted_classes
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
@@ -349,8 +349,7 @@ class Attempt:
     @functools.cached_property
     def _is_torchs(self) -> bool:
         """Whether no code but torch's reads the state."""
-        members = optimizers_in(self.job.optimizer)
-        return all(is_trusted_class(kind) for one in members for kind in type(one).__mro__)
+        return all(map(is_of_trusted_classes, optimizers_in(self.job.optimizer)))
 
     def _check_plain(self, index: int, key: Any, value: Any) -> None:
         """A plain value that changes with the steps would be frozen by the trace."""

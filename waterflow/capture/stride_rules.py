@@ -63,19 +63,20 @@ class CaptureMode(FakeTensorMode):
         if result is NotImplemented:
             result = super().__torch_dispatch__(func, types, args, kwargs or {})
         rule = _RULES.get(func)
-        if args and func in _OF_FIRST and args[0].device.type == "cpu":
-            return self._laid_out(result, _in_format(result, suggest_memory_format(args[0])))
         if rule is None and func in _HOST_RULES and args[0].device.type == "cpu":
             rule = _HOST_RULES[func]
         if rule is None:
             return result
+        first = result[0] if isinstance(result, tuple) else result
+        if not isinstance(first, Tensor):
+            return result
         strides, *looks_at = rule
-        return self._laid_out(result, strides(*(args[index] for index in looks_at)))
+        return self._laid_out(result, strides(first.shape, *(args[index] for index in looks_at)))
 
     def _laid_out(self, result: Any, strides: tuple[int, ...]) -> Any:
         """The result, or each of several that has the first one's shape, with these strides."""
         if isinstance(result, tuple):
-            shape = result[0].shape if isinstance(result[0], Tensor) else None
+            shape = result[0].shape
             same = [isinstance(part, Tensor) and part.shape == shape for part in result]
             return tuple(
                 self._laid_out(part, strides) if alike else part
@@ -89,25 +90,26 @@ class CaptureMode(FakeTensorMode):
             )
 
 
-def _contiguous(like: Tensor) -> tuple[int, ...]:
-    return _in_format(like, torch.contiguous_format)
+def _contiguous(shape: torch.Size, _: Tensor) -> tuple[int, ...]:
+    return _in_format(shape, torch.contiguous_format)
 
 
-def _suggested(like: Tensor) -> tuple[int, ...]:
+def _suggested(shape: torch.Size, like: Tensor) -> tuple[int, ...]:
     """Channels last if that is how the tensor lies, contiguous otherwise."""
-    return _in_format(like, suggest_memory_format(like))
+    return _in_format(shape, suggest_memory_format(like))
 
 
-def _in_format(like: Tensor, memory_format: torch.memory_format) -> tuple[int, ...]:
-    return torch.empty(like.shape, device="meta", memory_format=memory_format).stride()
+def _in_format(shape: torch.Size, memory_format: torch.memory_format) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta", memory_format=memory_format).stride()
 
 
-def _elementwise(*operands: Tensor) -> tuple[int, ...]:
+def _elementwise(_: torch.Size, *operands: Tensor) -> tuple[int, ...]:
     """The order of dimensions stays, gaps and repetitions go."""
     return tuple(compute_elementwise_output_strides(*operands))
 
 
-#: By operator: the rule, and the places of the arguments that it looks at.
+#: By operator: the rule, which has the shape of the result, and the places of the arguments that it
+#: looks at.
 _RULES: dict[Any, tuple[Any, ...]] = {
     aten.mse_loss_backward.default: (_contiguous, 1),
     aten.smooth_l1_loss_backward.default: (_contiguous, 1),
@@ -128,10 +130,9 @@ _HOST_RULES: dict[Any, tuple[Any, ...]] = {
     aten.native_batch_norm.default: (_suggested, 0),
     aten.native_batch_norm_backward.default: (_suggested, 1),
     aten.log_sigmoid_forward.default: (_contiguous, 0),
+    aten.reflection_pad2d.default: (_suggested, 0),  # as torch's description says from 2.12 on
     aten.reflection_pad2d_backward.default: (_suggested, 1),
+    aten.replication_pad2d.default: (_suggested, 0),
     aten.replication_pad2d_backward.default: (_suggested, 1),
     aten.channel_shuffle.default: (_suggested, 0),
 }
-#: There the result, of another shape, is channels last if the first argument is: as torch's
-#: description says from 2.12 on.
-_OF_FIRST = frozenset({aten.reflection_pad2d.default, aten.replication_pad2d.default})

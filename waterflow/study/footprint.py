@@ -143,14 +143,10 @@ def capture_footprint(
 ) -> RawFootprint:
     """Captures a job's steps on a batch of this layout and follows them; nothing of it changes.
 
-    Args:
-        job: a job, real or built without memory.
-        batch: one of its batches.
-        traces: where to look for its optimizer's traces, and to leave them.
+    Args as for `capture_steps`.
 
     Raises:
-        CaptureError: its step cannot be captured exactly.
-        RunOnlyError: its memory is known only by running it.
+        CaptureError, RunOnlyError: as `capture_steps` does.
         JobError: it is on a device that is not there.
     """
     if job.device.type == "cuda" and not torch.cuda.is_available():

@@ -28,6 +28,21 @@ class _Rated(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad * self.rate(group))
 
 
+def _trained(model, optimizer, changes):
+    """A job that is evaluated after each step; the evaluations of these numbers make changes."""
+    made = [0]
+
+    def evaluate(model):
+        made[0] += 1
+        if made[0] in changes:
+            changes[made[0]]()
+        return 0.0
+
+    return job(
+        model, optimizer=optimizer, data=batches(_STEPS), evaluate=evaluate, evaluate_every=1
+    )
+
+
 def _entered(name, make):
     make.__name__ = name
     case(*KEPT)(make)
@@ -39,21 +54,14 @@ def _changed(rate, held, change, later):
     def make(live):
         model, own = mlp(), held()
         optimizer = _Rated(model.parameters(), rate, held=None)
-        group, made = optimizer.param_groups[0], [0]
-        if not later:
+        group, changes = optimizer.param_groups[0], {}
+        if later:
+            changes[5] = lambda: group.update(held=own)
+        else:
             group["held"] = own
-
-        def evaluate(model):
-            made[0] += 1
-            if later and made[0] == 5:
-                group["held"] = own
-            if live and made[0] == 13:
-                change(own)
-            return 0.0
-
-        return job(
-            model, optimizer=optimizer, data=batches(_STEPS), evaluate=evaluate, evaluate_every=1
-        )
+        if live:
+            changes[13] = lambda: change(own)
+        return _trained(model, optimizer, changes)
 
     return make
 
@@ -86,20 +94,11 @@ def _keys(change):
     """A hyperparameter that comes or goes: the optimizer looks whether it is there."""
 
     def make(live):
-        model, made = mlp(), [0]
+        model = mlp()
         optimizer = _Rated(model.parameters(), lambda g: g["lr"] * g.get("boost", 1.0))
         group = optimizer.param_groups[0]
         group["other"] = 0.5
-
-        def evaluate(model):
-            made[0] += 1
-            if live and made[0] == 7:
-                change(group)
-            return 0.0
-
-        return job(
-            model, optimizer=optimizer, data=batches(_STEPS), evaluate=evaluate, evaluate_every=1
-        )
+        return _trained(model, optimizer, {7: lambda: change(group)} if live else {})
 
     return make
 
@@ -134,34 +133,21 @@ def hyper_exchanged_for_an_equal_tensor(live):
 @case(*KEPT)
 def hyper_vector_exchanged(live):
     """Its elements cannot be compared as one."""
-    model, made = mlp(), [0]
+    model = mlp()
     optimizer = _Rated(model.parameters(), lambda g: g["held"].mean(), held=torch.full((4,), 0.1))
 
-    def evaluate(model):
-        made[0] += 1
-        if live and made[0] == 5:
-            optimizer.param_groups[0]["held"] = torch.full((4,), 0.3)
-        return 0.0
+    def exchange():
+        optimizer.param_groups[0]["held"] = torch.full((4,), 0.3)
 
-    return job(
-        model, optimizer=optimizer, data=batches(_STEPS), evaluate=evaluate, evaluate_every=1
-    )
+    return _trained(model, optimizer, {5: exchange} if live else {})
 
 
 def _object(live):
-    model, own, made = mlp(), SimpleNamespace(a=0.1), [0]
+    model, own = mlp(), SimpleNamespace(a=0.1)
     optimizer = _Rated(model.parameters(), lambda group: own.a if group["held"] else 0.0)
     optimizer.param_groups[0]["held"] = True
 
-    def evaluate(model):
-        made[0] += 1
-        if live and made[0] == 7:
-            own.a = 0.5
-        return 0.0
-
-    return job(
-        model, optimizer=optimizer, data=batches(_STEPS), evaluate=evaluate, evaluate_every=1
-    )
+    return _trained(model, optimizer, {7: lambda: setattr(own, "a", 0.5)} if live else {})
 
 
 _entered("hyper_beside_an_object", _object)
@@ -196,17 +182,11 @@ def _found_factor(self, parameter):
 def _noted(change, *expected, of_parameter=lambda self, p: 1.0):
     def enter(name):
         def make(live):
-            model, made = mlp(), [0]
+            model = mlp()
             optimizer = _Noted(model.parameters(), of_parameter)
-
-            def evaluate(model):
-                made[0] += 1
-                if live and made[0] == 9:
-                    change(optimizer, [*model.parameters()])
-                return 0.0
-
-            options = {"evaluate": evaluate, "evaluate_every": 1}
-            return job(model, optimizer=optimizer, data=batches(_STEPS), **options)
+            parameters = [*model.parameters()]
+            changes = {9: lambda: change(optimizer, parameters)} if live else {}
+            return _trained(model, optimizer, changes)
 
         make.__name__ = name
         case(*expected)(make)
