@@ -219,7 +219,8 @@ class Feeder(Generic[Item]):
         """The steps on the batches last taken have ended, with all that they draw."""
         with self._lock:
             self._done += steps
-            self._wake_at_rest()
+            if not self._awaits_steps or self._fetched - self._done <= 1:
+                self._wake_at_rest()
 
     def _wake_for_room(self) -> None:
         if not self._awaits_steps:

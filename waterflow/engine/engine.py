@@ -215,6 +215,17 @@ class Engine:
             return None
         return Tiers(job, self._costs, self.budget)
 
+    def expect(self, jobs: int) -> None:
+        """Says that so many jobs are still to be submitted, each like one of those before: a
+        capture that will serve them, too, is then made sooner. Numbers do not depend on it.
+
+        Raises:
+            JobError: that is no number of jobs.
+        """
+        if type(jobs) is not int or jobs < 0:
+            raise JobError(f"expect takes a whole number of jobs, 0 or more, got {jobs!r}")
+        self._costs.expect(jobs)
+
     def subscribe(self, subscriber: Subscriber) -> None:
         """Calls `subscriber` with every event from now on: see `waterflow.engine.events`.
 

@@ -3,13 +3,14 @@ host's own but the random streams).
 
 An evaluation is the user's own Python on tensors that nobody has planned. Its tensors come from a
 room of its own, as those of eager steps do, whose block is part of the budget: set aside while jobs
-flow once it is known what one needs, and enlarged where nobody is in a step.
+flow once it is known what one needs, of this job or of one like it, and enlarged where nobody is in
+a step.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +19,7 @@ from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.evaluation import Evaluated, evaluate, leaves_streams_alone
 from waterflow.job.job import Job
+from waterflow.steps.shared_captures import kind_of
 
 
 class Evaluator:
@@ -35,22 +37,35 @@ class Evaluator:
         job: Job,
         rng: JobRng,
         python: Callable[[Callable[[], Any]], Any],
+        extents: dict[Hashable, int],
     ) -> None:
         """Args beyond the obvious.
 
         python: runs a callback of the job's, in its caller's context and with its random streams.
+        extents: what evaluations of the engine's other jobs have needed, by the kind of job.
         """
         self._number = number
         self._job = job
         self._rng = rng
         self._python = python
+        self._extents = extents
+        self._kind = kind_of(job)
         self.room: EagerRoom | None = None
         self.extent = 0
 
     def open_room(self, lanes: Lanes, left: int) -> None:
         """Sets memory aside, where it is known how much, and `left` bytes remain for others."""
-        if self.extent and self.room is not None and not self.room.is_open:
-            self.room.open(self.extent, left)
+        alike = 0 if self._job.evaluate is None else self._extents.get(self._kind, 0)
+        need = max(self.extent, alike)
+        if need:
+            room = self._room_in(lanes)
+            if not room.is_open:
+                room.open(need, left)
+
+    def _room_in(self, lanes: Lanes) -> EagerRoom:
+        if self.room is None:
+            self.room = EagerRoom(lanes, self._number)
+        return self.room
 
     def close_room(self) -> None:
         """Gives that memory back. Between steps only."""
@@ -74,11 +89,10 @@ class Evaluator:
             torch.OutOfMemoryError: there is no room for its tensors.
             Whatever the user's function raises.
         """
-        if self.room is None:
-            self.room = EagerRoom(lanes, self._number)
-        room = self.room
+        room = self._room_in(lanes)
         found = self.run_in(room.scope(lambda size: make_room(room, size)))
         self.extent = max(self.extent, room.peak)
+        self._extents[self._kind] = max(self.extent, self._extents.get(self._kind, 0))
         return found
 
     def run_in(self, memory: AbstractContextManager[Any]) -> Evaluated:

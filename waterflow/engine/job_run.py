@@ -179,7 +179,7 @@ class JobRun:
             number, self.steps, self.captured, self.needs, _weakly(self._at_home), events
         )
         self.loop = UserLoop(job, in_turn, _weakly(self.end), events, callback)
-        self.evaluator = Evaluator(number, job, self._rng, callback)
+        self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
         start = self._go_on_from(resumed)
@@ -574,6 +574,30 @@ class JobRun:
         if self.captured.tensors_have_changed:
             self.account(residency)
         return batch
+
+    def make_ready(self, residency: Residency) -> None:
+        """Gives the captured step of the next batch its tensors, where nothing else keeps it from
+        being checked on a lane, beside other jobs' steps.
+
+        Raises:
+            JobError: as `CapturedSteps.choose`.
+            torch.OutOfMemoryError: there is no room for what an eager step has kept.
+        """
+        fed = self.next_batch()
+        if fed is None or fed.item is None or fed.item.specialization is None:
+            return
+        if self._device.queues or self.gives_way or fed.epoch != self.loop.epoch:
+            return
+        cache = self.steps.cache
+        if self.captured.exclusive or not (
+            self.steps.persistent.state_holds() and cache.is_fresh(fed.item)
+        ):
+            return  # what is to be captured anew takes a round
+        if cache.step_for(fed.item.specialization) is None:
+            return
+        if self.captured.tensors_have_changed:
+            self.account(residency)
+        self.captured.choose(fed.item, residency)
 
     @property
     def next_is_eager(self) -> bool:

@@ -153,10 +153,14 @@ class EngineLoop:
 
     def _run_steps(self) -> None:
         """A round of all jobs; or, under a policy that lets jobs flow, a round of those that need
-        more than a lane, and then a stretch in which the others flow."""
+        more than a lane, and then a stretch in which the others flow. Captured steps that only lack
+        their tensors get them first: their check is then a step that flows."""
         if not self._policy.flows:
             self._run_round(self._queue.jobs)
             return
+        for job in self._queue.jobs:
+            if job.may_step and not job.can_flow:
+                self._context.run_isolated(job, job.make_ready, self._context.residency)
         self._flow.open_rooms(self._entrance.residents)
         apart = [job for job in self._queue.jobs if job.may_step and not job.can_flow]
         if apart:

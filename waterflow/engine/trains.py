@@ -65,7 +65,7 @@ class Trains:
             A batch that needs more than the lane, after all, or None; and the seconds that steps
             have taken.
         """
-        if not job.fetches_in_turn:
+        if not job.fetches_in_turn or job.feeder.peek() is not None:  # its data are there
             return self._run(lane, job, fed, seen, at_home=False)
         made: list[tuple[Fed | None, float]] = []
         work = functools.partial(self._run_into, made, lane, job, fed, seen)

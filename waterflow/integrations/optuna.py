@@ -172,12 +172,14 @@ class _Search:
 
     def run(self, engine: Engine, n_trials: int | None, until: float | None, most: int) -> None:
         """Makes trials until enough have been made, or the time is over."""
-        left = math.inf if n_trials is None else n_trials
+        left, made = math.inf if n_trials is None else n_trials, 0
         while True:
             late = until is not None and time.monotonic() >= until
             left = 0 if late or self._is_stopped else left
             if left and len(self._under_way) < most and not self._one_waits_for_room():
                 left -= 1
+                made += 1
+                engine.expect(made if left == math.inf else int(left))  # for who knows how many
                 self._begin(engine)
             elif self._under_way:
                 self._end_some(bool(left) and len(self._under_way) < most)

@@ -234,11 +234,13 @@ class SharedCaptures:
 
     Attributes:
         traces: of optimizers' steps, which are shared further than captures.
+        evaluation_extents: bytes that an evaluation has needed at most, by the kind of its job.
     """
 
     def __init__(self, traces: OptimizerTraces | None = None) -> None:
         """Nothing is kept yet but, where they are given, optimizers' traces."""
         self.traces = traces or OptimizerTraces()
+        self.evaluation_extents: dict[Hashable, int] = {}
         # By sight; in both, those used last come last. Lists are replaced, never changed.
         self._kept: dict[Hashable, list[SharedCapture]] = {}
         self._turns: weakref.WeakValueDictionary[Hashable, _Turn] = weakref.WeakValueDictionary()

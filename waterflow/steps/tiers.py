@@ -89,6 +89,8 @@ class CaptureCosts:
         self._eager, self._captured = 0.0, 0.0
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)  # how much of its steps each had made
         self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
+        self._come: Counter[Hashable] = Counter()  # all that have come
+        self._to_come = 0
         # Captures that others may join, and what an eager step took of the job that made each.
         self._made: dict[Hashable, float] = {}
         self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
@@ -97,6 +99,11 @@ class CaptureCosts:
         """A job has come whose captures may be shared with others of this kind."""
         with self._lock:
             self._alike[kind] += 1
+            self._come[kind] += 1
+
+    def expect(self, jobs: int) -> None:
+        """So many jobs are still to come, of whatever kind."""
+        self._to_come = jobs
 
     def leave(self, kind: Hashable, made: float = 1.0) -> None:
         """It has ended, with so much of its steps made."""
@@ -114,6 +121,11 @@ class CaptureCosts:
     def alike(self, kind: Hashable) -> int:
         """How many of a kind have not ended."""
         return self._alike[kind]
+
+    def to_come(self, kind: Hashable) -> int:
+        """How many of a kind are still to come: as large a share of all as of those that came."""
+        with self._lock:
+            return self._to_come * self._come[kind] // max(1, self._come.total())
 
     def capture_seconds(self, tensors: int, sight: Hashable = None, jobs: int = 1) -> float:
         """What it will take to have jobs' steps captured.
@@ -303,7 +315,7 @@ class Tiers:
             return True
         shape.seconds = shape.seconds or known
         shape.next_look = shape.steps + max(1, shape.steps // 2)
-        alike = max(1, self.costs.alike(self._kind))
+        alike = max(1, self.costs.alike(self._kind)) + self.costs.to_come(self._kind)
         saved = self._gain(shape) * alike
         cost = self.costs.capture_seconds(shape.tensors, (self._kind, signature), alike)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"

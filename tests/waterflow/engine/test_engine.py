@@ -645,3 +645,9 @@ def test_nor_of_several_whatever_they_were_to_each_other(
             wait_until(lambda: not any(model() for model in kept), 10)
         finally:
             gc.enable()
+
+
+@pytest.mark.parametrize("jobs", [-1, 1.5, True, "many", None])
+def test_an_engine_expects_a_number_of_jobs(jobs: Any) -> None:
+    with wf.Engine("1MiB") as engine, pytest.raises(wf.JobError, match="whole number of jobs"):
+        engine.expect(jobs)

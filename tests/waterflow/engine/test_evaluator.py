@@ -13,6 +13,7 @@ from torch import nn
 
 import waterflow as wf
 from tests.support.data import cross_entropy, pairs
+from waterflow.engine.surges import Surges
 
 pytestmark = pytest.mark.cpu
 
@@ -173,3 +174,21 @@ def test_a_callback_behind_an_evaluation_sees_the_gradients(
 
     seen = seen_by(lambda job: wf.run([job], "8MiB", policy=policy, threads=1).raise_errors())
     assert seen == seen_by(lambda job: wf.run_eager(job, threads=1))
+
+
+def test_room_for_the_first_evaluation_is_known_from_jobs_alike(monkeypatch: Any) -> None:
+    """To make room ends what other jobs are in the middle of: once for all trials of a kind."""
+    grown: list[str] = []
+    grow = Surges.grow
+
+    def noting(self: Surges, job: Any, *arguments: Any) -> bool:
+        grown.append(job.name)
+        return grow(self, job, *arguments)
+
+    monkeypatch.setattr(Surges, "grow", noting)
+    with wf.Engine("8MiB", threads=1) as engine:
+        for name in ("a", "b"):
+            found = engine.submit(make_job(name, capture=True)).result()
+            assert found.evaluations == wf.run_eager(make_job(name), threads=1).evaluations
+    assert "a" in grown
+    assert "b" not in grown

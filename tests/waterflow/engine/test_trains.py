@@ -16,7 +16,7 @@ from torch import nn
 import waterflow as wf
 from tests.support.waiting import wait_until
 from waterflow.engine import job_run, trains
-from waterflow.engine.events import GroupsRan, StepDone
+from waterflow.engine.events import EagerStepBegun, GroupsRan, StepDone
 
 pytestmark = pytest.mark.cpu
 
@@ -338,3 +338,25 @@ def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None
             assert report[job.name].evaluations == eager.evaluations
             states = job.model.state_dict(), fresh.model.state_dict()
             assert all(map(torch.equal, *(state.values() for state in states)))
+
+
+def test_others_go_on_while_a_jobs_first_captured_step_is_checked() -> None:
+    seen: list[bool] = []
+    with wf.Engine("8MiB", lanes=2, threads=1) as engine:
+        other = engine.submit(make_job("other", steps=ENDLESS, capture=True))
+        wait_until(lambda: len(other.losses) > 100)
+
+        def look(event: Any) -> None:
+            if isinstance(event, EagerStepBegun) and event.job == "a":
+                before, until = len(other.losses), time.monotonic() + 10
+                while len(other.losses) == before and time.monotonic() < until:
+                    time.sleep(0.001)
+                seen.append(len(other.losses) > before)
+
+        engine.subscribe(look)
+        job = make_job(steps=50, capture=True)
+        report = engine.submit(job).result()
+        other.stop()
+    assert seen
+    assert all(seen)
+    assert_equal(job, report, make_job(steps=50))

@@ -224,3 +224,29 @@ def test_eager_steps_that_lose_side_by_side_go_in_turn_from_then_on():
     assert 8e-6 < costs.fine_seconds < 12e-6
     costs.note_beside(3e-6, 1.1)
     assert costs.fine_seconds > 8e-6
+
+
+def test_jobs_that_are_to_come_count_as_those_before_them():
+    costs = CaptureCosts(lanes=2)
+    first = tiers_of(costs, steps=200)
+    take(first, 8, seconds=0.002, tensors=400)
+    assert first.stays_eager(SHAPE)
+    costs.expect(63)
+    other = tiers_of(costs, steps=200, data=[])
+    take(first, 8, seconds=0.002, tensors=400)
+    assert not first.stays_eager(SHAPE)
+    costs.expect(0)
+    take(other, 8, seconds=0.002, tensors=400)
+    assert other.stays_eager(SHAPE)
+
+
+def test_of_the_jobs_to_come_each_kind_has_its_share():
+    costs = CaptureCosts(lanes=2)
+    assert costs.to_come("any") == 0
+    for kind in ("often", "often", "often", "seldom"):
+        costs.join(kind)
+    costs.leave("often")
+    costs.expect(40)
+    assert costs.to_come("often") == 30
+    assert costs.to_come("seldom") == 10
+    assert costs.to_come("never") == 0
