@@ -5,6 +5,8 @@
 `pairs`: the guaranteed job's time a step beside the other one over its time alone, less one, with
 nobody guaranteed (`slowdown_unthrottled`) and with throttling (`slowdown`, and its standard error);
 `opportunistic_share` is the other job's speed over its own alone. Windows are a tenth of a second.
+`slowdown_of_hardware` is the first job's slowdown where both are plain loops in processes of their
+own, each on one core: what no engine can do anything about. Null where there is one core.
 
 `table2`: AntMan's two jobs (its Table 2) scaled down: A, opportunistic, is there first; B,
 guaranteed, comes a little later. Seconds from each one's coming to its end; null where the way
@@ -17,10 +19,14 @@ one: its seconds alone, side by side without priorities, and with them. (AntMan,
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import signal
 import statistics
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,6 +44,8 @@ PAIRS = (
 WINDOW, SETTLING = 0.1, 0.02
 #: Seconds of windows of one run; without a change of the duty before, or else after, they begin.
 SECONDS, CALM, PATIENCE = 20.0, 10.0, 40.0
+#: Seconds of windows of two plain loops.
+PLAIN_SECONDS = 10.0
 #: Batches of the data: with one, every step would be an epoch, and begin with the user's Python.
 BATCHES = 16
 ENDLESS = 10**9
@@ -139,6 +147,60 @@ def windows(first: str, other: str, size: int, throttled: bool) -> Windows:
     return found
 
 
+def train_plainly(task_name: str, size: int, core: int, steps: Any) -> None:
+    """The usual loop on one core; `steps` counts."""
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    one = job(task_name, "plain", [size] * BATCHES, ENDLESS, "normal")
+    task, optimizer = TASKS[task_name], one.optimizer
+    while True:
+        for batch in one.data:
+            optimizer.zero_grad()
+            task.loss(one.model, batch).backward()
+            optimizer.step()
+            steps.value += 1
+
+
+@contextmanager
+def plain_loops(names: Sequence[str], size: int, cores: Sequence[int]) -> Iterator[list[Any]]:
+    """Processes of their own that train these, with the counters of their steps."""
+    spawn = multiprocessing.get_context("spawn")
+    loops = []
+    for name, core in zip(names, cores, strict=False):
+        steps = spawn.Value("q", 0, lock=False)
+        loop = spawn.Process(target=train_plainly, args=(name, size, core, steps), daemon=True)
+        loop.start()
+        loops.append((loop, steps))
+    try:
+        while min(steps.value for _, steps in loops) < 5:
+            time.sleep(0.01)
+        yield loops
+    finally:
+        for loop, _ in loops:
+            loop.kill()
+            loop.join()
+
+
+def hardware_slowdown(first: str, other: str, size: int) -> float | None:
+    """Of one plain loop beside another on the next core."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return None
+    slowdowns = []
+    with plain_loops((first, other), size, cores) as [(_, steps), (beside, _)]:
+        begun = time.perf_counter()
+        while time.perf_counter() < begun + PLAIN_SECONDS:
+            speeds = []
+            for sent in (signal.SIGSTOP, signal.SIGCONT):
+                os.kill(beside.pid, sent)
+                time.sleep(SETTLING)
+                since, before = time.perf_counter(), steps.value
+                time.sleep(WINDOW)
+                speeds.append((steps.value - before) / (time.perf_counter() - since))
+            slowdowns.append(speeds[0] / speeds[1] - 1)
+    return middle(slowdowns)[0]
+
+
 def middle(values: Sequence[float]) -> tuple[float, float]:
     """The mean without a tenth at each end, and its standard error."""
     ordered = sorted(values)
@@ -159,6 +221,7 @@ def pair(first: str, other: str, size: int, repeats: int) -> dict[str, object]:
     return {
         "guaranteed": first,
         "opportunistic": other,
+        "slowdown_of_hardware": hardware_slowdown(first, other, size),
         "slowdown_unthrottled": middle(found[False].slowdowns)[0],
         "slowdown": slowdown,
         "slowdown_error": error,
