@@ -139,7 +139,7 @@ def windows(first: str, other: str, size: int, throttled: bool) -> Windows:
         while time.perf_counter() < begun + SECONDS:
             alone, _ = jobs.speeds(True, False)
             beside, kept = jobs.speeds(True, True)
-            found.slowdowns.append(alone / beside - 1)
+            found.slowdowns.append(alone / max(beside, 1 / WINDOW) - 1)  # one step at least
             found.beside.append(kept)
             if not throttled:  # who is guaranteed would be unknown again after a suspension
                 found.alone.append(jobs.speeds(False, True)[1])
