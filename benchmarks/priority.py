@@ -5,6 +5,7 @@
 `pairs`: the guaranteed job's time a step beside the other one over its time alone, less one, with
 nobody guaranteed (`slowdown_unthrottled`) and with throttling (`slowdown`, and its standard error);
 `opportunistic_share` is the other job's speed over its own alone. Windows are a tenth of a second.
+With throttling it is that of the seconds in which the duty is free to change.
 `slowdown_of_hardware` is the first job's slowdown where both are plain loops in processes of their
 own, each on one core: what no engine can do anything about. Null where there is one core.
 
@@ -32,7 +33,6 @@ import torch
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
-from waterflow.engine.events import DutyChanged
 from waterflow.models.zoo import TASKS
 
 PAIRS = (
@@ -42,8 +42,11 @@ PAIRS = (
 )
 #: Seconds of a window, and between two, in which the one that is suspended ends its step.
 WINDOW, SETTLING = 0.1, 0.02
-#: Seconds of windows of one run; without a change of the duty before, or else after, they begin.
-SECONDS, CALM, PATIENCE = 20.0, 10.0, 40.0
+#: Seconds of windows of one run, and before, in which the duty finds its way.
+SECONDS, BEFORE = 40.0, 20.0
+#: With throttling, seconds before two windows in which nobody is suspended: a comparison that a
+#: suspension breaks off tells nothing, and the duty would stay what it happened to be.
+UNDISTURBED = 2.0
 #: Seconds of windows of two plain loops.
 PLAIN_SECONDS = 10.0
 #: Batches of the data: with one, every step would be an epoch, and begin with the user's Python.
@@ -99,7 +102,7 @@ class Pair:
         self._handles = (first, other)
         self._at_work = [True, True]
 
-    def speeds(self, *at_work: bool) -> list[float]:
+    def speeds(self, *at_work: bool, seconds: float = WINDOW) -> list[float]:
         """In one window, with those suspended that are not to be at work."""
         for place, handle in enumerate(self._handles):
             if self._at_work[place] and not at_work[place]:
@@ -109,7 +112,7 @@ class Pair:
         self._at_work = list(at_work)
         time.sleep(SETTLING)
         begun, before = time.perf_counter(), [len(handle.losses) for handle in self._handles]
-        time.sleep(WINDOW)
+        time.sleep(seconds)
         made = [len(h.losses) - b for h, b in zip(self._handles, before, strict=True)]
         took = time.perf_counter() - begun
         return [count / took for count in made]
@@ -119,29 +122,23 @@ def windows(first: str, other: str, size: int, throttled: bool) -> Windows:
     """Two jobs side by side, with priorities or without."""
     ranks = ("guaranteed", "opportunistic") if throttled else ("normal", "normal")
     found = Windows([], [], [])
-    changes = [time.perf_counter()]
-
-    def note(event: object) -> None:
-        if isinstance(event, DutyChanged):
-            changes.append(time.perf_counter())
-
     with wf.Engine(MEMORY, threads=1) as engine:
-        engine.subscribe(note)
         sizes = [size] * BATCHES
         one = engine.submit(job(first, "first", sizes, ENDLESS, ranks[0]))
         two = engine.submit(job(other, "other", sizes, ENDLESS, ranks[1]))
         while min(len(one.losses), len(two.losses)) < 5:
             time.sleep(0.01)
-        begun = time.perf_counter()
-        while throttled and time.perf_counter() < min(changes[-1] + CALM, begun + PATIENCE):
-            time.sleep(0.1)
+        if throttled:
+            time.sleep(BEFORE)
         jobs, begun = Pair(one, two), time.perf_counter()
         while time.perf_counter() < begun + SECONDS:
+            if throttled:
+                found.beside.append(jobs.speeds(True, True, seconds=UNDISTURBED)[1])
             alone, _ = jobs.speeds(True, False)
             beside, kept = jobs.speeds(True, True)
             found.slowdowns.append(alone / max(beside, 1 / WINDOW) - 1)  # one step at least
-            found.beside.append(kept)
             if not throttled:  # who is guaranteed would be unknown again after a suspension
+                found.beside.append(kept)
                 found.alone.append(jobs.speeds(False, True)[1])
         engine.stop_all()
     return found
