@@ -5,6 +5,9 @@
 `pairs`: the guaranteed job's time a step beside the other one over its time alone, less one, with
 nobody guaranteed (`slowdown_unthrottled`) and with throttling (`slowdown`, and its standard error);
 `opportunistic_share` is the other job's speed over its own alone. Windows are a tenth of a second.
+With throttling it is that of the seconds in which the duty is free to change.
+`slowdown_of_hardware` is the first job's slowdown where both are plain loops in processes of their
+own, each on one core: what no engine can do anything about. Null where there is one core.
 
 `table2`: AntMan's two jobs (its Table 2) scaled down: A, opportunistic, is there first; B,
 guaranteed, comes a little later. Seconds from each one's coming to its end; null where the way
@@ -17,16 +20,19 @@ one: its seconds alone, side by side without priorities, and with them. (AntMan,
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import signal
 import statistics
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
-from waterflow.engine.events import DutyChanged
 from waterflow.models.zoo import TASKS
 
 PAIRS = (
@@ -36,8 +42,13 @@ PAIRS = (
 )
 #: Seconds of a window, and between two, in which the one that is suspended ends its step.
 WINDOW, SETTLING = 0.1, 0.02
-#: Seconds of windows of one run; without a change of the duty before, or else after, they begin.
-SECONDS, CALM, PATIENCE = 20.0, 10.0, 40.0
+#: Seconds of windows of one run, and before, in which the duty finds its way.
+SECONDS, BEFORE = 40.0, 20.0
+#: With throttling, seconds before two windows in which nobody is suspended: a comparison that a
+#: suspension breaks off tells nothing, and the duty would stay what it happened to be.
+UNDISTURBED = 2.0
+#: Seconds of windows of two plain loops.
+PLAIN_SECONDS = 10.0
 #: Batches of the data: with one, every step would be an epoch, and begin with the user's Python.
 BATCHES = 16
 ENDLESS = 10**9
@@ -91,7 +102,7 @@ class Pair:
         self._handles = (first, other)
         self._at_work = [True, True]
 
-    def speeds(self, *at_work: bool) -> list[float]:
+    def speeds(self, *at_work: bool, seconds: float = WINDOW) -> list[float]:
         """In one window, with those suspended that are not to be at work."""
         for place, handle in enumerate(self._handles):
             if self._at_work[place] and not at_work[place]:
@@ -101,7 +112,7 @@ class Pair:
         self._at_work = list(at_work)
         time.sleep(SETTLING)
         begun, before = time.perf_counter(), [len(handle.losses) for handle in self._handles]
-        time.sleep(WINDOW)
+        time.sleep(seconds)
         made = [len(h.losses) - b for h, b in zip(self._handles, before, strict=True)]
         took = time.perf_counter() - begun
         return [count / took for count in made]
@@ -111,32 +122,80 @@ def windows(first: str, other: str, size: int, throttled: bool) -> Windows:
     """Two jobs side by side, with priorities or without."""
     ranks = ("guaranteed", "opportunistic") if throttled else ("normal", "normal")
     found = Windows([], [], [])
-    changes = [time.perf_counter()]
-
-    def note(event: object) -> None:
-        if isinstance(event, DutyChanged):
-            changes.append(time.perf_counter())
-
     with wf.Engine(MEMORY, threads=1) as engine:
-        engine.subscribe(note)
         sizes = [size] * BATCHES
         one = engine.submit(job(first, "first", sizes, ENDLESS, ranks[0]))
         two = engine.submit(job(other, "other", sizes, ENDLESS, ranks[1]))
         while min(len(one.losses), len(two.losses)) < 5:
             time.sleep(0.01)
-        begun = time.perf_counter()
-        while throttled and time.perf_counter() < min(changes[-1] + CALM, begun + PATIENCE):
-            time.sleep(0.1)
+        if throttled:
+            time.sleep(BEFORE)
         jobs, begun = Pair(one, two), time.perf_counter()
         while time.perf_counter() < begun + SECONDS:
+            if throttled:
+                found.beside.append(jobs.speeds(True, True, seconds=UNDISTURBED)[1])
             alone, _ = jobs.speeds(True, False)
             beside, kept = jobs.speeds(True, True)
-            found.slowdowns.append(alone / beside - 1)
-            found.beside.append(kept)
+            found.slowdowns.append(alone / max(beside, 1 / WINDOW) - 1)  # one step at least
             if not throttled:  # who is guaranteed would be unknown again after a suspension
+                found.beside.append(kept)
                 found.alone.append(jobs.speeds(False, True)[1])
         engine.stop_all()
     return found
+
+
+def train_plainly(task_name: str, size: int, core: int, steps: Any) -> None:
+    """The usual loop on one core; `steps` counts."""
+    os.sched_setaffinity(0, {core})
+    torch.set_num_threads(1)
+    one = job(task_name, "plain", [size] * BATCHES, ENDLESS, "normal")
+    task, optimizer = TASKS[task_name], one.optimizer
+    while True:
+        for batch in one.data:
+            optimizer.zero_grad()
+            task.loss(one.model, batch).backward()
+            optimizer.step()
+            steps.value += 1
+
+
+@contextmanager
+def plain_loops(names: Sequence[str], size: int, cores: Sequence[int]) -> Iterator[list[Any]]:
+    """Processes of their own that train these, with the counters of their steps."""
+    spawn = multiprocessing.get_context("spawn")
+    loops = []
+    for name, core in zip(names, cores, strict=False):
+        steps = spawn.Value("q", 0, lock=False)
+        loop = spawn.Process(target=train_plainly, args=(name, size, core, steps), daemon=True)
+        loop.start()
+        loops.append((loop, steps))
+    try:
+        while min(steps.value for _, steps in loops) < 5:
+            time.sleep(0.01)
+        yield loops
+    finally:
+        for loop, _ in loops:
+            loop.kill()
+            loop.join()
+
+
+def hardware_slowdown(first: str, other: str, size: int) -> float | None:
+    """Of one plain loop beside another on the next core."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return None
+    slowdowns = []
+    with plain_loops((first, other), size, cores) as [(_, steps), (beside, _)]:
+        begun = time.perf_counter()
+        while time.perf_counter() < begun + PLAIN_SECONDS:
+            speeds = []
+            for sent in (signal.SIGSTOP, signal.SIGCONT):
+                os.kill(beside.pid, sent)
+                time.sleep(SETTLING)
+                since, before = time.perf_counter(), steps.value
+                time.sleep(WINDOW)
+                speeds.append((steps.value - before) / (time.perf_counter() - since))
+            slowdowns.append(speeds[0] / speeds[1] - 1)
+    return middle(slowdowns)[0]
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:
@@ -159,6 +218,7 @@ def pair(first: str, other: str, size: int, repeats: int) -> dict[str, object]:
     return {
         "guaranteed": first,
         "opportunistic": other,
+        "slowdown_of_hardware": hardware_slowdown(first, other, size),
         "slowdown_unthrottled": middle(found[False].slowdowns)[0],
         "slowdown": slowdown,
         "slowdown_error": error,

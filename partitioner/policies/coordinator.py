@@ -25,6 +25,9 @@ _FIRST = 0.25
 #: Windows without harm before a raise towards a duty that did harm. That one is tried again after
 #: two of them, or four, eight and so on, the more often it did harm: at most so many doublings.
 _PATIENCE, _MOST_FAILURES = 2, 6
+#: A duty that did no harm and then did is tried again at the latest as if it had failed so often:
+#: a machine that is slow for a moment, again and again, must not lead down step by step.
+_SOON_AGAIN = 2
 #: Differences of duties that do not matter.
 _RESOLUTION = 0.02
 #: A cut leaves at most, and at least, these shares of a duty.
@@ -75,8 +78,9 @@ def _cut(pace: Pace, by: float) -> Pace:
     failures = min(pace.failures + 1, _MOST_FAILURES)
     if 0.0 < pace.harmless < pace.duty:
         return Pace(pace.harmless, pace.harmless, harmful, failures=failures)
-    if pace.harmless:  # it did none here before: the jobs or the machine have changed
-        failures = pace.failures
+    if pace.harmless:  # it did none here before: most often the machine is slow for a moment
+        failures = min(pace.failures, _SOON_AGAIN)
+        return Pace(_LEAST_CUT * pace.duty, 0.0, harmful, failures=failures)
     duty = pace.duty * min(_LEAST_CUT, max(_MOST_CUT, by))
     return Pace(duty if duty > _RESOLUTION / 4 else 0.0, 0.0, harmful, failures=failures)
 
@@ -86,11 +90,11 @@ def _raised(pace: Pace) -> Pace:
         return pace
     if math.isinf(pace.harmful):
         return pace._replace(duty=min(1.0, 2 * max(pace.duty, _RESOLUTION)), calm=0)
+    if pace.duty < pace.harmful and pace.calm >= 2**pace.failures:
+        return pace._replace(duty=pace.harmful, calm=0)
     gap = pace.harmful - pace.duty  # 0 where it is tried again
     if gap > max(_RESOLUTION, pace.duty / 10) and pace.calm >= _PATIENCE:
         return pace._replace(duty=pace.duty + gap / 2, calm=0)
-    if pace.calm >= 2**pace.failures:
-        return pace._replace(duty=pace.harmful, calm=0)
     return pace
 
 

@@ -63,7 +63,9 @@ class _Guaranteed:
         """The comparison has told what it can."""
         self.comparison = None
         self.took = now - self.begun
-        self.again = now + min(self.pace.calm, _AGAIN_AFTER) * self.took
+        self.again = now
+        if self.pace.duty:  # else others stand still anyway, and wait to be tried again
+            self.again += min(max(0, self.pace.calm - 1), _AGAIN_AFTER) * self.took
 
     def meet(self, others: Sequence[JobRun]) -> None:
         """Jobs that are new may do more harm than those before them, or less."""

@@ -97,3 +97,48 @@ def test_a_duty_that_does_harm_is_tried_ever_more_rarely() -> None:
         pace = next_pace(pace, slowdown)
     between = np.diff(harmed[-4:])
     assert between.min() > 60
+
+
+@pytest.mark.parametrize("bursts", [0.0, 0.05, 0.15])
+@pytest.mark.parametrize("harm", [0.0, 0.02, 0.2])
+def test_duties_are_near_what_is_tolerated_also_where_the_machine_is_slow_at_times(
+    harm: float, bursts: float
+) -> None:
+    """Errors as those of comparisons, and bursts that no duty explains. Without these the duty is
+    near tolerance over harm; with many it is far from the nothing to which they led."""
+    least = {0.0: 0.7, 0.05: 0.5, 0.15: 0.25}[bursts]
+    means = [_mean_duty(harm, bursts, seed) for seed in range(20)]
+    best = min(1.0, TOLERANCE / harm) if harm else 1.0
+    assert np.mean(means) >= least * best
+    assert np.mean(means) * harm <= 1.05 * TOLERANCE
+
+
+def _mean_duty(harm: float, bursts: float, seed: int) -> float:
+    """Of 200 windows, but for the first."""
+    random = np.random.default_rng(seed)
+    pace, burst, duties = Pace(), 0.0, []
+    for _ in range(200):
+        if random.random() < 0.5:
+            burst = 0.0
+        if random.random() < bursts:
+            burst = random.uniform(0.03, 0.1)
+        duties.append(pace.duty)
+        seen = harm * pace.duty + burst + random.normal(0.0, 0.009)
+        pace = next_pace(pace, seen, error=0.01)
+    return float(np.mean(duties[15:]))
+
+
+def test_a_duty_is_left_for_one_window_of_harm_and_comes_back() -> None:
+    pace = Pace(0.75, harmless=0.75, harmful=1.0, failures=1)
+    pace = next_pace(pace, 0.5)
+    assert pace.duty == 0.375
+    for _ in range(2):
+        pace = next_pace(pace, 0.0)
+    assert pace.duty == 0.75
+
+
+def test_a_duty_that_is_tried_again_is_known_to_be_harmless_after_two_calm_windows() -> None:
+    pace = Pace(0.25, harmless=0.25, harmful=0.25)
+    for _ in range(2):
+        pace = next_pace(pace, 0.0)
+    assert pace.duty == 0.5
