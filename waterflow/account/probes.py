@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import gc
 import itertools
 import random
 import types
@@ -161,6 +162,21 @@ def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
     np.copyto(array, np.frombuffer(state[2], dtype=np.dtype(state[0])).reshape(state[1]))
 
 
+def _results(memo: Any) -> Any:
+    """What a cache of results holds, in no order: a hit moves an entry to the end."""
+    return frozenset(
+        (type(value), repr(value)) if type(value) in _PLAIN else (object, id(value))
+        for value in _remembered(memo)
+    )
+
+
+def _remembered(memo: Any) -> Iterable[Any]:
+    """A cache of any size has its results in a dictionary, one with a limit beside it."""
+    for part in gc.get_referents(memo):
+        yield from part.values() if type(part) is dict else (part,)
+
+
+MEMO = Probe(_results)
 OBJECT_ARRAY = Probe(_objects, None, _elements)
 STRIDED_ARRAY = Probe(_bytes, _set_elements)
 
