@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import functools
 import gc
 import itertools
 import random
@@ -176,6 +177,7 @@ def _remembered(memo: Any) -> Iterable[Any]:
         yield from part.values() if type(part) is dict else (part,)
 
 
+_Memo = type(functools.lru_cache(len))
 MEMO = Probe(_results)
 OBJECT_ARRAY = Probe(_objects, None, _elements)
 STRIDED_ARRAY = Probe(_bytes, _set_elements)
@@ -214,5 +216,5 @@ MOVING: tuple[type, ...] = (*(kind for kind in PROBES if kind is not weakref.ref
 
 
 def moves(holder: Any) -> bool:
-    """Whether using it moves it: iterators, generators."""
-    return type(holder) in ITERATORS or type(holder) is types.GeneratorType
+    """Whether using it moves it: iterators, generators, caches of results."""
+    return type(holder) in ITERATORS or type(holder) in (types.GeneratorType, _Memo)
