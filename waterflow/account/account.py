@@ -62,7 +62,7 @@ class Account:
 
     @property
     def irrevocable(self) -> list[str]:
-        """What may move when it is used, and could not be put back: iterators, generators."""
+        """What may move when used, and could not be put back: iterators, generators, caches."""
         return [
             str(place.trail)
             for place in self.places

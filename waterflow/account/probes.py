@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import functools
+import gc
 import itertools
 import random
 import types
@@ -161,6 +163,22 @@ def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
     np.copyto(array, np.frombuffer(state[2], dtype=np.dtype(state[0])).reshape(state[1]))
 
 
+def _results(memo: Any) -> Any:
+    """What a cache of results holds, in no order: a hit moves an entry to the end."""
+    return frozenset(
+        (type(value), repr(value)) if type(value) in _PLAIN else (object, id(value))
+        for value in _remembered(memo)
+    )
+
+
+def _remembered(memo: Any) -> Iterable[Any]:
+    """A cache of any size has its results in a dictionary, one with a limit beside it."""
+    for part in gc.get_referents(memo):
+        yield from part.values() if type(part) is dict else (part,)
+
+
+_Memo = type(functools.lru_cache(len))
+MEMO = Probe(_results)
 OBJECT_ARRAY = Probe(_objects, None, _elements)
 STRIDED_ARRAY = Probe(_bytes, _set_elements)
 
@@ -198,5 +216,5 @@ MOVING: tuple[type, ...] = (*(kind for kind in PROBES if kind is not weakref.ref
 
 
 def moves(holder: Any) -> bool:
-    """Whether using it moves it: iterators, generators."""
-    return type(holder) in ITERATORS or type(holder) is types.GeneratorType
+    """Whether using it moves it: iterators, generators, caches of results."""
+    return type(holder) in ITERATORS or type(holder) in (types.GeneratorType, _Memo)

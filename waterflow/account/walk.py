@@ -297,6 +297,11 @@ class Walk(CodeWalk):
         for inner in parts:
             self.reach(inner, trail)
 
+    def _memo(self, value: Any, trail: Trail) -> None:
+        """Where a result is remembered the function does not run, so nothing else tells of it."""
+        self._probe(value, probes.MEMO, trail)
+        super()._memo(value, trail)
+
     def _reference(self, value: weakref.ref[Any], trail: Trail) -> None:
         self._probe(value, probes.PROBES[weakref.ref], trail)
 

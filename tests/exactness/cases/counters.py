@@ -11,8 +11,9 @@ import types
 import weakref
 
 import numpy as np
+import torch
 
-from tests.exactness.case import Net, case, cross_entropy, every, job, mlp
+from tests.exactness.case import Net, at, batches, case, cross_entropy, every, job, mlp
 
 SEEN: list[int] = []
 COUNTED = 0
@@ -345,3 +346,47 @@ def cache_cleared_between(live):
 
     loss = lambda m, b: cross_entropy(m, b) * weight()  # noqa: E731
     return job(mlp(), loss, on_step=every(live, lambda step: weight.cache_clear()))
+
+
+@case("captured", "recaptured", "opaque")
+def remembered_result_of_what_has_changed(live):
+    """Between two clearings the function does not run: only its cache tells what it returned."""
+    state = {"scale": 1.0}
+
+    @functools.lru_cache
+    def scale():
+        return state["scale"]
+
+    def change():
+        state["scale"] = 1.5
+        scale.cache_clear()
+
+    return job(mlp(), lambda m, b: cross_entropy(m, b) * scale(), on_step=at(6, live, change))
+
+
+@case("captured", "recaptured", "opaque")
+def remembered_result_replaced_by_the_callback(live):
+    state = {"scale": 1.0}
+
+    @functools.cache
+    def scale():
+        return state["scale"]
+
+    def change():
+        state["scale"] = 1.5
+        scale.cache_clear()
+        scale()
+
+    return job(mlp(), lambda m, b: cross_entropy(m, b) * scale(), on_step=at(6, live, change))
+
+
+@case("opaque", matters=False)
+def cache_that_fills_with_each_shape(live):
+    """A trace would leave its own stand-in for a tensor in the user's cache."""
+
+    @functools.cache
+    def mask(width):
+        return torch.ones(width)
+
+    data = [batches(1, size)[0] for size in range(1, 11)]
+    return job(mlp(), lambda m, b: (m(b[0]).mean(1) * mask(len(b[0]))).sum(), data=data)
