@@ -163,22 +163,59 @@ def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
     np.copyto(array, np.frombuffer(state[2], dtype=np.dtype(state[0])).reshape(state[1]))
 
 
-def _results(memo: Any) -> Any:
-    """What a cache of results holds, in no order: a hit moves an entry to the end."""
-    return frozenset(
-        (type(value), repr(value)) if type(value) in _PLAIN else (object, id(value))
-        for value in _remembered(memo)
-    )
+Memo = type(functools.lru_cache(len))
 
 
-def _remembered(memo: Any) -> Iterable[Any]:
-    """A cache of any size has its results in a dictionary, one with a limit beside it."""
-    for part in gc.get_referents(memo):
-        yield from part.values() if type(part) is dict else (part,)
+def _type_of_links() -> type:
+    """Of what a cache with a limit keeps its entries in."""
+    memo = functools.lru_cache(maxsize=1)(len)
+    memo("")
+    (link,) = _table(memo).values()
+    return type(link)
 
 
-_Memo = type(functools.lru_cache(len))
-MEMO = Probe(_results)
+def _table(memo: Any) -> dict[Any, Any]:
+    tables = (part for part in gc.get_referents(memo) if type(part) is dict)
+    return next(table for table in tables if table is not vars(memo))
+
+
+_LINK = _type_of_links()
+
+
+def _entries(memo: Any) -> list[tuple[Any, Any]]:
+    """What a cache of results holds: arguments and results. One with a limit has them in links,
+    which the garbage collector alone can see into: both come before their link's type."""
+    table = _table(memo)
+    entries = [(key, value) for key, value in table.items() if type(value) is not _LINK]
+    linked = len(table) - len(entries)
+    parts = gc.get_referents(memo) if linked else []
+    ends = [index for index, part in enumerate(parts) if part is _LINK][:linked]
+    return entries + [(parts[end - 2], parts[end - 1]) for end in ends]
+
+
+def _remembered(memo: Any) -> frozenset[Any]:
+    """In no order: a hit moves an entry to the end."""
+    return frozenset((_told_apart(key), _told_apart(value)) for key, value in _entries(memo))
+
+
+def _told_apart(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple, tuple(map(_told_apart, value))
+    return (type(value), repr(value)) if type(value) in _PLAIN else (object, id(value))
+
+
+def is_plain(told: Any) -> bool:
+    """Whether something of a cache's entry, as it is told apart, is the same in any process."""
+    kind, content = told
+    return all(map(is_plain, content)) if kind is tuple else kind is not object
+
+
+def _remembered_objects(memo: Any) -> Iterable[Any]:
+    values = itertools.chain.from_iterable(_entries(memo))
+    return [value for value in values if type(value) not in _PLAIN]
+
+
+MEMO = Probe(_remembered, None, _remembered_objects)
 OBJECT_ARRAY = Probe(_objects, None, _elements)
 STRIDED_ARRAY = Probe(_bytes, _set_elements)
 
@@ -217,4 +254,4 @@ MOVING: tuple[type, ...] = (*(kind for kind in PROBES if kind is not weakref.ref
 
 def moves(holder: Any) -> bool:
     """Whether using it moves it: iterators, generators, caches of results."""
-    return type(holder) in ITERATORS or type(holder) in (types.GeneratorType, _Memo)
+    return type(holder) in ITERATORS or type(holder) in (types.GeneratorType, Memo)

@@ -41,7 +41,7 @@ from waterflow.account import places
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.portable import NotPortableError, is_everybodys, portable_name
-from waterflow.account.probes import UNSET
+from waterflow.account.probes import UNSET, Memo, is_plain
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 
@@ -423,6 +423,10 @@ class _Writer:
             self.words.append(place.before)
         elif type(place.holder) is contextvars.ContextVar:
             self.words += place.holder.name, _context_value(place)
+        elif type(place.holder) is Memo and all(
+            is_plain(each) for entry in place.before for each in entry
+        ):
+            self.words.append(repr(sorted(map(repr, place.before))))
         elif not is_a(place.holder, weakref.ref):
             raise NoStructureError(f"the state of {place.trail}")
 

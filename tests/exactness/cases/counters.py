@@ -380,6 +380,53 @@ def remembered_result_replaced_by_the_callback(live):
     return job(mlp(), lambda m, b: cross_entropy(m, b) * scale(), on_step=at(6, live, change))
 
 
+@case("captured", "recaptured", "opaque")
+def remembered_list_changed_by_the_callback(live):
+    @functools.cache
+    def scales():
+        return [1.0]
+
+    def change():
+        scales()[0] = 1.5
+
+    return job(mlp(), lambda m, b: cross_entropy(m, b) * scales()[0], on_step=at(6, live, change))
+
+
+@case("captured", "recaptured", "opaque")
+def remembered_object_made_anew_where_the_former_was(live):
+    state = {"scale": 1.0}
+
+    @functools.lru_cache(maxsize=2)
+    def settings(kind):
+        return types.SimpleNamespace(kind=kind, scale=state["scale"])
+
+    def change():
+        state["scale"] = 1.5
+        settings.cache_clear()
+        settings("loss")
+
+    loss = lambda m, b: cross_entropy(m, b) * settings("loss").scale  # noqa: E731
+    return job(mlp(), loss, on_step=at(6, live, change))
+
+
+@case("captured", "recaptured", "opaque")
+def remembered_results_of_a_method(live):
+    class Scales:
+        base = 1.0
+
+        @functools.cache  # noqa: B019
+        def of(self, kind):
+            return {kind: self.base}
+
+    scales = Scales()
+
+    def change():
+        scales.of("loss")["loss"] = 1.5
+
+    loss = lambda m, b: cross_entropy(m, b) * scales.of("loss")["loss"]  # noqa: E731
+    return job(mlp(), loss, on_step=at(6, live, change))
+
+
 @case("opaque", matters=False)
 def cache_that_fills_with_each_shape(live):
     """A trace would leave its own stand-in for a tensor in the user's cache."""

@@ -319,3 +319,22 @@ def test_whether_an_optimizer_can_be_captured_is_its_own(monkeypatch):
             eager = [note for note in report.notes if "Branching cannot be captured" in note]
             assert len(eager) == looks
     assert traced == ["first", "blind"]
+
+
+@functools.cache
+def weight_of(kind):
+    return {"easy": 0.5, "hard": 2.0}[kind]
+
+
+def test_jobs_whose_steps_ask_a_cache_of_plain_results_share():
+    def loss(model, batch):
+        return plain(model, batch) * weight_of("easy")
+
+    wf.run([small("warm")], "8MiB", threads=1)  # torch's first step imports, by way of pytest
+    weight_of("easy")
+    jobs = [small(name) for name in ("a", "b")]
+    for job in jobs:
+        job.loss, job.capture = loss, True
+    report = wf.run(jobs, "8MiB", threads=1)
+    assert [job.captured for job in report] == ["captured"] * 2
+    assert [job.capture_shared_with is None for job in report].count(True) == 1
