@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -40,23 +41,37 @@ def training(*names: str, memory: str = "256MiB") -> Iterator[wf.Engine]:
         assert_same_numbers(expected, eager, job, engine.report()[job.name])
 
 
+def wait_for_memory(driver: FakeDriver, size: int) -> None:
+    """Waits until the engines take so much: a profile of a step that is captured meanwhile lies
+    beside the budget for a moment, or until it is collected."""
+
+    def is_taken() -> bool:
+        found = driver.live("memory_bytes")
+        if found != size:
+            gc.collect()
+        return found == size
+
+    wait_until(is_taken)
+
+
 def test_it_shrinks_and_grows(driver: FakeDriver) -> None:
+    others = driver.live("memory_bytes")  # of engines that tests before it have left
     driver.delay(100, seed=1)
     with training("cnn_shuffled", "encoder") as engine:
         for budget, taken in (("128MiB", 128 * MIB), ("40MiB", PIECE), ("320MiB", 320 * MIB)):
             engine.resize(budget)
-            # A profile of a step that is captured meanwhile lies beside the budget, for a moment.
-            wait_until(lambda taken=taken: driver.live("memory_bytes") == taken)
+            wait_for_memory(driver, others + taken)
     assert engine.budget == 320 * MIB
-    assert driver.live("memory_bytes") == 0
+    assert driver.live("memory_bytes") <= others
 
 
 def test_a_budget_that_the_device_does_not_have_changes_nothing(driver: FakeDriver) -> None:
+    others = driver.live("memory_bytes")
     with training("cnn", memory="128MiB") as engine:
-        driver.memory(192 * MIB)
+        driver.memory(192 * MIB + others)
         with pytest.raises(wf.JobError, match="does not have so much"):
             engine.resize("512MiB")
-        assert driver.live("memory_bytes") == 128 * MIB
+        wait_for_memory(driver, others + 128 * MIB)
         assert engine.budget == 128 * MIB
 
 
