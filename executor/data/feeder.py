@@ -219,6 +219,7 @@ class Feeder(Generic[Item]):
         """The steps on the batches last taken have ended, with all that they draw."""
         with self._lock:
             self._done += steps
+            # A thread that waits for steps fetches nothing before those on all that it has fetched.
             if not self._awaits_steps or self._fetched - self._done <= 1:
                 self._wake_at_rest()
 

@@ -533,7 +533,7 @@ _DESCRIBERS: list[tuple[Any, Callable[[_Writer, Any], None]]] = [
     ((staticmethod, classmethod), _Writer._wrapper),
     (property, _Writer._property),
     (functools.cached_property, _Writer._cached_property),
-    (type(functools.lru_cache(len)), _Writer._memo),
+    (Memo, _Writer._memo),
     ((tuple, frozenset), _Writer._items),
     (
         (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),

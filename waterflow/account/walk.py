@@ -321,7 +321,7 @@ _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
     types.BuiltinFunctionType: Walk._bound,
     types.MethodWrapperType: Walk._bound,
     functools.partial: Walk._partial,
-    type(functools.lru_cache(len)): Walk._memo,
+    probes.Memo: Walk._memo,
     staticmethod: Walk._wrapper,
     classmethod: Walk._wrapper,
     property: Walk._property,

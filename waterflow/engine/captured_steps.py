@@ -140,6 +140,10 @@ class CapturedSteps:
     def _with_tensors(self, step: PreparedStep | None) -> PreparedStep | None:
         return None if step is None or step.creates_state or step not in self._bound else step
 
+    def lacks_tensors(self, specialization: Specialization) -> bool:
+        """Whether its step has not got the job's tensors, or not those that they are now."""
+        return self.tensors_have_changed or specialization.steady not in self._bound
+
     @property
     def tensors_have_changed(self) -> bool:
         """Whether the persistent tensors are others than those that the steps are bound to."""

@@ -42,25 +42,27 @@ class Evaluator:
         """Args beyond the obvious.
 
         python: runs a callback of the job's, in its caller's context and with its random streams.
-        extents: what evaluations of the engine's other jobs have needed, by the kind of job.
+        extents: what evaluations of the engine's jobs have needed at most, by the kind of job.
         """
         self._number = number
         self._job = job
         self._rng = rng
         self._python = python
         self._extents = extents
-        self._kind = kind_of(job)
         self.room: EagerRoom | None = None
         self.extent = 0
 
     def open_room(self, lanes: Lanes, left: int) -> None:
         """Sets memory aside, where it is known how much, and `left` bytes remain for others."""
-        alike = 0 if self._job.evaluate is None else self._extents.get(self._kind, 0)
-        need = max(self.extent, alike)
+        need = 0 if self._job.evaluate is None else self._extents.get(self._kind, 0)
         if need:
             room = self._room_in(lanes)
             if not room.is_open:
                 room.open(need, left)
+
+    @functools.cached_property
+    def _kind(self) -> Hashable:
+        return kind_of(self._job)
 
     def _room_in(self, lanes: Lanes) -> EagerRoom:
         if self.room is None:

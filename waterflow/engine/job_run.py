@@ -586,6 +586,8 @@ class JobRun:
         fed = self.next_batch()
         if fed is None or fed.item is None or fed.item.specialization is None:
             return
+        if not self.captured.lacks_tensors(fed.item.specialization):
+            return  # asked of all jobs at each turn, so this comes first
         if self._device.queues or self.gives_way or fed.epoch != self.loop.epoch:
             return
         cache = self.steps.cache

@@ -159,7 +159,7 @@ class EngineLoop:
             self._run_round(self._queue.jobs)
             return
         for job in self._queue.jobs:
-            if job.may_step and not job.can_flow:
+            if job.may_step:
                 self._context.run_isolated(job, job.make_ready, self._context.residency)
         self._flow.open_rooms(self._entrance.residents)
         apart = [job for job in self._queue.jobs if job.may_step and not job.can_flow]

@@ -348,24 +348,8 @@ def cache_cleared_between(live):
     return job(mlp(), loss, on_step=every(live, lambda step: weight.cache_clear()))
 
 
-@case("captured", "recaptured", "opaque")
-def remembered_result_of_what_has_changed(live):
-    """Between two clearings the function does not run: only its cache tells what it returned."""
-    state = {"scale": 1.0}
-
-    @functools.lru_cache
-    def scale():
-        return state["scale"]
-
-    def change():
-        state["scale"] = 1.5
-        scale.cache_clear()
-
-    return job(mlp(), lambda m, b: cross_entropy(m, b) * scale(), on_step=at(6, live, change))
-
-
-@case("captured", "recaptured", "opaque")
-def remembered_result_replaced_by_the_callback(live):
+def forgetting(live, then):
+    """A scale is remembered; a callback changes it, clears the cache and calls `then` with it."""
     state = {"scale": 1.0}
 
     @functools.cache
@@ -375,9 +359,20 @@ def remembered_result_replaced_by_the_callback(live):
     def change():
         state["scale"] = 1.5
         scale.cache_clear()
-        scale()
+        then(scale)
 
     return job(mlp(), lambda m, b: cross_entropy(m, b) * scale(), on_step=at(6, live, change))
+
+
+@case("captured", "recaptured", "opaque")
+def remembered_result_of_what_has_changed(live):
+    """Between two clearings the function does not run: only its cache tells what it returned."""
+    return forgetting(live, then=lambda scale: None)
+
+
+@case("captured", "recaptured", "opaque")
+def remembered_result_replaced_by_the_callback(live):
+    return forgetting(live, then=lambda scale: scale())
 
 
 @case("captured", "recaptured", "opaque")
