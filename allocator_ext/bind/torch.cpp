@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -74,6 +75,20 @@ std::vector<at::Tensor> select_rows(const std::vector<at::Tensor>& tensors,
 // interpreter lock for each of these questions.
 bool has_plain_bits(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// Whether two tensors on the host are laid out alike, in one piece, and their memory holds the
+// same.
+bool has_same_bits(const at::Tensor& left, const at::Tensor& right) {
+  const bool plain = has_plain_bits(left) && has_plain_bits(right) && left.is_cpu() &&
+                     right.is_cpu() && left.is_contiguous() && right.is_contiguous();
+  if (!plain || left.scalar_type() != right.scalar_type() || left.sizes() != right.sizes()) {
+    return false;
+  }
+  if (left.nbytes() == 0) return true;
+  std::optional<py::gil_scoped_release> unlocked;
+  if (left.nbytes() > kFewBytes) unlocked.emplace();
+  return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
 // What else tells one tensor from another of its shape: whether it is a leaf, asks for its
@@ -574,6 +589,7 @@ void bind_torch(py::module_& m) {
   m.def("retire_arena", &retire_arena);
   m.def("set_job_name", &set_job_name);
   m.def("has_plain_bits", &has_plain_bits, py::arg("tensor"));
+  m.def("has_same_bits", &has_same_bits, py::arg("left"), py::arg("right"));
   m.def("tensor_flags", &tensor_flags, py::arg("tensor"));
   m.def("has_plain_rows", &has_plain_rows, py::arg("tensor"));
   m.def("select_rows", &select_rows, py::arg("tensors"), py::arg("rows"));

@@ -87,4 +87,4 @@ def test_co_trained_as_alone(task):
     assert len(expected.losses) == 3
     for each in jobs:
         assert_same_numbers(alone, expected, each, report.jobs[each.name])
-        assert report.jobs[each.name].captured == "captured"
+        assert report.jobs[each.name].captured == "captured", report.jobs[each.name].notes

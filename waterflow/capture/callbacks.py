@@ -11,19 +11,16 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizer_module
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_of_trusted_classes, is_trusted_code
 from waterflow.account.writes import may_change
+from waterflow.capture.data_tensors import MOST_OBJECTS, makes_batches_anew, tensors_of_batches
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in, schedulers_in
-
-#: A callback or loader that can reach more objects than this is taken to reach anything.
-_MOST_OBJECTS = 20_000
 
 
 def may_fetch_ahead(
@@ -43,17 +40,17 @@ def may_fetch_ahead(
         read: all that they can read.
     """
     plain = type(job.data) in (list, tuple)
-    if not plain and (_has_callbacks(job) or not _makes_batches_anew(job.data)):
+    if not plain and (_has_callbacks(job) or not makes_batches_anew(job.data)):
         return False
     if _runs_torchs_code_alone(job):
-        tensors = _tensors_of(job.data) if plain else tensors_behind(job.data)
+        tensors = tensors_of_batches(job.data) if plain else tensors_behind(job.data)
         if tensors is not None:
             return set(map(storage_key, tensors)).isdisjoint(map(storage_key, written))
-    data = Account.take({"data": job.data}, most=_MOST_OBJECTS)
+    data = Account.take({"data": job.data}, most=MOST_OBJECTS)
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
         changed.update(model=job.root, on_step=job.on_step)
-    rest = Account.take(changed, most=_MOST_OBJECTS)
+    rest = Account.take(changed, most=MOST_OBJECTS)
     # By way of another job, a callback may change that one's data, too.
     apart = rest.is_whole and not rest.instances(Job) and not data.reaches(rest)
     if plain:  # no code makes them
@@ -69,7 +66,7 @@ def looks_at_gradients(job: Job) -> bool:
     elif not _has_callbacks(job):
         return False
     with undisturbed():  # what callbacks reach may be tens of thousands of objects
-        reached = Account.take(roots, executed_only=True, most=_MOST_OBJECTS)
+        reached = Account.take(roots, executed_only=True, most=MOST_OBJECTS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True
@@ -106,29 +103,7 @@ def _runs_torchs_code_alone(job: Job) -> bool:
     )
 
 
-def _tensors_of(batches: Iterable[Any]) -> list[torch.Tensor] | None:
-    """The tensors of batches that hold plain tensors and values alone; None for any others."""
-    found: list[torch.Tensor] = []
-    for batch in batches:
-        parts = batch.values() if type(batch) is dict else batch
-        for part in parts if type(batch) in (list, tuple, dict) else (batch,):
-            if type(part) is torch.Tensor and part.layout is torch.strided:
-                found.append(part)
-            elif part is not None and type(part) not in (int, float, bool, str):
-                return None
-    return found
-
-
 def _has_callbacks(job: Job) -> bool:
     known = (LRScheduler, ReduceLROnPlateau)
     schedulers = schedulers_in(job.scheduler)
     return job.on_step is not None or not all(isinstance(each, known) for each in schedulers)
-
-
-def _makes_batches_anew(data: Any) -> bool:
-    """Whether it is torch's loader that puts samples together: no batch is changed later."""
-    return (
-        type(data) is DataLoader
-        and data.batch_sampler is not None
-        and data.collate_fn is default_collate
-    )

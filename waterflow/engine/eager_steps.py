@@ -17,6 +17,7 @@ from waterflow.capture.casts import Casts, casts_of
 from waterflow.capture.opaque import has_own_zero_grad
 from waterflow.common.errors import JobError, NumbersDifferError
 from waterflow.engine.captured_steps import CapturedSteps
+from waterflow.engine.data_memory import DataMemory
 from waterflow.engine.events import EagerStepBegun, EventStream, StepChecked
 from waterflow.engine.job_needs import JobNeeds
 from waterflow.executor.plan.round_plan import solo_round
@@ -52,11 +53,14 @@ class EagerSteps:
         needs: JobNeeds,
         python: Callable[[Callable[[], Any]], Any],
         events: EventStream,
+        data: DataMemory,
     ) -> None:
         """Args beyond the obvious.
 
         python: runs Python of the job's, in its caller's context and with its random streams.
+        data: where its batches may lie.
         """
+        self._data = data
         self._number = number
         self._job = steps.job
         self._steps = steps
@@ -342,6 +346,7 @@ class EagerSteps:
         """The step itself, on the job's thread and in its context."""
         room, tiers = self.room, self._steps.tiers
         signature = None if batch.flat is None else batch.flat.signature
+        given = self._data.lend(batch.batch)
         measures = tiers is not None and signature is not None and tiers.measures(signature)
         if measures:
             started, made = time.thread_time(), 0 if room is None else room.allocations
@@ -351,7 +356,8 @@ class EagerSteps:
             torch.autograd.set_multithreading_enabled(False),
             observed or contextlib.nullcontext(),
         ):
-            loss = eager_step(self._job, self._on_device(batch.batch))
+            loss = eager_step(self._job, self._on_device(given))
+        self._data.take_back(given, batch.batch)
         self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None

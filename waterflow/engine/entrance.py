@@ -46,24 +46,40 @@ class Entrance:
         return [job for job in self._queue.jobs if job.resident]
 
     def start_new(self) -> None:
-        """Begins to prepare the jobs that were submitted since; those that would draw their batches
-        from a generator that another job draws from fail before anybody has fetched one."""
+        """Begins to prepare the jobs that were submitted since, but for those whose data are not
+        their own: these fail before anybody has fetched a batch."""
         for job in self._queue.jobs:
             if not job.is_new or job.ended:
                 continue
-            one = self._drawing_from(generators_of(job.job.data))
-            if one is None:
+            error = self._why_refused(job)
+            if error is None:
                 job.start()
             else:
-                job.fail(_shared_generator(one, job))
+                job.fail(error)
+
+    def _why_refused(self, job: JobRun) -> JobError | None:
+        """Why a new job's data cannot be read beside the others; where they can, those that read
+        the same memory know of it."""
+        one = self._drawing_from(generators_of(job.job.data))
+        if one is not None:
+            return _shared_generator(one, job)
+        try:
+            for other in self._under_way:
+                other.data.share(job.data)
+        except JobError as error:
+            return error
+        return None
+
+    @property
+    def _under_way(self) -> list[JobRun]:
+        return [job for job in self._queue.jobs if not (job.is_new or job.ended)]
 
     def _drawing_from(self, generators: list[torch.Generator]) -> JobRun | None:
         """A job under way that draws its batches from one of these."""
-        for job in self._queue.jobs if generators else ():
-            if not (job.is_new or job.ended):
-                known = map(id, generators_of(job.job.data))
-                if not set(map(id, generators)).isdisjoint(known):
-                    return job
+        for job in self._under_way if generators else ():
+            known = map(id, generators_of(job.job.data))
+            if not set(map(id, generators)).isdisjoint(known):
+                return job
         return None
 
     def end_stopped(self) -> None:

@@ -17,10 +17,12 @@ from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
+from waterflow.common.errors import JobError
 from waterflow.common.tracebacks import let_go_of_frames
 from waterflow.common.units import format_bytes
 from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.captured_steps import CapturedSteps
+from waterflow.engine.data_memory import DataMemory
 from waterflow.engine.eager_steps import EagerSteps
 from waterflow.engine.evaluator import Evaluator
 from waterflow.engine.events import (
@@ -103,6 +105,7 @@ class JobRun:
         captured, eager: its steps, by the way in which they run.
         evaluator: its evaluations.
         loop: what comes between its steps.
+        data: the memory of its data.
         needs: what it needs of the arena.
         cursor: where it is in its data; None where nobody will ask.
         is_due: whether somebody wants a boundary after so many steps, see `Feeder`.
@@ -175,10 +178,12 @@ class JobRun:
         # Its parts know it weakly: its model and data are gone with the last who holds it, without
         # a garbage collection, which may be long in coming.
         in_turn, callback = _weakly(self._python), _weakly(self._callback)
+        self.data = DataMemory(job.name, job.data)
         self.eager = EagerSteps(
-            number, self.steps, self.captured, self.needs, _weakly(self._at_home), events
+            number, self.steps, self.captured, self.needs, _weakly(self._at_home), events, self.data
         )
         self.loop = UserLoop(job, in_turn, _weakly(self.end), events, callback)
+        self.loop.check_epoch = self.data.check
         self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
@@ -365,12 +370,22 @@ class JobRun:
         """The job will run no more; whatever ends it later is too late."""
         if self.ended:
             return
+        if error is None:
+            state, error = self._as_checked(state)
         self.tell_of_capture()
         self._tell_of_spills()
         if self.steps.tiers is not None:
             self.steps.tiers.close()
         self.become(state, error)
         self.feeder.stop()
+
+    def _as_checked(self, state: JobState) -> tuple[JobState, BaseException | None]:
+        """The state in which it ends: not without an error where its numbers may not be right."""
+        try:
+            self.data.check()
+        except JobError as error:
+            return JobState.FAILED, error
+        return state, None
 
     def fail(self, error: BaseException) -> None:
         """The job ends with an error; its traceback keeps no tensors alive."""

@@ -161,6 +161,11 @@ class SharedData(NumberedEpochs):
         self._by_hand = 0
         self._lock = threading.Lock()
 
+    @property
+    def source(self) -> Iterable[Any]:
+        """What the batches are made from."""
+        return self._data
+
     def epoch(self, number: int) -> Iterator[Any]:
         """The batches of epoch 0, 1, ...
 

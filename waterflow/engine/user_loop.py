@@ -57,6 +57,8 @@ class UserLoop:
         self._begun = 0  # the same, with those whose losses a device has yet to tell
         #: Tells of steps that nobody has been told of; called before an epoch is entered.
         self.tell_of_steps: Callable[[], None] = tell_nothing
+        #: Raises where the epoch that has ended was not the plain loop's.
+        self.check_epoch: Callable[[], None] = tell_nothing
 
     def go_on_from(self, epoch: int, steps: int, latest_loss: float) -> None:
         """Begins where another loop has left off."""
@@ -124,6 +126,7 @@ class UserLoop:
         """Steps a per-epoch scheduler for every epoch that lies behind."""
         if self.epoch < epoch:
             self.tell_of_steps()
+            self.check_epoch()
         while self.epoch < epoch:
             self.epoch += 1
             self._events.publish(EpochEntered(self._job.name, self.epoch, self._begun))

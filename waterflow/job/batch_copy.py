@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, ValuesView
 from typing import Any
 
 import torch
@@ -12,15 +12,19 @@ import torch
 _CONSTANT = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def copied(batch: Any) -> Any:
+def copied(batch: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: False) -> Any:
     """The same batch in memory of its own, its tensors laid out as they are.
 
     What shared memory within the batch does so in the copy, too.
+
+    Args:
+        batch: any.
+        keep: of which tensors the copy is to hold the very ones.
     """
     parts = list(_parts(batch))
     if len(set(parts)) < len(parts):
-        return copy.deepcopy(batch)
-    return _copied(batch)
+        return _deep(batch, keep)
+    return _copied(batch, keep)
 
 
 def _parts(value: Any) -> Iterator[int]:
@@ -40,16 +44,34 @@ def _parts(value: Any) -> Iterator[int]:
         yield id(value)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, keep: Callable[[torch.Tensor], bool]) -> Any:
     kind = type(value)
     if kind is torch.Tensor and _is_plain(value):
+        if keep(value):
+            return value
         twin = value.clone()
         return twin if twin.stride() == value.stride() else copy.deepcopy(value)
     if kind in (list, tuple):
-        return kind(map(_copied, value))
+        return kind(_copied(item, keep) for item in value)
     if kind is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    return value if kind in _CONSTANT else copy.deepcopy(value)
+        return {key: _copied(item, keep) for key, item in value.items()}
+    return value if kind in _CONSTANT else _deep(value, keep)
+
+
+def _deep(value: Any, keep: Callable[[torch.Tensor], bool]) -> Any:
+    kept = {id(tensor): tensor for tensor in _tensors(value) if keep(tensor)}
+    return copy.deepcopy(value, kept)
+
+
+def _tensors(value: Any, depth: int = 8) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth:
+        within = value.values() if isinstance(value, Mapping) else value
+        if not isinstance(within, (list, tuple, ValuesView)):
+            within = getattr(value, "__dict__", {}).values()
+        for item in within:
+            yield from _tensors(item, depth - 1)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

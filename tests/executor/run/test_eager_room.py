@@ -203,7 +203,7 @@ def test_steps_that_need_more_and_more(policy):
     opaque, captured = job_of("a", growing), job_of("b", wide, steps=200)
     report = run(opaque, captured, memory=24 * MiB, policy=policy)
     assert report.jobs["a"].captured == "opaque step"
-    assert report.jobs["b"].captured == "captured"
+    assert report.jobs["b"].captured == "captured", report.jobs["b"].notes
     assert report.peak_bytes <= 24 * MiB
     assert_equal_to_loop(opaque, report.jobs["a"], growing)
     assert_equal_to_loop(captured, report.jobs["b"], wide, steps=200)

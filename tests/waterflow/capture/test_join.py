@@ -122,7 +122,7 @@ def test_parameters_that_are_used_around_the_model():
 
     eager, job = around(), around()
     assert_same_numbers(eager, wf.run_eager(eager, threads=1), job, report := solo(job))
-    assert report.captured == "captured"
+    assert report.captured == "captured", report.notes
 
 
 def test_parameters_of_another_model():

@@ -94,7 +94,7 @@ def together(named):
     report = wf.run(jobs, memory=MEMORY, threads=1)
     for alone, its_report, job in zip(reference, expected, jobs, strict=True):
         assert_same_numbers(alone, its_report, job, report.jobs[job.name])
-        assert report.jobs[job.name].captured == "captured"
+        assert report.jobs[job.name].captured == "captured", report.jobs[job.name].notes
     losses = [tuple(each.losses) for each in expected]
     assert len(set(losses)) == len(losses)  # what differs must matter
 
@@ -182,7 +182,7 @@ def test_trials_of_other_widths_share_them(traced):
     report = wf.run(trials, memory=MEMORY, threads=1)
     for alone, its_report, job in zip(reference, expected, trials, strict=True):
         assert_same_numbers(alone, its_report, job, report.jobs[job.name])
-        assert report.jobs[job.name].captured == "captured"
+        assert report.jobs[job.name].captured == "captured", report.jobs[job.name].notes
     assert len(traced) == 2
 
 

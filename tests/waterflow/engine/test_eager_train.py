@@ -118,7 +118,7 @@ def test_a_job_goes_over_to_captured_steps_with_the_numbers_of_the_loop(policy):
     assert heard == list(range(1, 41))
     for job, own in zip(jobs, ({"on_step": lambda result: torch.rand(1)}, {}), strict=True):
         found = report.jobs[job.name]
-        assert found.captured == "captured"
+        assert found.captured == "captured", found.notes
         assert 2 <= found.eager_steps < found.steps
         assert "captured after" in found.tiers[0]
         twin = make(**options, on_step=(lambda result: torch.rand(1) and None) if own else None)
@@ -143,13 +143,13 @@ def test_hot_shapes_are_captured_and_rare_ones_stay_eager():
     job = make(lengths=lengths, steps=60)
     report = run([job])
     assert_equal_to_loop(job, report, make(lengths=lengths, steps=60))
-    assert report.jobs["a"].captured == "captured"
+    assert report.jobs["a"].captured == "captured", report.jobs["a"].notes
 
 
 def test_to_insist_is_to_capture_before_the_first_step():
     report = run([make(capture=True)])
     found = report.jobs["a"]
-    assert found.captured == "captured"
+    assert found.captured == "captured", found.notes
     assert found.eager_steps == found.checks
 
 
@@ -430,7 +430,7 @@ def test_no_capture_begins_before_the_gradients_of_the_last_step_are_gone(monkey
     monkeypatch.setattr(StepBuilder, "build", noting(build, "capture", 0.02))
     job = make(steps=12)
     report = run([job])
-    assert report.jobs["a"].captured == "captured"
+    assert report.jobs["a"].captured == "captured", report.jobs["a"].notes
     assert "capture begins" in at_work
     before, after = at_work[::2], at_work[1::2]
     assert [name.replace("begins", "ends") for name in before] == after, "two at once"

@@ -67,7 +67,7 @@ def spills(run):
 @pytest.mark.parametrize("name", CHOSEN)
 def test_numbers_are_equal_under_a_limit(name):
     job = JOBS[name]()
-    limit = int(peak(name) * 0.8)
+    limit = int(peak(name) * 0.87)  # a convolution's workspace takes what the processor wants
     report, run = trained(job, limit, spill=True)
     assert_same_numbers(*eager(name), job, report.jobs[job.name])
     assert report.peak_bytes <= report.extent_bytes <= limit

@@ -93,7 +93,7 @@ def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
     report = run(job, policy=policy).jobs["a"]
     assert steps == [1, 2, 4, 8]
     assert report.checks == 4
-    assert report.captured == "captured"
+    assert report.captured == "captured", report.notes
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -115,7 +115,7 @@ def test_without_checks_a_first_use_is_observed_only():
     report = run(job).jobs["a"]
     assert report.checks == 0
     assert 1 <= report.eager_steps <= 2
-    assert report.captured == "captured"
+    assert report.captured == "captured", report.notes
     assert_equal_to_loop(job, report)
 
 
@@ -179,7 +179,7 @@ def test_a_wrong_graph_never_trains(monkeypatch, policy, optimizer):
     assert "the loss" in report.jobs["a"].notes[0]
     assert report.jobs["a"].eager_steps == STEPS
     assert_equal_to_loop(job, report.jobs["a"], optimizer=optimizer)
-    assert report.jobs["b"].captured == "captured"
+    assert report.jobs["b"].captured == "captured", report.jobs["b"].notes
     assert_equal_to_loop(beside, report.jobs["b"], optimizer=other)
 
 
@@ -218,7 +218,7 @@ def test_numbers_that_differ_later_end_the_job(monkeypatch, policy):
     assert failed.steps == 7
     for word in ("job 'a'", "at step 8", "parameter 'one.weight'", "capture=False"):
         assert word in failed.error
-    assert report.jobs["b"].captured == "captured"
+    assert report.jobs["b"].captured == "captured", report.jobs["b"].notes
     assert_equal_to_loop(beside, report.jobs["b"], steps=12)
 
 

@@ -1,0 +1,60 @@
+"""The tensors that a job's data hand out as batches, or make batches from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from waterflow.account.account import Account
+from waterflow.executor.data.batches import tensors_behind
+
+#: Data that reach more objects than this are not looked into any further.
+MOST_OBJECTS = 20_000
+
+
+def makes_batches_anew(data: Any) -> bool:
+    """Whether it is torch's loader that puts samples together: no batch is changed later."""
+    return (
+        type(data) is DataLoader
+        and data.batch_sampler is not None
+        and data.collate_fn is default_collate
+    )
+
+
+def tensors_of_batches(batches: Iterable[Any]) -> list[torch.Tensor] | None:
+    """The tensors of batches that hold plain tensors and values alone; None for any others."""
+    found: list[torch.Tensor] = []
+    for batch in batches:
+        parts = batch.values() if type(batch) is dict else batch
+        for part in parts if type(batch) in (list, tuple, dict) else (batch,):
+            if type(part) is torch.Tensor and part.layout is torch.strided:
+                found.append(part)
+            elif part is not None and type(part) not in (int, float, bool, str):
+                return None
+    return found
+
+
+def tensors_in(data: Any) -> list[torch.Tensor]:
+    """All tensors on the host or a device that data are known to hold, arrays of numpy's as tensors
+    over the same memory."""
+    if type(data) in (list, tuple):
+        plain = tensors_of_batches(data)
+        if plain is not None:
+            return plain
+    behind = tensors_behind(data)
+    if behind is not None:
+        return [*behind]
+    reached = Account.take({"data": data}, most=MOST_OBJECTS)
+    tensors = [t for t in reached.instances(torch.Tensor) if t.layout is torch.strided]
+    return tensors + [t for a in reached.instances(np.ndarray) for t in _over(a)]
+
+
+def _over(array: np.ndarray[Any, Any]) -> list[torch.Tensor]:
+    """The array's memory as a tensor of bytes; nothing where it is in pieces or not numbers'."""
+    if array.dtype.hasobject or not (array.flags.c_contiguous and array.flags.writeable):
+        return []
+    return [torch.from_numpy(array.reshape(-1).view(np.uint8))] if array.size else []

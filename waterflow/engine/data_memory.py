@@ -1,0 +1,126 @@
+"""The memory of one job's data, where another job's data are in the same: whose steps write to it.
+
+Batches from a list are the list's own tensors. Steps that change them in place are their job's own
+affair, as in the plain loop, until another job reads the same tensors: what that one sees would
+depend on who comes first. So eager steps of such jobs are given copies of what others have, and one
+that has changed its copy ends its job. Captured steps are known to write to no batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+from waterflow.capture.data_tensors import makes_batches_anew, tensors_in, tensors_of_batches
+from waterflow.common.errors import JobError
+from waterflow.common.spans import Spans
+from waterflow.engine.shared import SharedData
+from waterflow.job.batch_copy import copied
+from waterflow.steps.same_bits import same_contents
+
+_REMEDY = (
+    "give each job its own copy of the data (copy.deepcopy), wf.shared(data), or change a clone of "
+    "the batch"
+)
+
+
+class DataMemory:
+    """What a job's data hold in memory."""
+
+    def __init__(self, name: str, data: Any) -> None:
+        self._name = name
+        self._hands_out = not (isinstance(data, SharedData) or makes_batches_anew(data))
+        self._data = data.source if isinstance(data, SharedData) else data
+        self._shared = Spans()  # with other jobs' data
+        self._written = Spans()  # by its steps, as far as torch tells
+        self._watched: list[tuple[torch.Tensor, int]] = []
+        self._lent: list[tuple[torch.Tensor, int]] = []
+
+    @functools.cached_property
+    def _spans(self) -> Spans:
+        return Spans(map(_span, tensors_in(self._data)))
+
+    def share(self, other: DataMemory) -> None:
+        """Another job is under way; what batches of one of the two may lie in, and the other's
+        data, too, is looked after from now on.
+
+        Raises:
+            JobError: this job's steps are known to change the other's data in place.
+        """
+        if not (self._hands_out or other._hands_out):
+            return
+        common = self._spans if self._data is other._data else self._spans & other._spans
+        if common & self._written:
+            raise JobError(
+                f"job {other._name!r} has tensors as data that the steps of job {self._name!r}, "
+                f"which is under way, change in place: {_REMEDY}"
+            )
+        for one in (self, other) if common else ():
+            one._watch(common)
+
+    def _watch(self, common: Spans) -> None:
+        """What others have is watched, but for tensors that are watched already."""
+        for one in {id(one): one for one in tensors_in(self._data)}.values():
+            if common.meets(*_span(one)) and self._is_own(one):
+                self._watched.append((one, _version(one)))
+        self._shared |= common
+
+    def check(self) -> None:
+        """Whether what several jobs read is as it was.
+
+        Raises:
+            JobError: somebody's Python, which was given no copy, has changed it in place.
+        """
+        if any(_version(one) != version for one, version in self._watched):
+            raise JobError(
+                f"job {self._name!r}: its data were changed in place while another job had the "
+                f"same tensors as data, so that its numbers depend on when: {_REMEDY}"
+            )
+
+    def lend(self, batch: Any) -> Any:
+        """What an eager step is given for a batch; one step at a time."""
+        if not self._hands_out:
+            return batch
+        if self._shared:
+            with contextlib.suppress(Exception):  # what cannot be copied is watched
+                return copied(batch, keep=self._is_own)
+        tensors = tensors_of_batches((batch,)) or []
+        self._lent = [(one, _version(one)) for one in tensors]
+        return batch
+
+    def _is_own(self, tensor: torch.Tensor) -> bool:
+        return not self._shared.meets(*_span(tensor))
+
+    def take_back(self, lent: Any, batch: Any) -> None:
+        """The step has been made.
+
+        Raises:
+            JobError: it has changed what another job reads.
+        """
+        if not self._hands_out:
+            return
+        if lent is not batch:
+            if not same_contents(lent, batch):
+                raise JobError(
+                    f"job {self._name!r}: its step changes its batch in place, and another job has "
+                    f"the same tensors as data: {_REMEDY}"
+                )
+            return
+        written = [one for one, version in self._lent if _version(one) != version]
+        if written:
+            self._written |= Spans(map(_span, written))
+        self._lent = []
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Grows with each change in place that torch tells of."""
+    return 0 if tensor.is_inference() else tensor._version
