@@ -123,6 +123,28 @@ class JobRng:
         self.python.setstate(state.python)
         self.numpy.set_state(state.numpy)
 
+    def mark(self) -> Callable[[], None]:
+        """Returns what puts the streams where they stand now. Streams that nobody has drawn from
+        are not made for that."""
+        host, device = self.host.get_state(), None
+        if self.device is not None:
+            device = self.device.get_state()
+        own, arrays = self._python, self._numpy
+        python = None if callable(own) else own.getstate()
+        numpy = None if callable(arrays) else arrays.get_state(legacy=False)
+
+        def go_back() -> None:
+            self.host.set_state(host)
+            if self.device is not None and device is not None:
+                self.device.set_state(device)
+            self._python, self._numpy = own, arrays
+            if python is not None:
+                self.python.setstate(python)
+            if numpy is not None:
+                self.numpy.set_state(numpy)
+
+        return go_back
+
     def generator_for(self, shared: torch.Generator) -> torch.Generator:
         """The job's stream in place of one of the process's default generators."""
         for own in self.generators:

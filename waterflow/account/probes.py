@@ -31,8 +31,21 @@ class Probe(NamedTuple):
     parts: Callable[[Any], Iterable[Any]] = lambda value: ()
 
 
-def _identity(value: Any) -> Any:
-    return value if type(value) in _PLAIN else id(value)
+def told_apart(value: Any) -> tuple[type, Any]:
+    """What answers say of a value: equal for two that are one object, or plain and the same. True
+    and 1 are two, and so are 0.0 and -0.0."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple, tuple(map(told_apart, value))
+    if kind not in _PLAIN:
+        return object, id(value)
+    return kind, repr(value) if kind in (float, complex) else value
+
+
+def is_plain(told: tuple[type, Any]) -> bool:
+    """Whether what was told of a value is the same in any process."""
+    kind, content = told
+    return all(map(is_plain, content)) if kind is tuple else kind is not object
 
 
 # Random generators
@@ -96,7 +109,7 @@ def _reduced(value: Any) -> Any:
         return tuple(map(_reduced, value))
     if type(value) is range:  # made for the copy as well, from Python 3.12 on of what is left
         return range, value.start, value.stop, value.step
-    return (type(value), _position(value)) if type(value) in ITERATORS else _identity(value)
+    return (type(value), _position(value)) if type(value) in ITERATORS else told_apart(value)
 
 
 def _iterated(iterator: Any) -> Iterable[Any]:
@@ -115,7 +128,7 @@ def _frame(generator: types.GeneratorType[Any, Any, Any]) -> Any:
     frame = generator.gi_frame
     if frame is None:
         return None
-    return frame.f_lasti, *((name, _identity(value)) for name, value in frame.f_locals.items())
+    return frame.f_lasti, *((name, told_apart(value)) for name, value in frame.f_locals.items())
 
 
 def _frame_values(generator: types.GeneratorType[Any, Any, Any]) -> Iterable[Any]:
@@ -127,11 +140,11 @@ def _frame_values(generator: types.GeneratorType[Any, Any, Any]) -> Iterable[Any
 
 _NOTHING = object()
 #: What a context variable's probe tells where nobody has set it.
-UNSET = id(_NOTHING)
+UNSET = told_apart(_NOTHING)
 
 
 def _context_value(variable: contextvars.ContextVar[Any]) -> Any:
-    return _identity(variable.get(_NOTHING))
+    return told_apart(variable.get(_NOTHING))
 
 
 def _context_parts(variable: contextvars.ContextVar[Any]) -> Iterable[Any]:
@@ -148,7 +161,7 @@ def _referents(reference: weakref.ref[Any]) -> Iterable[Any]:
 
 
 def _objects(array: np.ndarray[Any, Any]) -> Any:
-    return array.shape, tuple(_identity(value) for value in array.ravel().tolist())
+    return array.shape, tuple(told_apart(value) for value in array.ravel().tolist())
 
 
 def _elements(array: np.ndarray[Any, Any]) -> Iterable[Any]:
@@ -195,19 +208,7 @@ def _entries(memo: Any) -> list[tuple[Any, Any]]:
 
 def _remembered(memo: Any) -> frozenset[Any]:
     """In no order: a hit moves an entry to the end."""
-    return frozenset((_told_apart(key), _told_apart(value)) for key, value in _entries(memo))
-
-
-def _told_apart(value: Any) -> Any:
-    if type(value) is tuple:
-        return tuple, tuple(map(_told_apart, value))
-    return (type(value), repr(value)) if type(value) in _PLAIN else (object, id(value))
-
-
-def is_plain(told: Any) -> bool:
-    """Whether something of a cache's entry, as it is told apart, is the same in any process."""
-    kind, content = told
-    return all(map(is_plain, content)) if kind is tuple else kind is not object
+    return frozenset((told_apart(key), told_apart(value)) for key, value in _entries(memo))
 
 
 def _remembered_objects(memo: Any) -> Iterable[Any]:

@@ -41,7 +41,7 @@ from waterflow.account import places
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.portable import NotPortableError, is_everybodys, portable_name
-from waterflow.account.probes import UNSET, Memo, is_plain
+from waterflow.account.probes import UNSET, Memo, is_plain, told_apart
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 
@@ -68,8 +68,6 @@ _PINNED: tuple[Any, ...] = (
 _BARE = frozenset({object, type(threading.Lock()), type(threading.RLock())})
 #: Probes whose answers are plain values, identities of nothing.
 _PLAIN_PROBES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-#: Plain values of context variables: a whole number may be an object's identity.
-_TELLING = frozenset({type(None), bool, str, float})
 #: What objects of classes derived from these hold beside attributes.
 _VALUES: tuple[Any, ...] = (int, float, complex, str, bytes)
 
@@ -479,16 +477,16 @@ def _may_hash(code: types.CodeType) -> bool:
 
 def _context_value(place: places.Probed) -> str:
     """The value of a context variable, or that it has none beside its default, if that is plain."""
-    value = place.before
-    is_set = value != UNSET
+    told = place.before
+    is_set = told != UNSET
     if not is_set:
         try:
-            value = contextvars.Context().run(place.holder.get)
+            told = told_apart(contextvars.Context().run(place.holder.get))
         except LookupError:
             return "neither value nor default"
-    if type(value) not in _TELLING:
+    if not is_plain(told):
         raise NoStructureError(f"the state of {place.trail}")
-    return f"{'value' if is_set else 'default'} {value!r}"
+    return f"{'value' if is_set else 'default'} {told!r}"
 
 
 def _is_full(cell: types.CellType) -> bool:

@@ -106,12 +106,12 @@ class Evaluator:
         return self._python(functools.partial(self._run, memory))  # type: ignore[no-any-return]
 
     def _run(self, memory: AbstractContextManager[Any]) -> Evaluated:
-        before = self._rng.state() if leaves_streams_alone(self._job) else None
+        go_back = self._rng.mark() if leaves_streams_alone(self._job) else None
         touched = self._rng.touched
         try:
             with memory:
                 return evaluate(self._job)
         finally:
-            if before is not None:
-                self._rng.restore(before)
+            if go_back is not None:
+                go_back()
             self._rng.touched = touched

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import math
 import os
 import types
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -247,6 +249,39 @@ def temperature_moved_by_a_hook_of_the_optimizer(live):
 
     optimizer.register_step_post_hook(hook)
     return job(model, optimizer=optimizer)
+
+
+def told_by(number):
+    """A factor that tells numbers apart which are equal."""
+    return 2.0 if type(number) is bool or math.copysign(1.0, number) < 0 else 1.0
+
+
+@case(*KEPT)
+def context_variable_becomes_its_equal(live):
+    SCALE.set(0.0)
+    loss = lambda m, b: cross_entropy(m, b) * told_by(SCALE.get())  # noqa: E731
+    return job(mlp(), loss, on_step=at(4, live, lambda: SCALE.set(-0.0)))
+
+
+@case("opaque", *KEPT)
+def item_of_an_array_of_objects_becomes_its_equal(live):
+    numbers = np.array([1, None], dtype=object)
+    loss = lambda m, b: cross_entropy(m, b) * told_by(numbers[0])  # noqa: E731
+    return job(mlp(), loss, on_step=at(4, live, lambda: numbers.__setitem__(0, True)))
+
+
+@case("opaque", *KEPT)
+def variable_of_a_generator_becomes_its_equal(live):
+    def numbers():
+        number = 1
+        while True:
+            asked = yield number
+            number = number if asked is None else asked
+
+    generator = numbers()
+    next(generator)
+    loss = lambda m, b: cross_entropy(m, b) * told_by(generator.gi_frame.f_locals["number"])  # noqa: E731
+    return job(mlp(), loss, on_step=at(4, live, lambda: generator.send(True)))
 
 
 @case(*KEPT)

@@ -533,6 +533,19 @@ def test_a_copy_draws_the_same_and_a_state_is_come_back_to():
         assert draws() == after
 
 
+@pytest.mark.parametrize("drawn_before", [True, False])
+def test_what_is_drawn_behind_a_mark_is_drawn_again(drawn_before):
+    rng = JobRng(SEED)
+    with rng.scope():
+        if drawn_before:
+            draws()
+        go_back = rng.mark()
+        found = draws()
+        for _ in range(2):
+            go_back()
+            assert draws() == found
+
+
 def test_worker_processes_are_seeded_from_the_jobs_stream():
     class Noisy(torch.utils.data.Dataset):
         def __len__(self):
