@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -43,26 +44,37 @@ class DataMemory:
     def _spans(self) -> Spans:
         return Spans(map(_span, tensors_in(self._data)))
 
-    def share(self, other: DataMemory) -> None:
-        """Another job is under way; what batches of one of the two may lie in, and the other's
-        data, too, is looked after from now on.
+    def join(self, others: Iterable[DataMemory]) -> None:
+        """The job comes to these, which are under way: memory that batches of one of two may lie
+        in, and the other's data, too, is looked after from now on.
 
         Raises:
-            JobError: this job's steps are known to change the other's data in place.
+            JobError: another job's steps are known to change this one's data in place.
         """
-        if not (self._hands_out or other._hands_out):
-            return
-        common = self._spans if self._data is other._data else self._spans & other._spans
-        if common & self._written:
-            raise JobError(
-                f"job {other._name!r} has tensors as data that the steps of job {self._name!r}, "
-                f"which is under way, change in place: {_REMEDY}"
-            )
-        for one in (self, other) if common else ():
-            one._watch(common)
+        left: Spans | None = None  # what is not known to be looked after by all who have it
+        for other in others:
+            if not (self._hands_out or other._hands_out):
+                continue
+            left = self._spans if left is None else left
+            common = left if self._data is other._data else left & other._spans
+            if not common:
+                continue
+            if common & other._written:
+                raise JobError(
+                    f"job {self._name!r} has tensors as data that the steps of job "
+                    f"{other._name!r}, which is under way, change in place: {_REMEDY}"
+                )
+            for one in (self, other):
+                one._watch(common)
+            if other._hands_out:  # it has met those before it, and these have met it
+                left -= common
+                if not left:
+                    return
 
     def _watch(self, common: Spans) -> None:
         """What others have is watched, but for tensors that are watched already."""
+        if not common - self._shared:
+            return
         for one in {id(one): one for one in tensors_in(self._data)}.values():
             if common.meets(*_span(one)) and self._is_own(one):
                 self._watched.append((one, _version(one)))

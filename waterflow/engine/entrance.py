@@ -64,8 +64,7 @@ class Entrance:
         if one is not None:
             return _shared_generator(one, job)
         try:
-            for other in self._under_way:
-                other.data.share(job.data)
+            job.data.join(other.data for other in self._under_way)
         except JobError as error:
             return error
         return None

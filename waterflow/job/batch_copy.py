@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any
 
 import torch
+
+from waterflow.allocator_ext import _C
 
 #: Values that nobody can write to.
 _CONSTANT = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
@@ -21,10 +23,19 @@ def copied(batch: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: Fal
         batch: any.
         keep: of which tensors the copy is to hold the very ones.
     """
+    if type(batch) in (list, tuple) and _are_apart(batch):
+        return type(batch)([one if keep(one) else one.clone() for one in batch])
     parts = list(_parts(batch))
     if len(set(parts)) < len(parts):
         return _deep(batch, keep)
     return _copied(batch, keep)
+
+
+def _are_apart(batch: Sequence[Any]) -> bool:
+    """Whether a batch is of plain tensors in one piece each, that share no memory."""
+    if not all(type(one) is torch.Tensor and _C.has_plain_rows(one) for one in batch):
+        return False
+    return len({one.untyped_storage()._cdata for one in batch}) == len(batch)
 
 
 def _parts(value: Any) -> Iterator[int]:

@@ -19,6 +19,8 @@ def test_they_are_sets(one: list[tuple[int, int]], other: list[tuple[int, int]])
     assert numbers([*Spans(one)]) == numbers(one)
     assert numbers([*(Spans(one) | Spans(other))]) == numbers(one) | numbers(other)
     assert numbers([*(Spans(one) & Spans(other))]) == numbers(one) & numbers(other)
+    assert numbers([*(Spans(one) - Spans(other))]) == numbers(one) - numbers(other)
+    assert Spans(one).is_disjoint(Spans(other)) == numbers(one).isdisjoint(numbers(other))
     assert bool(Spans(one)) == bool(numbers(one))
 
 
