@@ -121,10 +121,13 @@ class _Train:
         following: FeedItem[PreparedBatch] | None = fed
         while following is not None:
             self._step(following)
-            if self._accounts and not (job.ended or job.eager.is_as_found):
+            as_found = not job.ended and job.eager.is_as_found
+            if self._accounts and not (job.ended or as_found):
                 self._account()
+                as_found = not job.ended and job.eager.is_as_found
             job.feeder.step_done()
-            following = job.feeder.following(at_once) if self._goes_on else None
+            goes_on = as_found and self._goes_on
+            following = job.feeder.following(at_once) if goes_on else None
 
     def _account(self) -> None:
         """Between two steps, with the room's block given back: it held what now gets a place."""
@@ -142,7 +145,7 @@ class _Train:
             return False
         room = job.eager.room
         has_room = room is not None and room.is_open
-        return has_room and job.eager.is_as_found and self._may_go_on()
+        return has_room and self._may_go_on()
 
     def _step(self, fed: FeedItem[PreparedBatch]) -> None:
         job, batch = self._job, fed.item
