@@ -346,18 +346,17 @@ class EagerSteps:
         """The step itself, on the job's thread and in its context."""
         room, tiers = self.room, self._steps.tiers
         signature = None if batch.flat is None else batch.flat.signature
-        given = self._data.lend(batch.batch)
         measures = tiers is not None and signature is not None and tiers.measures(signature)
         if measures:
             started, made = time.thread_time(), 0 if room is None else room.allocations
-        with (
-            self._steps.persistent.gradients_lent(),
-            memory,
-            torch.autograd.set_multithreading_enabled(False),
-            observed or contextlib.nullcontext(),
-        ):
-            loss = eager_step(self._job, self._on_device(given))
-        self._data.take_back(given, batch.batch)
+        with self._steps.persistent.gradients_lent(), memory:
+            given = self._data.lend(batch.batch)
+            with (
+                torch.autograd.set_multithreading_enabled(False),
+                observed or contextlib.nullcontext(),
+            ):
+                loss = eager_step(self._job, self._on_device(given))
+            self._data.take_back(given, batch.batch)
         self._steps.opacity.prove()
         if tiers is not None and signature is not None:
             seconds = time.thread_time() - started if measures else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -109,9 +110,11 @@ def together(*jobs: wf.Job) -> wf.Report:
     return wf.run(jobs, memory="64MiB", threads=1)
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-@pytest.mark.parametrize("reader", READERS)
-def test_nobody_reads_what_another_jobs_step_has_written(writer: str, reader: str) -> None:
+@pytest.mark.parametrize(
+    ("reader", "writer"),
+    [*(("list", each) for each in WRITERS), *((each, "list") for each in READERS)],
+)
+def test_nobody_reads_what_another_jobs_step_has_written(reader: str, writer: str) -> None:
     x = images()
     jobs = [
         make_job("reader", READERS[reader](x)),
@@ -207,8 +210,8 @@ def test_callbacks_that_change_what_another_job_reads_are_no_secret(how: str) ->
     assert "were changed in place while another job" in str(report["writer"].error)
     if report["reader"].ok:  # it had ended before
         assert_trained_alone(jobs[0], report["reader"], views(images()))
-    else:
-        assert "were changed in place while another job" in str(report["reader"].error)
+    else:  # autograd has an error of its own for a step that was under way
+        assert re.search("in ?place", str(report["reader"].error))
 
 
 def test_a_batch_that_cannot_be_copied() -> None:
