@@ -38,9 +38,9 @@ def tensors_of_batches(batches: Iterable[Any]) -> list[torch.Tensor] | None:
     return found
 
 
-def tensors_in(data: Any) -> list[torch.Tensor]:
+def tensors_in(data: Any) -> list[torch.Tensor] | None:
     """All tensors on the host or a device that data are known to hold, arrays of numpy's as tensors
-    over the same memory."""
+    over the same memory; None where data reach too much to tell."""
     if type(data) in (list, tuple):
         plain = tensors_of_batches(data)
         if plain is not None:
@@ -49,6 +49,8 @@ def tensors_in(data: Any) -> list[torch.Tensor]:
     if behind is not None:
         return [*behind]
     reached = Account.take({"data": data}, most=MOST_OBJECTS)
+    if not reached.is_whole:
+        return None
     tensors = [t for t in reached.instances(torch.Tensor) if t.layout is torch.strided]
     return tensors + [t for a in reached.instances(np.ndarray) for t in _over(a)]
 

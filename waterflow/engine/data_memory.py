@@ -26,6 +26,8 @@ _REMEDY = (
     "give each job its own copy of the data (copy.deepcopy), wf.shared(data), or change a clone of "
     "the batch"
 )
+#: Where data lie that nobody could look through.
+_ANYWHERE = Spans([(0, 1 << 63)])
 
 
 class DataMemory:
@@ -42,7 +44,8 @@ class DataMemory:
 
     @functools.cached_property
     def _spans(self) -> Spans:
-        return Spans(map(_span, tensors_in(self._data)))
+        tensors = tensors_in(self._data)
+        return _ANYWHERE if tensors is None else Spans(map(_span, tensors))
 
     def join(self, others: Iterable[DataMemory]) -> None:
         """The job comes to these, which are under way: memory that batches of one of two may lie
@@ -75,7 +78,7 @@ class DataMemory:
         """What others have is watched, but for tensors that are watched already."""
         if not common - self._shared:
             return
-        for one in {id(one): one for one in tensors_in(self._data)}.values():
+        for one in {id(one): one for one in tensors_in(self._data) or ()}.values():
             if common.meets(*_span(one)) and self._is_own(one):
                 self._watched.append((one, _version(one)))
         self._shared |= common

@@ -52,6 +52,14 @@ class Generated:
         yield from views(self.x)
 
 
+class Large(Kept):
+    """Reaches more than anybody looks through."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__(x)
+        self.others = [[number] for number in range(30_000)]
+
+
 class Records(dict[str, torch.Tensor]):
     """Batches of a class of one's own."""
 
@@ -65,6 +73,7 @@ WRITERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "array": lambda x: views(torch.from_numpy(x.numpy())),
     "part of an array": lambda x: views(torch.from_numpy(x.numpy()[:])),
     "loader of batches": lambda x: DataLoader(Kept(x), batch_size=None),
+    "loader of batches, large": lambda x: DataLoader(Large(x), batch_size=None),
     "own iterable": Generated,
 }
 READERS: dict[str, Callable[[torch.Tensor], Any]] = {
