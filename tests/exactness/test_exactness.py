@@ -112,6 +112,7 @@ def test_numbers_are_those_of_the_plain_loop_without_a_graph(name, policy):
     check(name, policy, graphs=False)
 
 
+@pytest.mark.soak  # a test of the table, not of the product
 @pytest.mark.parametrize("name", NAMES)
 def test_the_case_has_a_point(name):
     """The plain loop repeats itself, trains long enough, and gives other numbers without it."""
