@@ -10,12 +10,15 @@ import torch
 
 from waterflow.allocator_ext import _C
 
+#: To which torch aligns memory of its own.
+_ALIGNMENT = 64
 #: Values that nobody can write to.
 _CONSTANT = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def copied(batch: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: False) -> Any:
-    """The same batch in memory of its own, its tensors laid out as they are.
+    """The same batch in memory of its own, its tensors laid out and aligned as they are: kernels may
+    sum in another order where memory is aligned otherwise.
 
     What shared memory within the batch does so in the copy, too.
 
@@ -24,7 +27,7 @@ def copied(batch: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: Fal
         keep: of which tensors the copy is to hold the very ones.
     """
     if type(batch) in (list, tuple) and _are_apart(batch):
-        return type(batch)([one if keep(one) else one.clone() for one in batch])
+        return type(batch)([one if keep(one) else _aligned_clone(one) for one in batch])
     parts = list(_parts(batch))
     if len(set(parts)) < len(parts):
         return _deep(batch, keep)
@@ -60,13 +63,24 @@ def _copied(value: Any, keep: Callable[[torch.Tensor], bool]) -> Any:
     if kind is torch.Tensor and _is_plain(value):
         if keep(value):
             return value
-        twin = value.clone()
+        twin = _aligned_clone(value) if value.is_contiguous() else value.clone()
         return twin if twin.stride() == value.stride() else copy.deepcopy(value)
     if kind in (list, tuple):
         return kind(_copied(item, keep) for item in value)
     if kind is dict:
         return {key: _copied(item, keep) for key, item in value.items()}
     return value if kind in _CONSTANT else _deep(value, keep)
+
+
+def _aligned_clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy of a tensor in one piece."""
+    skew = tensor.data_ptr() % _ALIGNMENT
+    if not skew or skew % tensor.element_size():
+        return tensor.clone()
+    room = torch.empty(tensor.nbytes + _ALIGNMENT, dtype=torch.uint8, device=tensor.device)
+    start = (skew - room.data_ptr()) % _ALIGNMENT
+    twin = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    return twin.copy_(tensor)
 
 
 def _deep(value: Any, keep: Callable[[torch.Tensor], bool]) -> Any:

@@ -93,3 +93,26 @@ def test_a_slice_of_much_is_copied_alone():
     much = torch.zeros(1 << 16, 4)
     (twin,) = copied([much[:2]])
     assert twin.untyped_storage().nbytes() == 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("wrap", [lambda one: [one], lambda one: {"x": one}])
+def test_memory_is_aligned_as_it_was(dtype, wrap):
+    whole = torch.arange(70).to(dtype)
+    for start in range(16):
+        part = whole[start : start + 21].view(3, 7)
+        (twin,) = tensors_in(copied(wrap(part)))
+        assert twin.data_ptr() % 64 == part.data_ptr() % 64
+        assert (twin.stride(), twin.dtype) == (part.stride(), dtype)
+        assert torch.equal(twin, part)
+        twin.zero_()
+        assert torch.equal(whole, torch.arange(70).to(dtype))
+    assert torch.equal(*map(torch.Tensor.clone, tensors_in(copied([torch.empty(0), whole[:0]]))))
+
+
+def test_what_is_to_be_kept_is_the_very_one():
+    own, others = torch.ones(3), torch.ones(3)
+    for batch in ([own, others], {"a": own, "b": [others]}, OwnDict(a=own, b=others)):
+        twins = list(tensors_in(copied(batch, keep=lambda tensor: tensor is own)))
+        assert twins[0] is own
+        assert twins[1] is not others
