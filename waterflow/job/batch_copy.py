@@ -17,8 +17,8 @@ _CONSTANT = (int, float, complex, bool, str, bytes, type(None), torch.dtype, tor
 
 
 def copied(batch: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: False) -> Any:
-    """The same batch in memory of its own, its tensors laid out and aligned as they are: kernels may
-    sum in another order where memory is aligned otherwise.
+    """The same batch in memory of its own, its tensors laid out and aligned as they are: kernels
+    may sum in another order where memory is aligned otherwise.
 
     What shared memory within the batch does so in the copy, too.
 
