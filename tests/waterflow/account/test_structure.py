@@ -98,7 +98,7 @@ def test_tensors_have_the_same_numbers_in_equal_structures():
 
 NOWHERE = contextvars.ContextVar("nowhere")
 PLAIN = contextvars.ContextVar("plain", default=0.5)
-OF_AN_OBJECT = contextvars.ContextVar("of an object", default=(1,))
+OF_AN_OBJECT = contextvars.ContextVar("of an object", default=([],))
 
 
 def test_context_variables_count_with_plain_values():
@@ -108,11 +108,11 @@ def test_context_variables_count_with_plain_values():
         return structure_of(holder(a=PLAIN, b=NOWHERE)).digest
 
     assert digests() == digests()
-    set_ = [contextvars.copy_context().run(digests, value) for value in (0.5, 0.25, "text")]
-    assert len({digests(), *set_}) == 4
-    for value in (7, [1]):
-        with pytest.raises(NoStructureError):
-            contextvars.copy_context().run(digests, value)
+    values = (0.5, 0.0, -0.0, "text", 1, True, 1.0, (1, 2), (True, 2))
+    set_ = [contextvars.copy_context().run(digests, value) for value in values]
+    assert len({digests(), *set_}) == 1 + len(values)
+    with pytest.raises(NoStructureError):
+        contextvars.copy_context().run(digests, [1])
     with pytest.raises(NoStructureError):
         structure_of(holder(a=OF_AN_OBJECT))
 
