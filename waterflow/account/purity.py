@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 import types
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -112,18 +113,31 @@ def observer() -> _C.Observer:
     return _C.Observer(is_seen_through)
 
 
+_entrance = threading.Lock()
+#: How many threads have stopped collections, and whether there were any before the first did.
+_inside = 0
+_collects = False
+
+
 @contextlib.contextmanager
 def undisturbed(observer: AbstractContextManager[Any] | None = None) -> Iterator[None]:
     """Has nothing run inside that a garbage collection would run, finalizers and callbacks of other
-    people's, and what does run observed, where an observer is given."""
-    collects = gc.isenabled()
-    gc.disable()
+    people's, and what does run observed, where an observer is given. Several threads may be inside
+    at once: the first in stops collections, the last out lets them go on."""
+    global _inside, _collects
+    with _entrance:
+        if not _inside:
+            _collects = gc.isenabled()
+            gc.disable()
+        _inside += 1
     try:
         with observer or contextlib.nullcontext():
             yield
     finally:
-        if collects:
-            gc.enable()
+        with _entrance:
+            _inside -= 1
+            if not _inside and _collects:
+                gc.enable()
 
 
 def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> list[Impurity]:

@@ -30,7 +30,8 @@ class World:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.batch = torch.randn(8, 4)
         self.step()
-        with purity.observer() as seen:
+        seen = purity.observer()
+        with purity.undisturbed(seen):
             self.step()
         self.codes = seen.codes()
         self.names = names_in(self.codes, seen.calls())

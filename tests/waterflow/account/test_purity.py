@@ -34,7 +34,8 @@ pytestmark = pytest.mark.cpu
 def observed(function):
     """What is impure in a function that has run once before, as a step has."""
     function()
-    with purity.observer() as seen:
+    seen = purity.observer()
+    with purity.undisturbed(seen):
         function()
     return purity.impure_calls(seen.calls(), seen.codes())
 
@@ -173,7 +174,8 @@ def test_steps_of_libraries_are_pure_and_stay_what_they_are(name):
 
     step()
     step()
-    with purity.observer() as seen:
+    seen = purity.observer()
+    with purity.undisturbed(seen):
         step()
     assert purity.impure_calls(seen.calls(), seen.codes()) == []
     roots = {"model": model, "loss": loss, "optimizer": optimizer}
@@ -184,3 +186,33 @@ def test_steps_of_libraries_are_pure_and_stay_what_they_are(name):
     assert [code.co_qualname for code in user if code not in account.codes] == [step.__qualname__]
     step()
     assert account.differences() == []
+
+
+def test_collections_wait_for_the_last_thread_that_is_undisturbed():
+    """Else a collection inside the second's step runs other people's finalizers as if the step's."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with purity.undisturbed():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    assert gc.isenabled()
+    with purity.undisturbed():
+        thread.start()
+        assert inside.wait(10)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+def test_who_had_no_collections_has_none_afterwards():
+    gc.disable()
+    try:
+        with purity.undisturbed():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
