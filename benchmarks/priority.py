@@ -19,13 +19,15 @@ one: its seconds alone, side by side without priorities, and with them. (AntMan,
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import multiprocessing
 import os
 import signal
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -42,6 +44,8 @@ PAIRS = (
 )
 #: Seconds of a window, and between two, in which the one that is suspended ends its step.
 WINDOW, SETTLING = 0.1, 0.02
+#: Seconds between two looks at a counter, where a window begins and ends with a step.
+POLL = 0.0002
 #: Seconds of windows of one run, and before, in which the duty finds its way.
 SECONDS, BEFORE = 40.0, 20.0
 #: With throttling, seconds before two windows in which nobody is suspended: a comparison that a
@@ -91,6 +95,23 @@ class Windows(NamedTuple):
     alone: list[float]  # and alone
 
 
+def at_next(count: Callable[[], int]) -> tuple[float, int]:
+    """When a counter goes on, and to what: a window that begins and ends there has whole steps. One
+    that stands still is not waited for."""
+    before, began = count(), time.perf_counter()
+    while (now := count()) == before and time.perf_counter() - began < WINDOW:
+        time.sleep(POLL)
+    return time.perf_counter(), now
+
+
+def speeds(counters: Sequence[Callable[[], int]], seconds: float) -> list[float]:
+    """Steps a second that each of these counts in so many seconds, or a little longer."""
+    begun = [at_next(count) for count in counters]
+    time.sleep(seconds)
+    ended = [at_next(count) for count in counters]
+    return [(n - m) / (t - s) for (s, m), (t, n) in zip(begun, ended, strict=True)]
+
+
 class Pair:
     """Two jobs of one engine and their steps a second, in windows in which not all are at work.
 
@@ -111,11 +132,14 @@ class Pair:
                 handle.resume()
         self._at_work = list(at_work)
         time.sleep(SETTLING)
-        begun, before = time.perf_counter(), [len(handle.losses) for handle in self._handles]
-        time.sleep(seconds)
-        made = [len(h.losses) - b for h, b in zip(self._handles, before, strict=True)]
-        took = time.perf_counter() - begun
-        return [count / took for count in made]
+        counters = [functools.partial(steps_of, handle) for handle in self._handles]
+        found = iter(speeds(list(itertools.compress(counters, at_work)), seconds))
+        return [next(found) if works else 0.0 for works in at_work]
+
+
+def steps_of(handle: wf.JobHandle) -> int:
+    """Those that the job has made."""
+    return len(handle.losses)
 
 
 def windows(first: str, other: str, size: int, throttled: bool) -> Windows:
@@ -187,14 +211,12 @@ def hardware_slowdown(first: str, other: str, size: int) -> float | None:
     with plain_loops((first, other), size, cores) as [(_, steps), (beside, _)]:
         begun = time.perf_counter()
         while time.perf_counter() < begun + PLAIN_SECONDS:
-            speeds = []
+            alone_and_beside = []
             for sent in (signal.SIGSTOP, signal.SIGCONT):
                 os.kill(beside.pid, sent)
                 time.sleep(SETTLING)
-                since, before = time.perf_counter(), steps.value
-                time.sleep(WINDOW)
-                speeds.append((steps.value - before) / (time.perf_counter() - since))
-            slowdowns.append(speeds[0] / speeds[1] - 1)
+                alone_and_beside += speeds([lambda: steps.value], WINDOW)
+            slowdowns.append(alone_and_beside[0] / alone_and_beside[1] - 1)
     return middle(slowdowns)[0]
 
 
