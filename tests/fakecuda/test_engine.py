@@ -24,6 +24,7 @@ from tests.support.differences import assert_same_numbers
 from tests.support.fake_cuda import FakeDriver, nothing_left
 from tests.support.fake_device import FakeCudaDevice, train_hopping
 from tests.support.jobs import MODELS, OPTIMIZERS, OWN_STEPS, SCHEDULERS, TRAINING
+from tests.support.tables import soaked
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.fakecuda, pytest.mark.usefixtures("one_thread")]
@@ -81,7 +82,7 @@ def same_numbers(
     return report
 
 
-@pytest.mark.parametrize("policy", ["temporal", "waterwave", "waterwave-s", "flow"])
+@pytest.mark.parametrize("policy", [soaked("temporal"), "waterwave", soaked("waterwave-s"), "flow"])
 def test_numbers_are_those_of_the_loop_however_late_the_work(policy, driver, eager):
     driver.delay(400, seed=3)
     names = ["cnn_shuffled", "noisy_shuffled", "encoder", "tied"]
@@ -92,7 +93,7 @@ def test_numbers_are_those_of_the_loop_however_late_the_work(policy, driver, eag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "part"), [("waterwave", 0), ("flow", 1)])
+@pytest.mark.parametrize(("policy", "part"), [soaked("waterwave", 0), ("flow", 1)])
 def test_every_kind_of_job(policy, part, driver, eager):
     driver.delay(20, seed=part)
     same_numbers(TOGETHER[part::2], eager, memory="1GiB", policy=policy)

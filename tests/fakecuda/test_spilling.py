@@ -22,6 +22,7 @@ from tests.support.differences import assert_same_numbers
 from tests.support.fake_cuda import FakeDriver
 from tests.support.fake_device import FakeCudaDevice
 from tests.support.jobs import MODELS, OPTIMIZERS
+from tests.support.tables import soaked, thinned
 from tests.support.zoo_jobs import BERT, CNN, jobs_of
 from waterflow.allocator_ext import _C
 from waterflow.engine.engine import Engine
@@ -117,7 +118,7 @@ def test_what_is_away_between_steps_takes_no_memory_of_the_device(driver: FakeDr
     assert races(log) == []
 
 
-@pytest.mark.parametrize("policy", ["flow", "waterwave"])
+@pytest.mark.parametrize("policy", ["flow", soaked("waterwave")])
 def test_other_jobs_beside_it_are_not_touched(policy: str, driver: FakeDriver) -> None:
     limit = int(peak(CNN) * 0.6)
     driver.delay(100, seed=2)
@@ -191,7 +192,7 @@ def losses_without_waits(seed: int, ignores: bool) -> Any:
     return ast.literal_eval(done.stdout) if done.returncode == 0 else done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a test of the tests, not of the product
 def test_without_waits_the_numbers_are_wrong(driver: FakeDriver) -> None:
     """On one lane, so that nothing but the copies has anything to wait for."""
     expected = eager(CNN)[1].losses[:5]
@@ -222,7 +223,9 @@ def test_page_locked_memory_that_cannot_be_had_ends_the_job(driver: FakeDriver) 
     assert any("cuMemHostAlloc" in text and "more memory" in text for text in failed)
 
 
-@pytest.mark.parametrize("symbol", ["cuEventRecord", "cuStreamWaitEvent", "cuLaunchHostFunc"])
+@pytest.mark.parametrize(
+    "symbol", thinned(["cuEventRecord", "cuStreamWaitEvent", "cuLaunchHostFunc"], keep=1)
+)
 def test_a_call_that_fails_in_a_spilled_step_is_named(symbol: str, driver: FakeDriver) -> None:
     limit = int(peak(CNN) * 0.6)
     before = driver.calls(symbol)

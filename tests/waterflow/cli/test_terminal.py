@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.support.tables import soaked, thinned
 from tests.support.terminal import at_widths, in_terminal
 from waterflow.report.report import JobReport, Report, Timeline
 
@@ -92,7 +93,7 @@ def test_help_is_whole(tmp_path, command):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", thinned(WIDTHS, keep=[60]))
 def test_a_run_shows_every_job_and_its_state(tmp_path, width):
     (tmp_path / "jobs.py").write_text(JOBS.replace("{names!r}", repr(NAMES)))
     screen = in_terminal("run", "jobs.py", width=width, cwd=tmp_path)
@@ -113,8 +114,8 @@ def test_a_run_shows_every_job_and_its_state(tmp_path, width):
 
 STUDIES = [
     ("max-batch", "espcn", "vae", "--memory", "64MiB"),
-    ("plan", "espcn:batch=2", "vae:batch=2", "--memory", "64MiB"),
-    ("pair", "espcn:batch=2", "vae:batch=2", "--memory", "64MiB"),
+    soaked(("plan", "espcn:batch=2", "vae:batch=2", "--memory", "64MiB")),
+    soaked(("pair", "espcn:batch=2", "vae:batch=2", "--memory", "64MiB")),
     ("compare", "jobs.py", "--policy", "flow"),
 ]
 HEADINGS = {

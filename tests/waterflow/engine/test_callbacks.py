@@ -21,6 +21,7 @@ import pytest
 
 import waterflow as wf
 from tests.support.engine_parts import make_job
+from tests.support.tables import crossed
 from waterflow.engine.events import EngineEnded, StepDone
 
 pytestmark = pytest.mark.cpu
@@ -190,8 +191,10 @@ def run_program(program: str, **options: Any) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.parametrize("made", ["wf.Engine('8MiB', threads=1)", "wf.Engine('8MiB').__enter__()"])
-@pytest.mark.parametrize("callbacks", [False, True])
+MADE = ["wf.Engine('8MiB', threads=1)", "wf.Engine('8MiB').__enter__()"]
+
+
+@pytest.mark.parametrize(("callbacks", "made"), crossed([False, True], MADE))
 def test_an_engine_that_nobody_closes_ends_with_the_process(made: str, callbacks: bool) -> None:
     on_step = "begun.set() or time.sleep(0.001)" if callbacks else "begun.set()"
     ended = run_program(f"""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import waterflow as wf
+from tests.support.tables import crossed
 
 pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]
 
@@ -106,8 +107,7 @@ def test_what_is_named_is_enough(case, tiers, monkeypatch):
     assert {one.state for one in report} == {"finished"}
 
 
-@pytest.mark.parametrize("capture", ["auto", True])
-@pytest.mark.parametrize("policy", ["flow", "waterwave"])
+@pytest.mark.parametrize(("policy", "capture"), crossed(["flow", "waterwave"], ["auto", True]))
 def test_a_shape_that_comes_later(policy, capture):
     def make():
         other = job("b", "SGD", sizes=(8,) * 30, capture=capture)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import waterflow as wf
+from tests.support.tables import crossed
 from tests.support.waiting import wait_until
 from tests.waterflow.engine.test_suspension import (
     Stops,
@@ -104,8 +105,9 @@ def test_opportunistic_jobs_make_room_and_come_back() -> None:
 ROOM_FOR_NOBODY = 16 << 10
 
 
-@pytest.mark.parametrize("capture", [False, "auto", True])
-@pytest.mark.parametrize("policy", ["flow", "time-slice"])
+@pytest.mark.parametrize(
+    ("policy", "capture"), crossed(["flow", "time-slice"], [False, "auto", True])
+)
 def test_a_job_under_whose_need_the_budget_falls_rests_until_there_is_more(
     policy: str, capture: Any
 ) -> None:
@@ -241,8 +243,7 @@ def in_thread(action: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.parametrize("capture", [True, "auto"])
-@pytest.mark.parametrize("policy", ["flow", "temporal"])
+@pytest.mark.parametrize(("policy", "capture"), crossed(["flow", "temporal"], [True, "auto"]))
 def test_a_limit_under_what_a_job_needs_and_none_again(policy: str, capture: Any) -> None:
     stops = Stops(6, 20)
     need = needed(make_deep("a"))

@@ -16,6 +16,7 @@ from torch import nn
 
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
+from tests.support.tables import soaked
 from tests.support.waiting import wait_until
 from waterflow.engine import precedence
 from waterflow.engine.events import DutyChanged, ShareChanged
@@ -71,7 +72,7 @@ def no_duty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precedence, "next_pace", lambda pace, *_: pace)
 
 
-@pytest.mark.parametrize("capture", [True, False, "auto"])
+@pytest.mark.parametrize("capture", [True, False, soaked("auto")])
 def test_numbers_are_the_loops_whoever_goes_first(capture: Any) -> None:
     def make(priority: str) -> wf.Job:
         width = {"guaranteed": 48, "normal": 32, "opportunistic": 64}[priority]

@@ -12,6 +12,7 @@ from torch import nn
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
 from tests.support.needs import needed
+from tests.support.tables import crossed, soaked
 from tests.support.waiting import wait_until
 from waterflow.engine import surges
 from waterflow.engine.events import MemoryLent
@@ -220,7 +221,7 @@ def in_second_phase() -> wf.Job:
     return job
 
 
-@pytest.mark.parametrize("capture", [True, "auto", False])
+@pytest.mark.parametrize("capture", [True, soaked("auto"), False])
 def test_a_second_phase(capture: Any) -> None:
     """Captured or eager, where the step asks for more in its middle."""
     job = make_phases(priority="guaranteed", capture=capture)
@@ -239,8 +240,9 @@ def test_a_second_phase(capture: Any) -> None:
     assert_equal_to_eager(other, two.result(), make_wide(steps=200))
 
 
-@pytest.mark.parametrize("spare", [0, 1 / 16, 3 / 16, 1 / 2])
-@pytest.mark.parametrize("priority", ["normal", "opportunistic"])
+@pytest.mark.parametrize(
+    ("priority", "spare"), crossed(["normal", "opportunistic"], [0, 1 / 16, 3 / 16, 1 / 2])
+)
 def test_an_eager_step_has_others_rest_before_it_fails(priority: str, spare: float) -> None:
     """What its first step needs nobody knows, and who is there already is its equal, or goes before
     it; in what there is alone, it fits."""

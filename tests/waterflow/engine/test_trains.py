@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import waterflow as wf
+from tests.support.tables import crossed
 from tests.support.waiting import wait_until
 from waterflow.engine import job_run, trains
 from waterflow.engine.events import EagerStepBegun, GroupsRan, StepDone
@@ -273,8 +274,7 @@ SHUFFLED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SHUFFLED)
-@pytest.mark.parametrize("capture", [True, "auto"])
+@pytest.mark.parametrize(("capture", "name"), crossed([True, "auto"], list(SHUFFLED)))
 def test_steps_and_data_that_draw_do_so_in_turn(name: str, capture: Any) -> None:
     """Dropout beside a loader that shuffles: with batches fetched ahead or not, and callbacks in
     the caller's thread, too."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import waterflow as wf
+from tests.support.tables import soaked
 from tests.support.waiting import wait_until
 from tests.waterflow.engine.test_suspension import assert_equal_to_eager, make_job, needed
 from waterflow.engine.events import MemoryMoved
@@ -17,7 +18,7 @@ from waterflow.engine.events import MemoryMoved
 pytestmark = pytest.mark.cpu
 
 
-@pytest.mark.parametrize("capture", [True, "auto"])
+@pytest.mark.parametrize("capture", [True, soaked("auto")])
 def test_jobs_that_do_not_fit_together_take_turns(capture: Any) -> None:
     """Each is in memory more than once, and no more than one at a time."""
     room = needed(make_job("a", 1, capture=True))

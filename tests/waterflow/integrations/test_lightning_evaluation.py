@@ -19,6 +19,7 @@ from tests.support.lightning_modules import (
     trained_by_host,
     trainer,
 )
+from tests.support.tables import crossed, soaked, thinned
 
 lightning = pytest.importorskip("lightning")
 EarlyStopping = lightning.pytorch.callbacks.EarlyStopping
@@ -104,7 +105,7 @@ def job_of(module, data, name="guest", **options):
 @pytest.mark.parametrize(
     ("kind", "data", "options"),
     [
-        (Drawing, Digits, {}),
+        soaked(Drawing, Digits, {}),
         (Drawing, Shuffled, {}),
         (Dropping, Shuffled, {"limit_val_batches": 1}),
         (Dropping, Digits, {"limit_val_batches": 0.7, "limit_train_batches": 4}),
@@ -112,7 +113,7 @@ def job_of(module, data, name="guest", **options):
         (Follows, Digits, {"max_epochs": 8}),
         (FollowsByDict, Shuffled, {"max_epochs": 8, "limit_train_batches": 3}),
         (OverEstimated, Digits, {"accumulate_grad_batches": 3}),
-        (OverEstimated, Digits, {"limit_train_batches": 5}),
+        soaked(OverEstimated, Digits, {"limit_train_batches": 5}),
         (Drawing, Streamed, {}),
         (Classifier, Streamed, {"accumulate_grad_batches": 4}),
     ],
@@ -149,18 +150,20 @@ def stopping(**options):
     return {"max_epochs": 30, "callbacks": [callback]}
 
 
+LIMITS = [
+    {},
+    {"mode": "max", "patience": 1},
+    {"stopping_threshold": 1.5},
+    {"divergence_threshold": 1.0},
+    {"check_on_train_epoch_end": False},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"mode": "max", "patience": 1},
-        {"stopping_threshold": 1.5},
-        {"divergence_threshold": 1.0},
-        {"check_on_train_epoch_end": False},
-    ],
-    ids=lambda options: ",".join(options) or "patience",
+    ("kind", "options"),
+    crossed([Dropping, Follows], LIMITS),
+    ids=lambda given: getattr(given, "__name__", None) or ",".join(given) or "patience",
 )
-@pytest.mark.parametrize("kind", [Dropping, Follows])
 def test_early_stopping_stops_where_the_host_does(kind, options):
     host, guest = made(kind), made(kind)
     ours, theirs = stopping(**options), stopping(**options)
@@ -175,7 +178,7 @@ def test_early_stopping_stops_where_the_host_does(kind, options):
     same_weights(host, guest)
 
 
-@pytest.mark.parametrize("stop", [3, 7, 8, 16, 22])
+@pytest.mark.parametrize("stop", thinned([3, 7, 8, 16, 22], keep=2))
 def test_a_training_that_goes_on_is_the_hosts(stop, tmp_path):
     class Counting(Follows):
         def training_step(self, batch, batch_idx):

@@ -14,6 +14,7 @@ from tests.support.lightning_modules import (
     trained_by_host,
     trainer,
 )
+from tests.support.tables import soaked, thinned
 from tests.waterflow.integrations.test_lightning_evaluation import (
     Drawing,
     Dropping,
@@ -79,10 +80,10 @@ def positions(module, data, **options):
     [
         (Counting, Shuffled, {"val_check_interval": 0.5}),
         (Counting, Digits, {"val_check_interval": 0.3, "max_epochs": 3}),
-        (Counting, Shuffled, {"val_check_interval": 3}),
+        soaked(Counting, Shuffled, {"val_check_interval": 3}),
         (Counting, Shuffled, {"val_check_interval": 1}),
         (Counting, Shuffled, {"val_check_interval": 5, "check_val_every_n_epoch": None}),
-        (Counting, Shuffled, {"val_check_interval": 9, "check_val_every_n_epoch": None}),
+        soaked(Counting, Shuffled, {"val_check_interval": 9, "check_val_every_n_epoch": None}),
         (Counting, Shuffled, {"check_val_every_n_epoch": 2, "max_epochs": 5}),
         (
             Counting,
@@ -187,7 +188,7 @@ def relative(value, folder):
         ({}, {}),
         ({}, {"limit_val_batches": 0}),
         ({"monitor": "val_loss", "save_top_k": 2}, {"val_check_interval": 0.5}),
-        ({"monitor": "val_loss", "save_top_k": -1}, {"val_check_interval": 3}),
+        soaked({"monitor": "val_loss", "save_top_k": -1}, {"val_check_interval": 3}),
         ({"monitor": "val_loss", "save_top_k": -1}, {"check_val_every_n_epoch": 2}),
         ({"save_top_k": -1}, {"max_epochs": None, "max_steps": 10}),
         ({"save_top_k": -1, "save_on_train_epoch_end": False}, {"max_epochs": 3}),
@@ -263,7 +264,7 @@ def test_validation_that_a_job_cannot_do_is_refused_by_name(options, named):
     assert named in str(refused.value)
 
 
-@pytest.mark.parametrize("stop", [4, 8, 11, 15, 20])
+@pytest.mark.parametrize("stop", thinned([4, 8, 11, 15, 20], keep=2))
 def test_a_training_that_goes_on_writes_the_hosts_files(stop, tmp_path):
     def asks(folder):
         saving = ModelCheckpoint(tmp_path / folder, "{step}", monitor="val_loss", save_top_k=2)

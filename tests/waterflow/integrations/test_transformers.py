@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import waterflow as wf
+from tests.support.tables import soaked, thinned
 from tests.support.trainers import (
     MODELS,
     gpt2,
@@ -34,16 +35,22 @@ def assert_equal(make, tmp_path, report=None, host_losses=None, **options):
     return report["guest"]
 
 
+#: One of several encoders for texts, and what is made otherwise.
+USUAL = ("bert", "gpt2", "llama", "t5", "vit")
+
+
 @pytest.fixture(scope="module")
-def side_by_side(tmp_path_factory):
-    """All models trained in one call, and their Trainers."""
+def side_by_side(request, tmp_path_factory):
+    """The models that tests ask for trained in one call, and their Trainers."""
     path = tmp_path_factory.mktemp("trainers")
-    trainers = {name: trainer(make, path) for name, make in MODELS.items()}
+    tests = [item for item in request.session.items if "side_by_side" in item.fixturenames]
+    names = {item.callspec.params["name"] for item in tests}
+    trainers = {name: trainer(make, path) for name, make in MODELS.items() if name in names}
     jobs = [wf.from_trainer(one, name) for name, one in trainers.items()]
     return wf.run(jobs, memory="512MiB", threads=1), trainers
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", thinned(MODELS, USUAL))
 def test_models_side_by_side_train_as_by_their_host(name, side_by_side, tmp_path):
     report, trainers = side_by_side
     assert report[name].error is None
@@ -62,10 +69,10 @@ def test_models_side_by_side_train_as_by_their_host(name, side_by_side, tmp_path
     "options",
     [
         {"max_grad_norm": 0.0},
-        {"max_steps": 5},
+        soaked({"max_steps": 5}),
         {"lr_scheduler_type": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
         {"optim": "sgd"},
-        {"optim": "adafactor"},
+        soaked({"optim": "adafactor"}),
         {"label_smoothing_factor": 0.1},
         {"bf16": True},
         {"train_sampling_strategy": "group_by_length"},
@@ -96,9 +103,9 @@ def focal(outputs, labels, num_items_in_batch=None):
 @pytest.mark.parametrize(
     ("kind", "keywords"),
     [
-        (Weighted, {}),
+        soaked(Weighted, {}),  # as accumulated below
         (transformers.Trainer, {"compute_loss_func": focal}),
-        (transformers.Trainer, {"data_collator": masked_at_random}),
+        soaked(transformers.Trainer, {"data_collator": masked_at_random}),  # as beside evaluations
     ],
     ids=["compute_loss", "compute_loss_func", "collator"],
 )
@@ -107,7 +114,7 @@ def test_losses_and_collators_of_the_users(kind, keywords, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [transformers.Trainer, Weighted])
-@pytest.mark.parametrize("name", ["gpt2", "bert", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", soaked("t5")])
 def test_gradients_accumulate_as_in_the_host(name, kind, tmp_path):
     if kind is Weighted and name != "bert":
         pytest.skip("its loss is for classes")

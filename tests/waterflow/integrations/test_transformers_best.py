@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import waterflow as wf
+from tests.support.tables import crossed, soaked, thinned
 from tests.support.trainers import SEED, same_weights, trained_by_host
 from tests.waterflow.integrations.test_transformers_evaluation import (
     accuracy,
@@ -48,58 +49,55 @@ def files(one):
     return found
 
 
-@pytest.mark.parametrize("patience", [None, 1])
+#: By what the best weights are chosen, and when they are kept.
+CHOSEN = [
+    {"eval_strategy": "epoch", "save_strategy": "epoch", **BEST},
+    {"eval_strategy": "epoch", "save_strategy": "best", **BEST},
+    {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 4, **BEST},
+    {
+        "eval_strategy": "steps",
+        "eval_steps": 0.25,
+        "save_strategy": "steps",
+        "save_steps": 0.5,
+        **BEST,
+    },
+    {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1, **BEST},
+    {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 8, **BEST},
+    {
+        "eval_strategy": "epoch",
+        "save_strategy": "best",
+        "save_only_model": True,
+        "metric_for_best_model": "loss",
+    },
+    {
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "metric_for_best_model": "accuracy",
+        "greater_is_better": False,
+        **BEST,
+    },
+    {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        **BEST,
+        **PLATEAU,
+    },
+    {"eval_strategy": "epoch", "eval_delay": 2, "save_strategy": "best", **BEST},
+]
+#: What differs from one of those by its numbers only.
+ALIKE = [
+    {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, **BEST},
+    {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", **BEST},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "patience"),
     [
-        {"eval_strategy": "epoch", "save_strategy": "epoch", **BEST},
-        {"eval_strategy": "epoch", "save_strategy": "best", **BEST},
-        {
-            "eval_strategy": "steps",
-            "eval_steps": 2,
-            "save_strategy": "steps",
-            "save_steps": 2,
-            **BEST,
-        },
-        {
-            "eval_strategy": "steps",
-            "eval_steps": 2,
-            "save_strategy": "steps",
-            "save_steps": 4,
-            **BEST,
-        },
-        {
-            "eval_strategy": "steps",
-            "eval_steps": 0.25,
-            "save_strategy": "steps",
-            "save_steps": 0.5,
-            **BEST,
-        },
-        {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "best", **BEST},
-        {"eval_strategy": "epoch", "save_strategy": "epoch", "save_total_limit": 1, **BEST},
-        {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 8, **BEST},
-        {
-            "eval_strategy": "epoch",
-            "save_strategy": "best",
-            "save_only_model": True,
-            "metric_for_best_model": "loss",
-        },
-        {
-            "eval_strategy": "epoch",
-            "save_strategy": "epoch",
-            "metric_for_best_model": "accuracy",
-            "greater_is_better": False,
-            **BEST,
-        },
-        {
-            "eval_strategy": "steps",
-            "eval_steps": 2,
-            "save_strategy": "steps",
-            "save_steps": 2,
-            **BEST,
-            **PLATEAU,
-        },
-        {"eval_strategy": "epoch", "eval_delay": 2, "save_strategy": "best", **BEST},
+        *crossed(CHOSEN, [1, None]),
+        *(soaked(options, patience) for options in ALIKE for patience in (1, None)),
     ],
     ids=str,
 )
@@ -122,7 +120,7 @@ def test_the_best_weights_are_the_hosts(options, patience, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"eval_strategy": "epoch"},
+        soaked({"eval_strategy": "epoch"}),
         {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True},
         {"eval_strategy": "steps", "eval_steps": 2, "gradient_accumulation_steps": 2},
     ],
@@ -143,7 +141,7 @@ def test_a_rate_that_follows_evaluations_is_the_hosts(options, tmp_path):
     assert guest.lr_scheduler.state_dict() == host.lr_scheduler.state_dict()
 
 
-@pytest.mark.parametrize("stop", [3, 5, 8, 11])
+@pytest.mark.parametrize("stop", thinned([3, 5, 8, 11], keep=[8]))
 def test_a_training_that_goes_on_has_the_hosts_best(stop, tmp_path):
     options = {
         "eval_strategy": "steps",

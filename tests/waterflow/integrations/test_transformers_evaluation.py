@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import waterflow as wf
+from tests.support.tables import crossed, soaked
 from tests.support.trainers import (
     MODELS,
     SEED,
@@ -52,15 +53,15 @@ def told_by_host(host):
     ("name", "evaluation"),
     [
         ("gpt2", {"eval_strategy": "epoch"}),
-        ("t5", {"eval_strategy": "epoch"}),
-        ("bert", {"eval_strategy": "steps", "eval_steps": 2}),
+        soaked("t5", {"eval_strategy": "epoch"}),
+        soaked("bert", {"eval_strategy": "steps", "eval_steps": 2}),
         ("bert", {"eval_strategy": "steps", "eval_steps": 4, "eval_delay": 5}),
         ("gpt2", {"eval_strategy": "steps", "eval_steps": 0.5}),
         ("t5", {"eval_strategy": "epoch", "eval_delay": 2, "gradient_accumulation_steps": 2}),
         ("bert", {"eval_strategy": "epoch", "max_steps": 5, "eval_accumulation_steps": 1}),
         ("bert", {"eval_strategy": "epoch", "eval_on_start": True}),
-        ("gpt2", {"eval_strategy": "steps", "eval_steps": 4, "eval_on_start": True}),
-        ("t5", {"eval_strategy": "epoch", "eval_delay": 2, "eval_on_start": True}),
+        soaked("gpt2", {"eval_strategy": "steps", "eval_steps": 4, "eval_on_start": True}),
+        soaked("t5", {"eval_strategy": "epoch", "eval_delay": 2, "eval_on_start": True}),
     ],
     ids=lambda given: given if isinstance(given, str) else ",".join(map(str, given.values())),
 )
@@ -129,8 +130,9 @@ class Weighing(Found):
         return (loss, outputs) if return_outputs else loss
 
 
-@pytest.mark.parametrize("kind", [Found, Predicting, Weighing])
-@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+@pytest.mark.parametrize(
+    ("strategy", "kind"), crossed(["epoch", "steps"], [Found, Predicting, Weighing])
+)
 def test_methods_of_a_subclass_evaluate_as_in_the_host(kind, strategy, tmp_path):
     options = {"eval_strategy": strategy, "eval_steps": 4}
     host, guest = (evaluated("bert", tmp_path, options, kind=kind) for _ in range(2))
@@ -159,8 +161,7 @@ def test_several_datasets_are_evaluated_as_in_the_host(tmp_path):
     same_weights(host.model, guest.model)
 
 
-@pytest.mark.parametrize("patience", [1, 2])
-@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+@pytest.mark.parametrize(("strategy", "patience"), crossed(["epoch", "steps"], [1, 2]))
 def test_early_stopping_stops_where_the_host_does(strategy, patience, tmp_path):
     evaluation = {
         "eval_strategy": strategy,
@@ -188,8 +189,9 @@ def test_early_stopping_stops_where_the_host_does(strategy, patience, tmp_path):
     same_weights(host.model, guest.model)
 
 
-@pytest.mark.parametrize("stop", [3, 4, 5, 7, 8])
-@pytest.mark.parametrize("evaluation", ["no", "epoch", "steps", "start"])
+@pytest.mark.parametrize(
+    ("evaluation", "stop"), crossed(["no", "epoch", "steps", "start"], [3, 4, 5, 7, 8])
+)
 def test_a_training_that_goes_on_is_the_hosts(evaluation, stop, tmp_path):
     """In data, whose loader is a batch ahead and whose collator draws, and in evaluations."""
     options = {"eval_strategy": "steps" if evaluation == "steps" else "epoch", "eval_steps": 2}

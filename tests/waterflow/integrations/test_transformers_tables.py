@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import waterflow as wf
+from tests.support.tables import soaked
 from tests.support.trainers import MODELS, SEED, same_weights, sentences, trained_by_host, trainer
 from waterflow.integrations.transformers import (
     CALLED,
@@ -126,11 +127,11 @@ def test_a_method_of_ones_own_that_nobody_would_call_is_refused_by_name(method, 
     [
         {"auto_find_batch_size": True},
         {"logging_nan_inf_filter": False, "logging_steps": 1, "logging_first_step": True},
-        {"include_num_input_tokens_seen": "all", "logging_steps": 2},
-        {"torch_empty_cache_steps": 1, "skip_memory_metrics": False},
+        soaked({"include_num_input_tokens_seen": "all", "logging_steps": 2}),
+        soaked({"torch_empty_cache_steps": 1, "skip_memory_metrics": False}),
         {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1},
         {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
-        {"ignore_data_skip": True, "log_level": "error", "run_name": "named"},
+        soaked({"ignore_data_skip": True, "log_level": "error", "run_name": "named"}),
     ],
     ids=lambda options: next(iter(options)),
 )

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import waterflow as wf
 from tests.support.data import rows
 from tests.support.steps import job_of
+from tests.support.tables import crossed
 from waterflow.common.errors import JobError
 from waterflow.job.epochs import begin_epoch
 from waterflow.job.outcome import Outcome, StepTensors
@@ -62,8 +63,9 @@ def loss_with_metrics(model, batch):
     return F.cross_entropy(made, batch[1]), {"right": right, "top": made.max(), "rows": 4}
 
 
-@pytest.mark.parametrize("policy", ["flow", "temporal", "waterwave"])
-@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize(
+    ("capture", "policy"), crossed([True, False], ["flow", "temporal", "waterwave"])
+)
 def test_metrics_are_recorded_for_each_step(policy, capture, tmp_path):
     def job(**options):
         data = [rows(4), rows(4)]

@@ -9,13 +9,13 @@ import pytest
 
 import waterflow as wf
 from tests.support.jobs import OWN_STEPS
+from tests.support.tables import crossed
 from tests.support.zoo_jobs import BERT, CNN, LSTM, TABLE, jobs_of
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("kept_captures")]
 
 
-@pytest.mark.parametrize("task", [BERT, LSTM, TABLE])
-@pytest.mark.parametrize("measure", [False, True])
+@pytest.mark.parametrize(("measure", "task"), crossed([False, True], [BERT, LSTM, TABLE]))
 def test_the_peak_one_after_another_is_that_of_a_run(task, measure):
     found = wf.plan(jobs_of(task, task), "1GiB", hardware="cpu", measure=measure)
     report = wf.run(jobs_of(task, task), memory="1GiB", policy="temporal", threads=1)
@@ -42,8 +42,7 @@ def test_the_least_budget_is_exact_to_the_byte(task):
         wf.run(jobs_of(task), memory=needed - 64, threads=1)
 
 
-@pytest.mark.parametrize("name", OWN_STEPS)
-@pytest.mark.parametrize("measure", [False, True])
+@pytest.mark.parametrize(("measure", "name"), crossed([False, True], list(OWN_STEPS)))
 def test_the_peak_of_a_step_of_ones_own_is_that_of_a_run(name, measure):
     """The plan is made before the step has left gradients and state; and once it has."""
     jobs = [OWN_STEPS[name](capture=True) for _ in range(2)]
