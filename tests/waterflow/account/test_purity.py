@@ -189,7 +189,7 @@ def test_steps_of_libraries_are_pure_and_stay_what_they_are(name):
 
 
 def test_collections_wait_for_the_last_thread_that_is_undisturbed():
-    """Else a collection inside the second's step runs other people's finalizers as if the step's."""
+    """Else a collection in the second's step runs other people's finalizers as if it did."""
     inside, leave = threading.Event(), threading.Event()
 
     def other():
