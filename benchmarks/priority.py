@@ -23,6 +23,7 @@ import functools
 import itertools
 import math
 import multiprocessing
+import operator
 import os
 import signal
 import statistics
@@ -42,8 +43,9 @@ PAIRS = (
     ("bert_base_small", "lstm_lm_small", 4),
     ("espcn_small", "vae_small", 8),
 )
-#: Seconds of a window, and between two, in which the one that is suspended ends its step.
-WINDOW, SETTLING = 0.1, 0.02
+#: Seconds of a window, and between two, in which the one that is suspended ends its step, or the
+#: one that goes on finds its place again, which others wait for.
+WINDOW, SETTLING, RESUMING = 0.1, 0.02, 0.2
 #: Seconds between two looks at a counter, where a window begins and ends with a step.
 POLL = 0.0002
 #: Seconds of windows of one run, and before, in which the duty finds its way.
@@ -125,13 +127,14 @@ class Pair:
 
     def speeds(self, *at_work: bool, seconds: float = WINDOW) -> list[float]:
         """In one window, with those suspended that are not to be at work."""
+        resumed = any(map(operator.gt, at_work, self._at_work))
         for place, handle in enumerate(self._handles):
             if self._at_work[place] and not at_work[place]:
                 handle.suspend()
             elif at_work[place] and not self._at_work[place]:
                 handle.resume()
         self._at_work = list(at_work)
-        time.sleep(SETTLING)
+        time.sleep(RESUMING if resumed else SETTLING)
         counters = [functools.partial(steps_of, handle) for handle in self._handles]
         found = iter(speeds(list(itertools.compress(counters, at_work)), seconds))
         return [next(found) if works else 0.0 for works in at_work]

@@ -9,14 +9,16 @@ just before and just after it: what makes the machine steadily slower or faster 
 from __future__ import annotations
 
 import math
+import random
 from collections import defaultdict
 from collections.abc import Hashable
 from itertools import pairwise
 from typing import NamedTuple
 
 #: Stretches of steps that do not count after the others were held or let go: work of theirs may
-#: still go on, or not have begun.
-_SETTLING = 1
+#: still go on, or not have begun. How many is left to chance: else turns keep step with the job's
+#: epochs, and those alone have other parts of them than those beside the others.
+_SETTLING = (1, 2)
 #: A turn alone takes at least so long, and one beside the others.
 _ALONE_SECONDS, _BESIDE_SECONDS = 0.005, 0.015
 #: Of one comparison no more counts, either way: a pause of the whole process is nobody's harm.
@@ -51,7 +53,8 @@ class Alternation:
         self._alone: dict[Hashable, float] = {}  # seconds a step, when last made alone
         self._turn: _Turn = defaultdict(lambda: (0.0, 0))
         self._beside: _Turn = {}  # the last turn beside the others
-        self._settling = _SETTLING
+        self._chance = random.Random(0)
+        self._settling = self._chance.randint(*_SETTLING)
         self._ratios: list[float] = []  # their logarithms, one for each turn beside the others
         self._mean, self._error = 0.0, math.inf  # of these
         self._seconds = 0.0
@@ -86,7 +89,7 @@ class Alternation:
         else:
             self._beside = self._turn
         self._turn = defaultdict(lambda: (0.0, 0))
-        self._settling = _SETTLING
+        self._settling = self._chance.randint(*_SETTLING)
         self.holds = not self.holds
 
     def _compare(self, after: dict[Hashable, float]) -> None:

@@ -38,6 +38,7 @@ class _Work(NamedTuple):
 
     begun: float
     steps_before: int
+    epoch_before: int
     kind: Hashable
     disturbed: bool  # whether eager steps of others were under way when they began
 
@@ -150,7 +151,8 @@ class Precedence:
         """The job begins steps of a kind; None stands for eager ones."""
         if job in self._first:
             disturbed = bool(self._unstoppable)
-            self._working[job] = _Work(time.perf_counter(), job.loop.steps, kind, disturbed)
+            done = job.loop.steps, job.loop.epoch
+            self._working[job] = _Work(time.perf_counter(), *done, kind, disturbed)
             self._context.precedence.enter()
         elif kind is None:
             self._unstoppable.add(job)
@@ -174,7 +176,11 @@ class Precedence:
             return
         known.noted, held = now, comparison.holds
         seconds = now - work.begun
-        comparison.note(work.kind, seconds, steps, disturbed=work.disturbed)
+        # Steps among which an epoch begins take longer. Turns end by the clock, and those beside
+        # the others have more of them: after a short train at an epoch's end, a turn alone may be
+        # over, and one beside the others goes on into the next epoch.
+        kind = work.kind, job.loop.epoch > work.epoch_before
+        comparison.note(kind, seconds, steps, disturbed=work.disturbed)
         harm = comparison.harm
         if not self._duty:
             harm = Harm(0.0, 0.0) if now - known.begun > _NOTHING_SECONDS else None

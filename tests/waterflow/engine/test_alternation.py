@@ -68,7 +68,7 @@ def test_great_harm_is_told_at_once_and_little_with_care() -> None:
 
     def harmed(harm: float) -> Any:
         def seconds(_: float, alone: bool) -> float:
-            return float(0.002 * (1 if alone else 1 + harm) * np.exp(0.05 * random.normal()))
+            return float(0.002 * (1 if alone else 1 + harm) * np.exp(0.08 * random.normal()))
 
         return seconds
 
@@ -119,3 +119,22 @@ def test_time_alone_that_was_not_does_not_count() -> None:
     assert alternation.holds
     found, _ = compared(seconds, disturbed=lambda number: number % 2 == 0)
     assert found == Harm(0.0, 0.0)
+
+
+@pytest.mark.parametrize("batches", [7, 16, 25])
+@pytest.mark.parametrize("step", [0.0012, 0.0027, 0.006])
+def test_epochs_that_keep_step_with_turns_are_no_harm(batches: int, step: float) -> None:
+    """Stretches end by the clock or with an epoch, and the one that begins an epoch takes longer:
+    turns of a few stretches have regular shares of them, other ones alone than beside others."""
+    random = np.random.default_rng(0)
+    done, found = 0, []
+    for _ in range(8):
+        alternation = Alternation(TOLERANCE)
+        while alternation.harm is None:
+            took, made, begins = 0.0001, 0, done == 0
+            while took < 0.016 and (done or not made):
+                took += step * np.exp(0.03 * random.normal()) + 0.003 * (done == 0)
+                done, made = (done + 1) % batches, made + 1
+            alternation.note(begins, took, made)
+        found.append(alternation.harm.slowdown)
+    assert abs(np.mean(found)) < 0.01

@@ -270,3 +270,23 @@ def test_priorities_need_a_policy_that_knows_them() -> None:
     job = make_job("a", "guaranteed", steps=3)
     with pytest.raises(wf.JobError, match=r"job 'a': priority='guaranteed' .*use policy='flow'"):
         wf.run([job], memory="64MiB", policy="temporal")
+
+
+def test_steps_that_begin_an_epoch_are_compared_with_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = set()
+
+    class Noted(precedence.Alternation):
+        def note(self, kind: Any, *arguments: Any, **options: Any) -> None:
+            kinds.add(kind)
+            super().note(kind, *arguments, **options)
+
+    monkeypatch.setattr(precedence, "Alternation", Noted)
+    first = make_job("first", "guaranteed", data=batches(64), steps=2000, width=128, capture=True)
+    other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
+    with wf.Engine("64MiB", threads=1) as engine:
+        handle = engine.submit(first)
+        engine.submit(other)
+        handle.result(300)
+        engine.stop_all()
+    steps = {step for step, _ in kinds}
+    assert any({(step, True), (step, False)} <= kinds for step in steps)
