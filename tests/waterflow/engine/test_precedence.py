@@ -281,7 +281,7 @@ def test_steps_that_begin_an_epoch_are_compared_with_such(monkeypatch: pytest.Mo
             super().note(kind, *arguments, **options)
 
     monkeypatch.setattr(precedence, "Alternation", Noted)
-    first = make_job("first", "guaranteed", data=batches(64), steps=2000, width=128, capture=True)
+    first = make_job("first", "guaranteed", data=batches(400), steps=4000, width=128, capture=True)
     other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
     with wf.Engine("64MiB", threads=1) as engine:
         handle = engine.submit(first)
