@@ -1,10 +1,15 @@
-"""Intra-op threads and cores of one thread, without changing what other threads get."""
+"""What one thread computes with: its intra-op threads, how it deals with denormals, its cores.
+
+Set for it alone, without changing what other threads get.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Collection
+from typing import NamedTuple
 
 import torch
 
@@ -31,6 +36,31 @@ def set_threads_here(count: int, default: int) -> None:
         restorer = threading.Thread(target=torch.set_num_threads, args=(default,))
         restorer.start()
         restorer.join()
+
+
+class ThreadSettings(NamedTuple):
+    """What the calling thread computes with, where numbers may depend on it.
+
+    Attributes:
+        intra_op: its intra-op threads (`torch.set_num_threads`).
+        flushes: whether it takes denormal numbers for zero (`torch.set_flush_denormal`).
+    """
+
+    intra_op: int
+    flushes: bool
+
+    @classmethod
+    def here(cls) -> ThreadSettings:
+        """Those of the calling thread. PyTorch tells of denormals to nobody: one is made."""
+        return cls(torch.get_num_threads(), sys.float_info.min * 0.5 == 0.0)
+
+    def set_here(self) -> None:
+        """Gives them to the calling thread."""
+        now = ThreadSettings.here()
+        if now.intra_op != self.intra_op:
+            set_threads_here(self.intra_op, self.intra_op)
+        if now.flushes != self.flushes:
+            torch.set_flush_denormal(self.flushes)
 
 
 def available_cpus() -> list[int]:

@@ -2,7 +2,8 @@
 
 Autocast, gradient mode, function and dispatch modes, hooks for saved tensors and context variables
 belong to a thread; the loop that a job stands for would run in the caller's, the job runs on
-others.
+others. How denormals are dealt with and the number of intra-op threads, once the job's Python has
+set it, go with the job as well, and stay away from others that run on the same threads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from waterflow.allocator_ext import _C
 from waterflow.executor.run.rng import JobRng
+from waterflow.executor.run.threads import ThreadSettings
 
 Result = TypeVar("Result")
 
@@ -27,7 +29,8 @@ class CallerContext:
     """The thread-local context of the thread that makes it.
 
     Attributes:
-        opaque: why steps cannot be captured in it; None where they can.
+        opaque: why steps cannot be captured in it; None where they can. It may come later: captured
+            steps run with what lanes have.
         kind: equal for contexts in which the same code is traced to the same; None where that is
             not known. Context variables aside: those that code reads are in its account.
     """
@@ -36,6 +39,8 @@ class CallerContext:
         self._variables = contextvars.copy_context()
         self._state = _C.ThreadState()
         self._thread: int | None = None  # that is inside
+        self._flushes = ThreadSettings.here().flushes  # intra-op threads are the lanes' own
+        self._settings: ThreadSettings | None = None  # that the job's Python has set
         self.opaque = self._why_opaque()
         self.kind = self._kind()
 
@@ -93,8 +98,35 @@ class CallerContext:
             self._thread = None
 
     def _inside(self, rng: JobRng, function: Callable[[], Result]) -> Result:
-        with _C.ThreadStateScope(self._state), rng.scope():
-            return function()
+        outside = ThreadSettings.here()
+        entered = self._settings or outside._replace(flushes=self._flushes)
+        if entered != outside:
+            self._note(entered, outside)
+            entered.set_here()
+        try:
+            with _C.ThreadStateScope(self._state), rng.scope():
+                return function()
+        finally:
+            left = ThreadSettings.here()
+            if left != entered:
+                self._settings = left
+            if left != outside:
+                self._note(left, outside)
+                outside.set_here()
+
+    def _note(self, own: ThreadSettings, outside: ThreadSettings) -> None:
+        """Captured steps run with what their thread has outside of this context."""
+        if self.opaque is None and own.intra_op != outside.intra_op:
+            self.opaque = (
+                f"its Python has set {own.intra_op} intra-op threads (torch.set_num_threads), and "
+                f"captured steps run with those of the lanes, {outside.intra_op} (threads= in run "
+                "or Engine sets them)"
+            )
+        elif self.opaque is None:
+            self.opaque = (
+                "it deals with denormal numbers otherwise than the lanes "
+                "(torch.set_flush_denormal: call it once, before the engine is made)"
+            )
 
     @property
     def is_inside(self) -> bool:

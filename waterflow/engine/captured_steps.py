@@ -107,6 +107,7 @@ class CapturedSteps:
         latest, begun, found = self._looked
         if latest is not batch or begun != self.begun:
             found = self._steps.persistent.state_holds() and self._steps.cache.is_fresh(batch)
+            found = found and self._steps.caller.opaque is None
             self._looked = batch, self.begun, found
         return found and self._version == self._steps.persistent.version
 
@@ -270,6 +271,8 @@ class CapturedSteps:
             return None
         is_bound = found.step in self._bound and self._version == self._steps.persistent.version
         if self.exclusive or not (is_bound and self._has_room(batch)):
+            return None
+        if self._steps.caller.opaque is not None:
             return None
         if found.parts != self._parts(step_of) or not self._steps.cache.has(batch):
             return None

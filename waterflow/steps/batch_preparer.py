@@ -120,6 +120,10 @@ class BatchPreparer:
         """The same batch, captured again where what the step reads has changed since."""
         if not self._persistent.state_holds():
             self._cache.collect_persistent()
+        if self._caller.opaque is not None and prepared.specialization is not None:
+            if self._opacity.step is None:  # what the job's Python has just changed
+                self._opacity.give_up_step(self._caller.opaque)
+            return PreparedBatch(prepared.batch)
         if self._cache.is_fresh(prepared):
             return prepared
         prepared = self._prepared(prepared.batch, lambda: None, self._cache.valid)
@@ -142,7 +146,7 @@ class BatchPreparer:
         Raises:
             CaptureError: the job insists on capture.
         """
-        if not self._knows_refusal:
+        if not self._knows_refusal or self._caller.opaque is not None:
             self._knows_refusal = True
             refusal = why_opaque(self._job, self._caller)
             if refusal is not None:

@@ -1,0 +1,169 @@
+"""Settings of threads that numbers depend on: a job's Python changes its own, nobody else's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import waterflow as wf
+from waterflow.executor.run.threads import ThreadSettings
+
+pytestmark = pytest.mark.cpu
+
+EPOCHS, BATCHES = 3, 8
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+    torch.set_flush_denormal(False)
+
+
+class Sensitive(nn.Module):
+    """Its numbers depend on both: a convolution's sums are split, and a term is denormal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.linear = nn.Linear(6 * 64, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + ((x * 1e-20) * 1e-20) * 1e38 * 100
+        return self.linear(torch.relu(self.norm(self.convolution(x))).flatten(1))
+
+
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(8, 3, 8, 8, generator=generator), torch.randint(4, (8,), generator=generator))
+        for _ in range(BATCHES)
+    ]
+
+
+def make_job(name: str, **options: Any) -> wf.Job:
+    torch.manual_seed(1)
+    model = Sensitive()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    given = {"data": batches(), "epochs": EPOCHS, "seed": 0, "loss": cross_entropy, **options}
+    return wf.Job(name, model=model, optimizer=optimizer, **given)
+
+
+def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+class Setting(list[Any]):
+    """Data whose Python sets something in the middle of an epoch."""
+
+    def __init__(self, change: Callable[[], Any]) -> None:
+        super().__init__(batches())
+        self._change = change
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(super().__iter__()):
+            if number == 3:
+                self._change()
+            yield batch
+
+
+def threads() -> None:
+    torch.set_num_threads(2)
+
+
+def denormals() -> None:
+    torch.set_flush_denormal(True)
+
+
+def once(change: Callable[[], Any]) -> dict[str, Any]:
+    return {"on_step": lambda result: change() if result.step == 3 else None}
+
+
+def in_loss(change: Callable[[], Any]) -> dict[str, Any]:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        change()
+        return cross_entropy(model, batch)
+
+    return {"loss": loss}
+
+
+WAYS = {
+    "callback": once,
+    "loss": in_loss,
+    "data": lambda change: {"data": Setting(change)},
+    "evaluation": lambda change: {"evaluate": lambda model: change(), "evaluate_every": 5},
+}
+
+
+def loop(name: str, **options: Any) -> wf.JobReport:
+    """What the plain loop makes of it on one thread, which has its settings back afterwards."""
+    try:
+        return wf.run_eager(make_job(name, **options), threads=1)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("policy", ["flow", "temporal"])
+@pytest.mark.parametrize("change", [threads, denormals])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_job_changes_its_own_and_nobody_elses(
+    way: str, change: Callable[[], Any], policy: str
+) -> None:
+    torch.set_num_threads(1)
+    expected, other = loop("one", **WAYS[way](change)), loop("two")
+    assert expected.losses != other.losses  # they do depend on it
+    one, two = make_job("one", **WAYS[way](change)), make_job("two")
+    report = wf.run([one, two], memory="64MiB", threads=1, policy=policy)
+    assert report.jobs["one"].losses == expected.losses
+    assert report.jobs["one"].captured == "opaque step", report.jobs["one"].notes
+    assert report.jobs["two"].losses == other.losses
+    assert report.jobs["two"].captured == "captured", report.jobs["two"].notes
+    assert ThreadSettings.here() == (1, False)
+
+
+@pytest.mark.parametrize(("change", "name"), [(threads, "num_threads"), (denormals, "flush")])
+def test_a_job_that_insists_on_capture_ends_with_the_remedy(
+    change: Callable[[], Any], name: str
+) -> None:
+    torch.set_num_threads(1)
+    expected, other = loop("one", **once(change)), loop("two")
+    one, two = make_job("one", capture=True, **once(change)), make_job("two", capture=True)
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([one, two], memory="64MiB", threads=1, policy="temporal")
+    assert report.jobs["one"].losses == expected.losses[:3]
+    assert name in str(report.jobs["one"].error)
+    assert report.jobs["two"].losses == other.losses
+
+
+def test_denormals_are_dealt_with_as_on_the_thread_that_submits() -> None:
+    """Lanes are older than the setting, and keep theirs."""
+    torch.set_num_threads(1)
+    other = loop("two")
+    with wf.Engine("64MiB", threads=1) as engine:
+        torch.set_flush_denormal(True)
+        one = make_job("one")
+        first = engine.submit(one)
+        torch.set_flush_denormal(False)
+        second = engine.submit(make_job("two"))
+        assert second.result().losses == other.losses
+        found = first.result()
+    torch.set_flush_denormal(True)
+    expected = make_job("one")
+    assert wf.run_eager(expected, threads=1).losses == found.losses != other.losses
+    assert sys.float_info.min * 0.5 == 0.0  # the loop has kept it
+
+
+def test_denormals_set_before_the_engine_are_captured() -> None:
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    expected = wf.run_eager(make_job("one"), threads=1)
+    report = wf.run([make_job("one", capture=True)], memory="64MiB", threads=1)
+    assert report.jobs["one"].losses == expected.losses
+    assert report.jobs["one"].captured == "captured"
