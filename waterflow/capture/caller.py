@@ -24,6 +24,11 @@ from waterflow.executor.run.threads import ThreadSettings
 
 Result = TypeVar("Result")
 
+_CHANGED = (
+    "its Python has changed the state of its thread and left it so (autocast, gradient mode, a "
+    "mode that was entered), of which what was captured before knows nothing"
+)
+
 
 class CallerContext:
     """The thread-local context of the thread that makes it.
@@ -104,8 +109,8 @@ class CallerContext:
             self._note(entered, outside)
             entered.set_here()
         try:
-            with _C.ThreadStateScope(self._state), rng.scope():
-                return function()
+            with _C.ThreadStateScope(self._state):
+                return self._watched(rng, function)
         finally:
             left = ThreadSettings.here()
             if left != entered:
@@ -113,6 +118,18 @@ class CallerContext:
             if left != outside:
                 self._note(left, outside)
                 outside.set_here()
+
+    def _watched(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        """In the loop a mode that is entered and not left holds for all that follows, and so it is
+        with this context."""
+        modes = _modes_here()
+        try:
+            with rng.scope():
+                return function()
+        finally:
+            if _modes_here() != modes:
+                self._state = _C.ThreadState()
+                self.opaque = self.opaque or self._why_opaque() or _CHANGED
 
     def _note(self, own: ThreadSettings, outside: ThreadSettings) -> None:
         """Captured steps run with what their thread has outside of this context."""
@@ -140,3 +157,22 @@ class CallerContext:
     def look_at(self, guards: list[_C.Guards]) -> _C.Look:
         """The look at what these guard, in this context, as one call of the extension."""
         return _C.Look(guards, self._variables)
+
+
+def _modes_here() -> tuple[object, ...]:
+    """What of the calling thread's state code enters and leaves. Asked at each entry, so it is to
+    take no longer than a microsecond."""
+    functions, dispatch = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch._C._is_fwd_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+        torch.get_autocast_dtype("cpu"),
+        torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_cache_enabled(),
+        torch._C._autograd._top_saved_tensors_default_hooks(False),
+        functions and tuple(map(id, _get_current_function_mode_stack())),
+        dispatch and tuple(map(id, _get_current_dispatch_mode_stack())),
+    )

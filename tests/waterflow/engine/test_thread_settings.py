@@ -1,7 +1,8 @@
-"""Settings of threads that numbers depend on: a job's Python changes its own, nobody else's."""
+"""What numbers depend on and a thread has: a job's Python changes its own, nobody else's."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import waterflow as wf
 from waterflow.executor.run.threads import ThreadSettings
@@ -167,3 +169,75 @@ def test_denormals_set_before_the_engine_are_captured() -> None:
     report = wf.run([make_job("one", capture=True)], memory="64MiB", threads=1)
     assert report.jobs["one"].losses == expected.losses
     assert report.jobs["one"].captured == "captured"
+
+
+class Scaled(TorchFunctionMode):
+    """Makes every loss a little larger."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 1.25 if function is nn.functional.cross_entropy else result
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast that remembers nothing": lambda: torch.autocast(
+        "cpu", torch.bfloat16, cache_enabled=False
+    ),
+    "function mode": Scaled,
+}
+
+
+class Entered:
+    """A callback that enters a mode once and does not leave it."""
+
+    def __init__(self, mode: Callable[[], Any]) -> None:
+        self._make = mode
+        self.mode: Any = contextlib.nullcontext()
+
+    def __call__(self, result: wf.StepResult) -> None:
+        if result.step == 3:
+            self.mode = self._make()
+            self.mode.__enter__()
+
+
+@pytest.mark.parametrize("capture", ["auto", False])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mode_that_a_callback_has_entered_holds_as_in_the_loop(mode: str, capture: Any) -> None:
+    torch.set_num_threads(1)
+    entered, other = Entered(MODES[mode]), loop("two")
+    try:
+        expected = loop("one", on_step=entered)
+    finally:
+        entered.mode.__exit__(None, None, None)
+    assert expected.losses[:3] == other.losses[:3]
+    assert expected.losses[3:] != other.losses[3:]
+    one = make_job("one", on_step=Entered(MODES[mode]), capture=capture)
+    report = wf.run([one, make_job("two")], memory="64MiB", threads=1)
+    assert report.jobs["one"].losses == expected.losses
+    assert report.jobs["two"].losses == other.losses
+    assert loop("two").losses == other.losses  # nor is anything left on this thread
+
+
+def test_a_callback_that_switches_gradients_off_ends_its_job_as_the_loop() -> None:
+    def switch(result: wf.StepResult) -> None:
+        torch.set_grad_enabled(result.step != 3)
+
+    one, two = make_job("one", on_step=switch), make_job("two")
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([one, two], memory="64MiB", threads=1)
+    assert len(report.jobs["one"].losses) == 3
+    assert "does not depend on any parameter" in str(report.jobs["one"].error)
+    assert len(report.jobs["two"].losses) == EPOCHS * BATCHES
+
+
+def test_a_mode_that_is_left_again_is_nothing() -> None:
+    def looks(result: wf.StepResult) -> None:
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            result.model(batches()[0][0])
+
+    report = wf.run([make_job("one", on_step=looks)], memory="64MiB", threads=1)
+    assert report.jobs["one"].losses == loop("one", on_step=looks).losses
+    assert report.jobs["one"].captured == "captured", report.jobs["one"].notes
