@@ -44,15 +44,21 @@ class ThreadSettings(NamedTuple):
     Attributes:
         intra_op: its intra-op threads (`torch.set_num_threads`).
         flushes: whether it takes denormal numbers for zero (`torch.set_flush_denormal`).
+        autocasts: how many contexts of autocast it is in. Whoever leaves the last one empties the
+            cache of weights that were cast.
     """
 
     intra_op: int
     flushes: bool
+    autocasts: int
 
     @classmethod
     def here(cls) -> ThreadSettings:
-        """Those of the calling thread. PyTorch tells of denormals to nobody: one is made."""
-        return cls(torch.get_num_threads(), sys.float_info.min * 0.5 == 0.0)
+        """Those of the calling thread. PyTorch tells of denormals to nobody: one is made. And of
+        autocast only to those who enter and leave it."""
+        torch.autocast_increment_nesting()
+        autocasts = torch.autocast_decrement_nesting()
+        return cls(torch.get_num_threads(), sys.float_info.min * 0.5 == 0.0, autocasts)
 
     def set_here(self) -> None:
         """Gives them to the calling thread."""
@@ -61,6 +67,10 @@ class ThreadSettings(NamedTuple):
             set_threads_here(self.intra_op, self.intra_op)
         if now.flushes != self.flushes:
             torch.set_flush_denormal(self.flushes)
+        for _ in range(now.autocasts, self.autocasts):
+            torch.autocast_increment_nesting()
+        for _ in range(self.autocasts, now.autocasts):
+            torch.autocast_decrement_nesting()
 
 
 def available_cpus() -> list[int]:

@@ -36,6 +36,8 @@ class CallerContext:
     Attributes:
         opaque: why steps cannot be captured in it; None where they can. It may come later: captured
             steps run with what lanes have.
+        is_outdated: whether something has been changed beside whoever is inside (`run_beside`), who
+            is to leave: it holds from the next entry on.
         kind: equal for contexts in which the same code is traced to the same; None where that is
             not known. Context variables aside: those that code reads are in its account.
     """
@@ -46,6 +48,8 @@ class CallerContext:
         self._thread: int | None = None  # that is inside
         self._flushes = ThreadSettings.here().flushes  # intra-op threads are the lanes' own
         self._settings: ThreadSettings | None = None  # that the job's Python has set
+        self._changed: list[tuple[contextvars.ContextVar[object], object]] = []
+        self.is_outdated = False
         self.opaque = self._why_opaque()
         self.kind = self._kind()
 
@@ -95,8 +99,28 @@ class CallerContext:
         """The same beside other calls: what it changes of the context's variables is forgotten."""
         return self._variables.copy().run(self._inside, rng, function)
 
+    def run_beside(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        """The same, for a thread that is inside and waits for it: what it changes is kept."""
+        variables, state, settings = self._variables.copy(), self._state, self._settings
+        try:
+            return variables.run(self._inside, rng, function)
+        finally:
+            former = self._variables
+            changed = [
+                (one, value)
+                for one, value in variables.items()
+                if one not in former or former[one] is not value
+            ]
+            self._changed += changed
+            is_same = self._state is state and self._settings == settings
+            self.is_outdated = self.is_outdated or bool(changed) or not is_same
+
     def _entered(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         self._thread = threading.get_ident()
+        self.is_outdated = False
+        while self._changed:
+            variable, value = self._changed.pop(0)
+            variable.set(value)
         try:
             return self._inside(rng, function)
         finally:
@@ -139,6 +163,8 @@ class CallerContext:
                 f"captured steps run with those of the lanes, {outside.intra_op} (threads= in run "
                 "or Engine sets them)"
             )
+        elif self.opaque is None and own.autocasts != outside.autocasts:
+            self.opaque = _CHANGED
         elif self.opaque is None:
             self.opaque = (
                 "it deals with denormal numbers otherwise than the lanes "

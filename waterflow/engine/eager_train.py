@@ -143,6 +143,8 @@ class _Train:
         job = self._job
         if job.ended or job.is_called_away or time.perf_counter() > self._until:
             return False
+        if job.steps.caller.is_outdated:  # by a callback on its caller's thread
+            return False
         room = job.eager.room
         has_room = room is not None and room.is_open
         return has_room and self._may_go_on()

@@ -247,6 +247,11 @@ class JobRun:
         with PYTHON_TURNS.shared():
             return self.steps.caller.run_apart(self._rng, function)
 
+    def _beside(self, function: Callable[[], Result]) -> Result:
+        """The same for a callback for which a thread waits that is in the job's context."""
+        with PYTHON_TURNS.shared():
+            return self.steps.caller.run_beside(self._rng, function)
+
     def _python(self, function: Callable[[], Result]) -> Result:
         """Runs Python of the job's there, in turn with traces."""
         if self.steps.caller.is_inside:  # in a train of steps, which sees to that
@@ -262,7 +267,7 @@ class JobRun:
         # A trace may run while somebody waits for the callback, but not beside it.
         if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
             with PYTHON_TURNS.paused():
-                return callbacks.run(name, functools.partial(self.look, function))
+                return callbacks.run(name, functools.partial(self._beside, function))
         return callbacks.run(name, functools.partial(self._python, function))
 
     def _at_home(self, function: Callable[[], Result]) -> Result:

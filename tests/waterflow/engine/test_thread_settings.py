@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -127,7 +128,7 @@ def test_a_job_changes_its_own_and_nobody_elses(
     assert report.jobs["one"].captured == "opaque step", report.jobs["one"].notes
     assert report.jobs["two"].losses == other.losses
     assert report.jobs["two"].captured == "captured", report.jobs["two"].notes
-    assert ThreadSettings.here() == (1, False)
+    assert ThreadSettings.here() == (1, False, 0)
 
 
 @pytest.mark.parametrize(("change", "name"), [(threads, "num_threads"), (denormals, "flush")])
@@ -203,9 +204,20 @@ class Entered:
             self.mode.__enter__()
 
 
-@pytest.mark.parametrize("capture", ["auto", False])
+def in_half_precision(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Casts its weights once, and anew in the next step."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return cross_entropy(model, batch)
+
+
+@pytest.mark.parametrize("policy", ["flow", "temporal"])
+@pytest.mark.parametrize(
+    ("capture", "callbacks"), [("auto", "lane"), (False, "lane"), (False, "caller")]
+)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_mode_that_a_callback_has_entered_holds_as_in_the_loop(mode: str, capture: Any) -> None:
+def test_a_mode_that_a_callback_has_entered_holds_as_in_the_loop(
+    mode: str, capture: Any, callbacks: str, policy: str
+) -> None:
     torch.set_num_threads(1)
     entered, other = Entered(MODES[mode]), loop("two")
     try:
@@ -215,9 +227,13 @@ def test_a_mode_that_a_callback_has_entered_holds_as_in_the_loop(mode: str, capt
     assert expected.losses[:3] == other.losses[:3]
     assert expected.losses[3:] != other.losses[3:]
     one = make_job("one", on_step=Entered(MODES[mode]), capture=capture)
-    report = wf.run([one, make_job("two")], memory="64MiB", threads=1)
+    # One cache for all threads remembers casts: whoever leaves autocast empties it for the first.
+    beside = cross_entropy if mode == "autocast" else in_half_precision
+    two = make_job("two", loss=beside, capture=False)
+    report = wf.run([one, two], memory="64MiB", threads=1, policy=policy, callbacks=callbacks)
     assert report.jobs["one"].losses == expected.losses
-    assert report.jobs["two"].losses == other.losses
+    assert report.jobs["two"].losses == loop("two", loss=beside).losses
+    assert ThreadSettings.here() == (1, False, 0)
     assert loop("two").losses == other.losses  # nor is anything left on this thread
 
 
@@ -241,3 +257,37 @@ def test_a_mode_that_is_left_again_is_nothing() -> None:
     report = wf.run([make_job("one", on_step=looks)], memory="64MiB", threads=1)
     assert report.jobs["one"].losses == loop("one", on_step=looks).losses
     assert report.jobs["one"].captured == "captured", report.jobs["one"].notes
+
+
+SCALE: contextvars.ContextVar[float] = contextvars.ContextVar("SCALE", default=1.0)
+
+
+def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
+    return cross_entropy(model, batch) * SCALE.get()
+
+
+def rescale(result: wf.StepResult) -> None:
+    SCALE.set(SCALE.get() * 1.25)
+
+
+def set_all(result: wf.StepResult) -> None:
+    if result.step == 3:
+        threads()
+    if result.step == 5:
+        denormals()
+
+
+@pytest.mark.parametrize("callbacks", ["lane", "caller"])
+@pytest.mark.parametrize("options", [{"on_step": rescale, "loss": scaled}, {"on_step": set_all}])
+def test_what_callbacks_change_for_eager_steps_holds_on_whatever_thread(
+    options: dict[str, Any], callbacks: str
+) -> None:
+    torch.set_num_threads(1)
+    expected = contextvars.copy_context().run(lambda: loop("one", **options))
+    assert expected.losses != loop("two").losses
+    one = make_job("one", capture=False, **options)
+    report = wf.run([one, make_job("two")], memory="64MiB", threads=1, callbacks=callbacks)
+    assert report.jobs["one"].losses == expected.losses
+    assert report.jobs["two"].losses == loop("two").losses
+    assert SCALE.get() == 1.0
+    assert ThreadSettings.here() == (1, False, 0)
