@@ -32,7 +32,7 @@ def test_jobs_that_do_not_fit_together_take_turns(capture: Any) -> None:
         )
         handles = [engine.submit(job) for job in jobs]
     comings = [name for name, held in inside if held]
-    assert set(comings) == set("abc")
+    assert len(set(comings[:3])) == 3  # the first turns are everybody's
     assert len(comings) > 3
     assert engine.report().peak_bytes <= room
     for job, handle in zip(jobs, handles, strict=True):
