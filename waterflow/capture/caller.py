@@ -106,21 +106,20 @@ class CallerContext:
             return variables.run(self._inside, rng, function)
         finally:
             former = self._variables
-            changed = [
+            self._changed += [
                 (one, value)
                 for one, value in variables.items()
                 if one not in former or former[one] is not value
             ]
-            self._changed += changed
             is_same = self._state is state and self._settings == settings
-            self.is_outdated = self.is_outdated or bool(changed) or not is_same
+            self.is_outdated = self.is_outdated or bool(self._changed) or not is_same
 
     def _entered(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         self._thread = threading.get_ident()
         self.is_outdated = False
-        while self._changed:
-            variable, value = self._changed.pop(0)
+        for variable, value in self._changed:
             variable.set(value)
+        self._changed.clear()
         try:
             return self._inside(rng, function)
         finally:
@@ -186,8 +185,7 @@ class CallerContext:
 
 
 def _modes_here() -> tuple[object, ...]:
-    """What of the calling thread's state code enters and leaves. Asked at each entry, so it is to
-    take no longer than a microsecond."""
+    """What of the calling thread's state code enters and leaves. Asked twice at each entry."""
     functions, dispatch = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return (
         torch.is_grad_enabled(),

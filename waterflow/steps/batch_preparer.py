@@ -122,7 +122,7 @@ class BatchPreparer:
             self._cache.collect_persistent()
         if self._caller.opaque is not None and prepared.specialization is not None:
             if self._opacity.step is None:  # what the job's Python has just changed
-                self._opacity.give_up_step(self._caller.opaque)
+                self._refuse_what_is_opaque()
             return PreparedBatch(prepared.batch)
         if self._cache.is_fresh(prepared):
             return prepared
