@@ -84,7 +84,9 @@ class CaptureCosts:
         """Takes the number of lanes, on which captured steps run beside each other."""
         self._lanes = lanes
         self._lock = threading.Lock()
-        self._expected, self._taken = 0.0, 0.0
+        # What captures took of what was guessed, as if one had taken just that. The first of a
+        # process takes several times as long as those after it.
+        self._took: deque[float] = deque([1.0], maxlen=_MEASURED)
         self._joins, self._joined = 0, 0.0
         self._eager, self._captured = 0.0, 0.0
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)  # how much of its steps each had made
@@ -137,7 +139,7 @@ class CaptureCosts:
         """
         with self._lock:
             made = sight is not None and sight in self._made
-            learnt = self._taken / self._expected if self._expected else 1.0
+            learnt = statistics.median_low(self._took)
             capture = 0.0 if made else self._guess(tensors) * learnt
             join = (self._joined + _JOIN_SECONDS) / (self._joins + 1)
         return capture + join * jobs
@@ -162,8 +164,7 @@ class CaptureCosts:
     ) -> None:
         """A step that makes so many tensors, and took `step` seconds, was captured in so many."""
         with self._lock:
-            self._expected += self._guess(tensors)
-            self._taken += seconds
+            self._took.append(seconds / self._guess(tensors))
             # One that had to be made again serves not all who look alike: its cost is not known.
             self._made[sight] = 0.0 if sight in self._made else step
 
