@@ -2,6 +2,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <pybind11/native_enum.h>
+#include <pybind11/operators.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/extension.h>
@@ -605,6 +606,11 @@ void bind_torch(py::module_& m) {
       .def("__enter__", &LaneManager::enter)
       .def("__exit__", &LaneManager::exit);
   py::class_<ThreadState>(m, "ThreadState").def(py::init<>());
+  py::class_<ThreadModes>(m, "ThreadModes").def(py::init<>()).def(py::self == py::self);
+  m.def("thread_settings", [] {
+    const ThreadSettings here = ThreadSettings::here();
+    return py::make_tuple(here.intra_op, here.flushes, here.autocasts);
+  });
   py::class_<ThreadStateManager>(m, "ThreadStateScope")
       .def(py::init([](const ThreadState& state) { return ThreadStateManager(state); }),
            py::arg("state"))

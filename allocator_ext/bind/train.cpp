@@ -4,12 +4,14 @@
 #include <torch/extension.h>
 
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "account/look.h"
 #include "account/schedule.h"
 #include "bind/errors.h"
 #include "runtime/lane_pool.h"
+#include "runtime/thread_state.h"
 #include "runtime/train.h"
 
 namespace py = pybind11;
@@ -42,13 +44,22 @@ struct BoundTrain {
   py::object look, scheduled;  // keep what the train refers to
   Schedule* schedule;          // none: null
   bool keeps_lock;
+  // Of a thread that is in the job's own context between two steps: what steps are run with in its
+  // place, and what that context was, which the job's Python may have changed since.
+  std::optional<ThreadState> outside;
+  ThreadModes modes;
+  ThreadSettings settings;
+
+  bool is_inside_as_before() const {
+    return !outside || (ThreadModes() == modes && ThreadSettings::here() == settings);
+  }
 };
 
 BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
-                      bool finite_only, bool keeps_lock, py::object scheduled,
-                      double look_seconds) {
+                      bool finite_only, bool keeps_lock, py::object scheduled, double look_seconds,
+                      std::optional<ThreadState> outside) {
   auto* schedule = scheduled.is_none() ? nullptr : py::cast<Schedule*>(scheduled);
   auto holds =
       locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule, look_seconds);
@@ -57,7 +68,10 @@ BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object l
           std::move(look),
           std::move(scheduled),
           schedule,
-          keeps_lock};
+          keeps_lock,
+          std::move(outside),
+          ThreadModes(),
+          ThreadSettings::here()};
 }
 
 std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
@@ -65,7 +79,11 @@ std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step,
   auto result = std::make_shared<TrainResult>();
   const std::size_t before = bound.schedule == nullptr ? 0 : bound.schedule->done();
   const auto make = [&] { *result = run_train(pool, lane, step, gate, bound.train, true); };
-  if (!bound.train.holds(0, *step.job.tape)) {  // with the lock, which others would take otherwise
+  const bool is_as_before = bound.is_inside_as_before();
+  std::optional<ThreadStateScope> outside;
+  if (bound.outside) outside.emplace(*bound.outside);
+  // With the lock, which others would take otherwise.
+  if (!is_as_before || !bound.train.holds(0, *step.job.tape)) {
     result->end = TrainEnd::kChanged;
   } else if (bound.keeps_lock) {
     make();
@@ -122,7 +140,11 @@ void bind_trains(py::module_& m) {
       .def(py::init(&make_train), py::arg("batches"), py::arg("look"), py::arg("beside"),
            py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
            py::arg("finite_only") = false, py::arg("keeps_lock") = false,
-           py::arg("schedule") = py::none(), py::arg("look_seconds") = 0.0);
+           py::arg("schedule") = py::none(), py::arg("look_seconds") = 0.0,
+           py::arg("outside") = py::none())
+      .def("set_batch", [](BoundTrain& self, std::vector<at::Tensor> batch) {
+        self.train.batches.assign(1, std::move(batch));
+      });
   m.def("run_train", &run, py::arg("pool"), py::arg("lane"), py::arg("step"), py::arg("gate"),
         py::arg("train"));
 }

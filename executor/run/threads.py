@@ -6,7 +6,6 @@ Set for it alone, without changing what other threads get.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Collection
 from typing import NamedTuple
@@ -54,11 +53,8 @@ class ThreadSettings(NamedTuple):
 
     @classmethod
     def here(cls) -> ThreadSettings:
-        """Those of the calling thread. PyTorch tells of denormals to nobody: one is made. And of
-        autocast only to those who enter and leave it."""
-        torch.autocast_increment_nesting()
-        autocasts = torch.autocast_decrement_nesting()
-        return cls(torch.get_num_threads(), sys.float_info.min * 0.5 == 0.0, autocasts)
+        """Those of the calling thread."""
+        return cls(*_C.thread_settings())
 
     def set_here(self) -> None:
         """Gives them to the calling thread."""

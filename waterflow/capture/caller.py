@@ -45,6 +45,7 @@ class CallerContext:
     def __init__(self) -> None:
         self._variables = contextvars.copy_context()
         self._state = _C.ThreadState()
+        self._entering = threading.Lock()
         self._thread: int | None = None  # that is inside
         self._flushes = ThreadSettings.here().flushes  # intra-op threads are the lanes' own
         self._settings: ThreadSettings | None = None  # that the job's Python has set
@@ -93,7 +94,8 @@ class CallerContext:
         is called may itself call others in it."""
         if self.is_inside:
             return function()
-        return self._variables.run(self._entered, rng, function)
+        with self._entering:  # whoever fetches data may come before a train has left
+            return self._variables.run(self._entered, rng, function)
 
     def run_apart(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         """The same beside other calls: what it changes of the context's variables is forgotten."""
@@ -145,12 +147,12 @@ class CallerContext:
     def _watched(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         """In the loop a mode that is entered and not left holds for all that follows, and so it is
         with this context."""
-        modes = _modes_here()
+        modes = _C.ThreadModes()
         try:
             with rng.scope():
                 return function()
         finally:
-            if _modes_here() != modes:
+            if _C.ThreadModes() != modes:
                 self._state = _C.ThreadState()
                 self.opaque = self.opaque or self._why_opaque() or _CHANGED
 
@@ -182,21 +184,3 @@ class CallerContext:
     def look_at(self, guards: list[_C.Guards]) -> _C.Look:
         """The look at what these guard, in this context, as one call of the extension."""
         return _C.Look(guards, self._variables)
-
-
-def _modes_here() -> tuple[object, ...]:
-    """What of the calling thread's state code enters and leaves. Asked twice at each entry."""
-    functions, dispatch = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch._C._is_fwd_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.is_autocast_enabled("cuda"),
-        torch.get_autocast_dtype("cpu"),
-        torch.get_autocast_dtype("cuda"),
-        torch.is_autocast_cache_enabled(),
-        torch._C._autograd._top_saved_tensors_default_hooks(False),
-        functions and tuple(map(id, _get_current_function_mode_stack())),
-        dispatch and tuple(map(id, _get_current_dispatch_mode_stack())),
-    )

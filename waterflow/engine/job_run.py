@@ -199,7 +199,7 @@ class JobRun:
             _weakly(self._fetch),
             epochs=job.epochs,
             steps=job.steps,
-            may_run_ahead=_weakly(self._may_fetch_ahead),
+            may_run_ahead=_weakly(self.may_fetch_ahead),
             enter_epoch=self.loop.enter_epoch,
             adopt_thread=lanes.adopt_helper,
             roam=lanes.roam,
@@ -285,7 +285,7 @@ class JobRun:
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
         caller = self.steps.caller
-        run = caller.run_apart if self._may_fetch_ahead() else caller.run
+        run = caller.run_apart if self.may_fetch_ahead() else caller.run
         return run(self._rng, function)
 
     def _tell_ready(self) -> None:
@@ -298,13 +298,19 @@ class JobRun:
     def fetches_in_turn(self) -> bool:
         """Whether each batch is fetched after the step before it, and sooner than one thread hears
         of another: then captured steps run on the thread that fetches."""
-        if self._may_fetch_ahead() or self._device.queues:
+        if self.may_fetch_ahead() or self._device.queues:
             return False
         if self._callbacks.in_caller and self.loop.acts_between_steps:
             return False  # whoever makes the callbacks is handed each step anyway
         return self.feeder.fetch_seconds < _SHORT_FETCH_SECONDS
 
-    def _may_fetch_ahead(self) -> bool:
+    @property
+    def calls_back_elsewhere(self) -> bool:
+        """Whether its callback is made on another thread than the one that has its step told of."""
+        return self._callbacks.in_caller
+
+    def may_fetch_ahead(self) -> bool:
+        """Whether batches may be fetched before the steps before them."""
         return self.steps.preparer.draws_apart and self.data_is_apart
 
     def batches_ahead(self) -> int:

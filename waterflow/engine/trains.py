@@ -2,8 +2,10 @@
 
 Where nothing of the user's comes between them, many steps are one call of the extension, which
 looks at Python's state before each and comes back at once when that has changed, or somebody calls
-(`RunContext.calls`). A scheduler or a callback makes it one call a step. For devices on which a
-step is done when its call returns: elsewhere one step is in flight at most.
+(`RunContext.calls`). Where Python of the user's comes after each step, it is one call a step, and
+the thread stays in the job's context meanwhile: to enter that for each callback takes as long as a
+small step. For devices on which a step is done when its call returns: elsewhere one step is in
+flight at most.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.python_turns import PYTHON_TURNS
@@ -42,6 +44,18 @@ _LOOK_SECONDS = 0.005
 _PATIENCE_SECONDS = 0.005
 
 Fed = FeedItem[PreparedBatch]
+
+
+class _Ran(NamedTuple):
+    """What has become of a train.
+
+    Attributes:
+        seconds: that its steps took of the lane.
+        may_go_on: whether the job's next step may follow.
+    """
+
+    seconds: float
+    may_go_on: bool
 
 
 class Trains:
@@ -102,11 +116,14 @@ class Trains:
                 break
             if at_home and _most(begun.value) > 1:
                 _fetch_behind(job)
-            result = self._run_some(lane, job, fed, begun.value, seen, until)
-            busy += result.seconds
-            if not self._may_go_on(job, result, seen, until):
+            ran = self._run_inside(lane, job, fed, begun.value, seen, until, at_home=at_home)
+            if ran is None:
+                result = self._run_some(lane, job, fed, begun.value, seen, until)
+                ran = _Ran(result.seconds, result.may_go_on)
+            busy += ran.seconds
+            if not (ran.may_go_on and self._may_go_on(job, seen, until)):
                 break
-            following = job.feeder.take_while(lambda other: other.item is not None, 1)
+            following = job.feeder.take_while(_has_batch, 1)
             if at_home and not following:
                 following = _fetched(job)
         return None, busy
@@ -150,10 +167,82 @@ class Trains:
         self._in_flight.settle_train(ScheduledStep(job, watched.step, batch, rates), result)
         return result
 
-    def _may_go_on(self, job: JobRun, result: Any, seen: int, until: float) -> bool:
-        if job.ended or not result.may_go_on:
+    def _may_go_on(self, job: JobRun, seen: int, until: float) -> bool:
+        if job.ended or seen != self._context.calls.calls:
             return False
-        return seen == self._context.calls.calls and time.perf_counter() < until
+        return time.perf_counter() < until
+
+    # With Python of the user's after each step
+
+    def _run_inside(
+        self,
+        lane: int,
+        job: JobRun,
+        fed: Fed,
+        watched: Watched,
+        seen: int,
+        until: float,
+        *,
+        at_home: bool,
+    ) -> _Ran | None:
+        """Runs the step and those behind it, with what the user's Python does after each, in the
+        job's context; None, with nothing done, where each is to be entered by itself."""
+        if watched.look is None or watched.between is not Between.PYTHON:
+            return None
+        if not (at_home or job.may_fetch_ahead()) or job.calls_back_elsewhere:
+            return None
+        train = self._train([fed], watched, job, seen, until, outside=_C.ThreadState())
+        most = job.captured.before_check(watched.step, MOST_AHEAD)
+        steps = functools.partial(
+            self._steps_inside, lane, job, fed, watched, train, most, seen, until, at_home=at_home
+        )
+        return job.in_python(steps)
+
+    def _steps_inside(
+        self,
+        lane: int,
+        job: JobRun,
+        fed: Fed,
+        watched: Watched,
+        train: Any,
+        most: int,
+        seen: int,
+        until: float,
+        *,
+        at_home: bool,
+    ) -> _Ran | None:
+        if job.steps.caller.opaque is not None:  # as is seen when it is entered
+            return None
+        form, gate = self._plan.form_of(watched.step.compiled, lane), self._plan.gate
+        is_same, rates, first = _same_step_as(fed), job.loop.rates(), fed
+        made, seconds, rested = 0, 0.0, float(job.throttle.rested_seconds)
+        following = [fed]
+        while following:
+            (fed,), following = following, []
+            assert fed.item is not None
+            assert fed.item.flat is not None
+            train.set_batch(fed.item.flat.tensors)
+            result = self._context.lanes.run_train(lane, form, gate, train)
+            if result.met_change:
+                job.feeder.put_back([fed])
+                break
+            made += len(result.losses)
+            seconds += result.seconds
+            # In this order, as everywhere: whoever waits for his turn at Python keeps the lock.
+            with self._context.python, PYTHON_TURNS.shared():
+                scheduled = ScheduledStep(job, watched.step, fed.item, rates)
+                self._in_flight.settle_train(scheduled, result)
+            if made == most or not (result.may_go_on and self._may_go_on(job, seen, until)):
+                break
+            following = job.feeder.take_while(is_same, 1)
+            if at_home and not following:
+                following = _fetched(job, is_same)
+        assert first.item is not None
+        rested = float(job.throttle.rested_seconds) - rested
+        job.captured.count(first.item, made, max(0.0, seconds - rested))
+        if result.met_change:
+            job.captured.look_again(made)
+        return _Ran(seconds, result.may_go_on)
 
     def _call_scheduled(
         self,
@@ -183,6 +272,19 @@ class Trains:
         until: float,
         schedule: Any = None,
     ) -> Any:
+        train = self._train(items, watched, job, seen, until, schedule=schedule)
+        form = self._plan.form_of(watched.step.compiled, lane)
+        return self._context.lanes.run_train(lane, form, self._plan.gate, train)
+
+    def _train(
+        self,
+        items: Sequence[Fed],
+        watched: Watched,
+        job: JobRun,
+        seen: int,
+        until: float,
+        **options: Any,
+    ) -> Any:
         batches = [item.item.flat.tensors for item in items]  # type: ignore[union-attr]
         keeps_lock = (
             self._plan.is_roomy
@@ -191,7 +293,7 @@ class Trains:
             and job.captured.step_seconds < _KEEPS_LOCK_BELOW
         )
         left = until - time.perf_counter()
-        train = _C.Train(
+        return _C.Train(
             batches,
             watched.look,
             self._plan.beside,
@@ -201,11 +303,9 @@ class Trains:
             seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,
-            schedule=schedule,
-            look_seconds=_LOOK_SECONDS,
+            look_seconds=0.0 if watched.between is Between.PYTHON else _LOOK_SECONDS,
+            **options,
         )
-        form = self._plan.form_of(watched.step.compiled, lane)
-        return self._context.lanes.run_train(lane, form, self._plan.gate, train)
 
 
 def _same_step_as(fed: Fed) -> Callable[[Fed], bool]:
@@ -225,17 +325,21 @@ def _most(watched: Watched) -> int:
     return 1 if watched.look is None or watched.between is Between.PYTHON else MOST_AHEAD
 
 
+def _has_batch(fed: Fed) -> bool:
+    return fed.item is not None
+
+
 def _is_ready(job: JobRun, fed: Fed) -> bool:
     return fed.item is not None and job.captured.ready_step(fed.item) is not None
 
 
-def _fetched(job: JobRun) -> list[Fed]:
-    """The next batch, fetched on the job's thread, as a list; an empty one where its step needs
-    more than the lane."""
+def _fetched(job: JobRun, fits: Callable[[Fed], bool] | None = None) -> list[Fed]:
+    """The next batch, fetched on the job's thread, as a list; an empty one where it does not fit,
+    or, without `fits`, where its step needs more than the lane."""
     fed = job.feeder.following(job.steps.preparer.captured_at_once)
     if fed is None:
         return []
-    if not _is_ready(job, fed):
+    if not (_is_ready(job, fed) if fits is None else fits(fed)):
         job.feeder.put_back([fed])
         return []
     return [fed]
