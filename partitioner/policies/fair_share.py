@@ -36,7 +36,7 @@ class Share(NamedTuple):
 
     def after(self, seconds: float) -> Share:
         """The share once lanes have worked for the job that long."""
-        return self._replace(used=self.used + seconds / self.weight)
+        return Share(self.weight, self.used + seconds / self.weight, self.priority)
 
 
 NextJob = Callable[[Sequence[Share]], int]

@@ -19,14 +19,15 @@ from waterflow.report.progress import ProgressDisplay
 def show_on(display: ProgressDisplay) -> Subscriber:
     """A subscriber that keeps the display up to date."""
     reports: dict[str, JobReport] = {}
+    running = JobState.RUNNING.status
 
     def show(event: Event | TrainRan) -> None:
         match event:
             case TrainRan():
                 step = event.first + len(event.losses) - 1
-                display.update(event.job, step, event.losses[-1], JobState.RUNNING.status)
+                display.update(event.job, step, event.losses[-1], running)
             case StepDone():
-                display.update(event.job, event.step, event.loss, JobState.RUNNING.status)
+                display.update(event.job, event.step, event.loss, running)
             case StateChanged() if _is_shown(event):
                 report = reports[event.job]
                 loss = report.losses[-1] if report.losses else None

@@ -77,7 +77,9 @@ class FlowExecutor:
         if not self._jobs:
             return
         if isinstance(event, TrainRan):
-            seconds = sum(stop - start for *_, start, stop in event.spans)
+            seconds = 0.0
+            for _, _, _, start, stop in event.spans:
+                seconds += stop - start
             self._shares[event.job] = self._shares[event.job].after(seconds)
             return
         for _, place, _, start, stop in event.spans:

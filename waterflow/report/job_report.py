@@ -118,7 +118,7 @@ class JobReport:
 
     def note_losses(self, losses: Sequence[float]) -> None:
         """Takes down the losses of the steps that follow, with their metrics."""
-        if not (self.metrics or any(type(loss) is StepLoss for loss in losses)):
+        if not (self.metrics or StepLoss in map(type, losses)):
             self.losses += losses
             return
         for loss in losses:
