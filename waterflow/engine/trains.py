@@ -27,7 +27,7 @@ from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.steps.prepared import PreparedBatch
 
 #: After this time a lane looks who else waits for it.
-SLICE_SECONDS = 0.016
+SLICE_SECONDS = 0.032
 
 #: Steps shorter than this are run without giving up the interpreter's lock in between, for a while
 #: as short as other threads of Python's wait for each other anyway: lanes that fight for it after

@@ -39,7 +39,7 @@ FINE_SECONDS, _GAIN_BESIDE = 5e-6, 1.3
 _LOSES_BESIDE, _AND_MORE = 0.9, 1.25
 #: A capture has to save so many times what it takes, as forecasts err, and eager steps have to take
 #: so much of that before: a job that ends sooner than was foreseen has lost little by its capture.
-_MARGIN, _SPENT_BEFORE = 2.0, 0.5
+_MARGIN, _SPENT_BEFORE = 2.0, 0.1
 #: So many jobs, those that have ended last, tell how early others may end.
 _MOST_ENDS = 64
 #: Steps of a shape that come before a decision: the first is not like the others. Where others have
