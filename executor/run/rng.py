@@ -206,12 +206,18 @@ class _Here(threading.local):
 _here = _Here()
 
 
+def outside() -> AbstractContextManager[None]:
+    """Gives the calling thread the process's streams back, whatever job's it has."""
+    return _Scope(None)
+
+
 class _Scope(AbstractContextManager[None]):
     __slots__ = ("_former", "_operators", "_rng")
 
-    def __init__(self, rng: JobRng) -> None:
+    def __init__(self, rng: JobRng | None) -> None:
         self._rng = rng
-        self._operators = _C.RandomScope(rng.host, rng.device)
+        host, device = (_SHARED_HOST._shared, None) if rng is None else (rng.host, rng.device)
+        self._operators = _C.RandomScope(host, device)
 
     def __enter__(self) -> None:
         self._operators.__enter__()

@@ -3,7 +3,8 @@
 Autocast, gradient mode, function and dispatch modes, hooks for saved tensors and context variables
 belong to a thread; the loop that a job stands for would run in the caller's, the job runs on
 others. How denormals are dealt with and the number of intra-op threads, once the job's Python has
-set it, go with the job as well, and stay away from others that run on the same threads.
+set it, go with the job as well, and stay away from others that run on the same threads. Who only
+watches jobs has a context of his own, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from waterflow.allocator_ext import _C
-from waterflow.executor.run.rng import JobRng
+from waterflow.executor.run.rng import JobRng, outside
 from waterflow.executor.run.threads import ThreadSettings
 
 Result = TypeVar("Result")
@@ -184,3 +185,28 @@ class CallerContext:
     def look_at(self, guards: list[_C.Guards]) -> _C.Look:
         """The look at what these guard, in this context, as one call of the extension."""
         return _C.Look(guards, self._variables)
+
+
+class OnlookerContext:
+    """The context of the thread that makes it, for code that watches jobs, on whichever threads.
+
+    These may be in a job's own context. What such code sets is forgotten, and it draws from the
+    process's random streams.
+    """
+
+    def __init__(self) -> None:
+        self._variables = contextvars.copy_context()
+        self._state = _C.ThreadState()
+
+    def run(self, function: Callable[[], Result]) -> Result:
+        """Calls a function in this context."""
+        return self._variables.copy().run(self._inside, function)
+
+    def _inside(self, function: Callable[[], Result]) -> Result:
+        before = ThreadSettings.here()
+        try:
+            with _C.ThreadStateScope(self._state), outside():
+                return function()
+        finally:
+            if ThreadSettings.here() != before:
+                before.set_here()

@@ -8,11 +8,13 @@ there: they must be quick, safe to call from any lane, and raise nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
+from waterflow.capture.caller import OnlookerContext
 from waterflow.engine.states import JobState
 from waterflow.report.job_report import JobReport
 
@@ -268,15 +270,17 @@ EVENTS: tuple[Kind, ...] = get_args(Event)
 
 def muted_by_errors(subscriber: Subscriber) -> Subscriber:
     """A subscriber of a user's that can do no harm: after the first error it hears no more, and a
-    warning says so. No job ends because somebody who watches it has failed."""
+    warning says so. No job ends because somebody who watches it has failed, and none computes
+    with what he draws or sets."""
     failed = False
+    context = OnlookerContext()
 
     def hear(event: Event) -> None:
         nonlocal failed
         if failed:
             return
         try:
-            subscriber(event)
+            context.run(functools.partial(subscriber, event))
         except Exception as error:
             failed = True
             with contextlib.suppress(Warning):  # filters may turn it into an error

@@ -117,6 +117,7 @@ class Trains:
             if at_home and _most(begun.value) > 1:
                 _fetch_behind(job)
             ran = self._run_inside(lane, job, fed, begun.value, seen, until, at_home=at_home)
+            fetches = at_home and ran is None  # else it has looked for the next batch itself
             if ran is None:
                 result = self._run_some(lane, job, fed, begun.value, seen, until)
                 ran = _Ran(result.seconds, result.may_go_on)
@@ -124,7 +125,7 @@ class Trains:
             if not (ran.may_go_on and self._may_go_on(job, seen, until)):
                 break
             following = job.feeder.take_while(_has_batch, 1)
-            if at_home and not following:
+            if fetches and not following:
                 following = _fetched(job)
         return None, busy
 

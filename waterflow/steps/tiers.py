@@ -164,7 +164,8 @@ class CaptureCosts:
     ) -> None:
         """A step that makes so many tensors, and took `step` seconds, was captured in so many."""
         with self._lock:
-            self._took.append(seconds / self._guess(tensors))
+            if guess := self._guess(tensors):
+                self._took.append(seconds / guess)
             # One that had to be made again serves not all who look alike: its cost is not known.
             self._made[sight] = 0.0 if sight in self._made else step
 
@@ -323,7 +324,7 @@ class Tiers:
         pays = saved >= _MARGIN * cost
         spent = math.inf if known else shape.steps * shape.seconds * alike
         if not pays or spent < _SPENT_BEFORE * cost:
-            too_soon = "but is not made before steps have taken half of that"
+            too_soon = "but is not made before steps have taken a tenth of that"
             self._reasons[signature] = f"{text}, {too_soon if pays else 'so it does not pay'}"
             return True
         self._reasons.pop(signature, None)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import itertools
+import random
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -201,3 +205,66 @@ def test_a_job_that_is_stopped_while_it_is_held_back_never_begins() -> None:
         handle.stop()
     assert handle.status == "stopped"
     assert JobState.RUNNING not in states(events, "a")
+
+
+class Noisy(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Draws from the streams of `random` and numpy, as augmentation does."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = random.random() + float(np.random.rand())
+        return torch.full((4,), index * noise / 16), torch.tensor(index % 3)
+
+
+def draw(event: Event) -> None:
+    random.random()
+    np.random.rand()
+    torch.rand(1)
+
+
+def switch_gradients(event: Event) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        torch.set_grad_enabled(False)
+
+
+def set_threads(event: Event) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        torch.set_num_threads(2)
+
+
+VARIABLE = contextvars.ContextVar("VARIABLE", default=1.0)
+
+
+def set_variable(event: Event) -> None:
+    VARIABLE.set(VARIABLE.get() + 1)
+
+
+def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
+    return cross_entropy(model, batch) * VARIABLE.get()
+
+
+@pytest.mark.parametrize("on_step", [None, lambda step: None], ids=["", "callback"])
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("watch", [draw, switch_gradients, set_threads, set_variable])
+def test_whoever_watches_changes_nothing(watch: Any, capture: bool, on_step: Any) -> None:
+    """A subscriber is called on the threads of jobs, in the middle of their own Python."""
+
+    def make() -> wf.Job:
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(), nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data = torch.utils.data.DataLoader(Noisy(), batch_size=4, shuffle=True)
+        options: dict[str, Any] = {"capture": capture, "on_step": on_step}
+        return wf.Job(
+            "a", model=model, optimizer=optimizer, loss=scaled, data=data, epochs=3, **options
+        )
+
+    expected = wf.run_eager(make(), threads=1).losses
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(watch)
+        handle = engine.submit(make())
+    assert handle.result().losses == expected

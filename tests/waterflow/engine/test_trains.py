@@ -16,6 +16,7 @@ from torch import nn
 import waterflow as wf
 from tests.support.tables import crossed
 from tests.support.waiting import wait_until
+from waterflow.capture.caller import CallerContext
 from waterflow.engine import job_run, trains
 from waterflow.engine.events import EagerStepBegun, GroupsRan, StepDone
 
@@ -360,3 +361,85 @@ def test_others_go_on_while_a_jobs_first_captured_step_is_checked() -> None:
     assert seen
     assert all(seen)
     assert_equal(job, report, make_job(steps=50))
+
+
+def _scale(job: wf.Job) -> None:
+    with torch.no_grad():
+        for parameter in job.model.parameters():
+            parameter.mul_(0.9)
+
+
+def _switch_gradients(job: wf.Job) -> None:
+    torch.set_grad_enabled(not torch.is_grad_enabled())
+    torch.set_grad_enabled(not torch.is_grad_enabled())  # as it was
+
+
+def _draw(job: wf.Job) -> None:
+    torch.rand(3)
+
+
+def _exchange_parameter(job: wf.Job) -> None:
+    job.model.bias.data = job.model.bias.data.clone() + 0.1  # type: ignore[union-attr,operator]
+
+
+def _freeze(job: wf.Job) -> None:
+    bias = job.model.bias
+    assert isinstance(bias, nn.Parameter)
+    bias.requires_grad_(not bias.requires_grad)
+
+
+CHANGES: list[Callable[[wf.Job], None]] = [
+    lambda job: job.optimizer.param_groups[0].update(lr=0.05),
+    lambda job: setattr(job.model, "gain", job.model.gain + 0.5),
+    lambda job: torch.set_num_threads(1),
+    _scale,
+    _switch_gradients,
+    _draw,
+    _exchange_parameter,
+    _freeze,
+]
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("shuffles", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_callback_changes_counts_from_the_next_step_on(
+    change: Callable[[wf.Job], None], shuffles: bool, lanes: int
+) -> None:
+    """However long the thread has been in the job's context by then: two of 60 steps change it."""
+
+    def make(name: str) -> wf.Job:
+        data: Any = batches(7)
+        if shuffles:
+            dataset = torch.utils.data.TensorDataset(*map(torch.cat, zip(*data, strict=True)))
+            data = torch.utils.data.DataLoader(dataset, batch_size=4, shuffle=True)
+        job = make_job(name, data=data, steps=60)
+
+        def on_step(step: wf.StepResult) -> None:
+            if step.step in (23, 41):
+                change(job)
+
+        job.on_step = on_step
+        return job
+
+    jobs = [make("a"), make("b")]
+    report = run_checked(jobs, lanes=lanes)
+    for job in jobs:
+        assert_equal(job, report[job.name], make(job.name))
+
+
+def test_callbacks_enter_the_jobs_context_once_a_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+    entering = CallerContext._entered
+
+    def note(self: CallerContext, *given: Any) -> Any:
+        entered.append(1)
+        return entering(self, *given)
+
+    seen: list[int] = []
+    monkeypatch.setattr(CallerContext, "_entered", note)
+    job = make_job(epochs=100, on_step=lambda step: seen.append(step.step))
+    report = run_checked([job])
+    assert seen == list(range(1, 701))
+    assert len(entered) < len(seen) / 2
+    assert_equal(job, report["a"], make_job(epochs=100))

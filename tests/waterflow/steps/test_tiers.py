@@ -89,14 +89,13 @@ def test_without_a_known_end_as_many_steps_are_expected_as_were_made():
     assert not tiers.stays_eager(SHAPE)
 
 
-def test_before_a_capture_eager_steps_have_taken_half_of_what_it_takes():
-    """A job that ends early has then lost next to nothing by it."""
+def test_before_a_capture_eager_steps_have_taken_a_part_of_what_it_takes():
     tiers = tiers_of(steps=10**9)
     cost = tiers.costs.capture_seconds(100, jobs=1)
-    take(tiers, int(0.4 * cost / 0.0005), seconds=0.0005)
+    take(tiers, int(0.08 * cost / 0.0005), seconds=0.0005)
     assert tiers.stays_eager(SHAPE)
-    assert "before steps have taken half of that" in tiers.reasons()[0]
-    take(tiers, int(0.4 * cost / 0.0005), seconds=0.0005)
+    assert "before steps have taken a tenth of that" in tiers.reasons()[0]
+    take(tiers, int(0.08 * cost / 0.0005), seconds=0.0005)
     assert not tiers.stays_eager(SHAPE)
 
 
@@ -139,11 +138,13 @@ def test_costs_are_learnt_from_captures_and_joins_before():
     first, join = costs.capture_seconds(100), costs.capture_seconds(100, jobs=2)
     capture = 2 * first - join  # without the job's own joining
     costs.note_capture(tensors=100, seconds=10 * capture, sight="it")
-    assert costs.capture_seconds(100) == pytest.approx(first + 9 * capture)
+    assert costs.capture_seconds(100) == pytest.approx(first), "of a process the first takes longer"
+    costs.note_capture(tensors=100, seconds=3 * capture, sight="that")
+    assert costs.capture_seconds(100) == pytest.approx(first + 2 * capture)
     for _ in range(1000):
         costs.note_join(0.005)
     assert costs.capture_seconds(100, "it") == pytest.approx(0.005, rel=0.01)
-    assert costs.capture_seconds(100, "another") > 10 * capture
+    assert costs.capture_seconds(100, "another") > 3 * capture
 
 
 def test_what_captured_steps_bring_is_learnt_from_them():
@@ -232,7 +233,7 @@ def test_jobs_that_are_to_come_count_as_those_before_them():
     take(first, 8, seconds=0.002, tensors=400)
     assert first.stays_eager(SHAPE)
     costs.expect(63)
-    other = tiers_of(costs, steps=200, data=[])
+    other = tiers_of(costs, steps=100, data=[])
     take(first, 8, seconds=0.002, tensors=400)
     assert not first.stays_eager(SHAPE)
     costs.expect(0)
