@@ -233,7 +233,7 @@ def test_jobs_that_are_to_come_count_as_those_before_them():
     take(first, 8, seconds=0.002, tensors=400)
     assert first.stays_eager(SHAPE)
     costs.expect(63)
-    other = tiers_of(costs, steps=100, data=[])
+    other = tiers_of(costs, steps=50, data=[])
     take(first, 8, seconds=0.002, tensors=400)
     assert not first.stays_eager(SHAPE)
     costs.expect(0)
