@@ -46,6 +46,24 @@ _PATIENCE_SECONDS = 0.005
 Fed = FeedItem[PreparedBatch]
 
 
+class _Slice(NamedTuple):
+    """A job's time on a lane.
+
+    Attributes:
+        lane: the calling thread's.
+        job: nobody else's meanwhile.
+        seen: the calls (`RunContext.calls`) that the lane has seen to.
+        until: when it is over.
+        at_home: whether the thread is the one that fetches the job's batches.
+    """
+
+    lane: int
+    job: JobRun
+    seen: int
+    until: float
+    at_home: bool
+
+
 class _Ran(NamedTuple):
     """What has become of a train.
 
@@ -101,7 +119,7 @@ class Trains:
     ) -> tuple[Fed | None, float]:
         """See `run`; `at_home`: on the thread that fetches the job's batches, each of which it
         fetches between two steps, as the loop does: no thread waits for another."""
-        until = time.perf_counter() + SLICE_SECONDS
+        at = _Slice(lane, job, seen, time.perf_counter() + SLICE_SECONDS, at_home)
         busy, first, following = 0.0, fed, [fed]
         while following:
             (fed,) = following
@@ -116,13 +134,13 @@ class Trains:
                 break
             if at_home and _most(begun.value) > 1:
                 _fetch_behind(job)
-            ran = self._run_inside(lane, job, fed, begun.value, seen, until, at_home=at_home)
+            ran = self._run_inside(at, fed, begun.value)
             fetches = at_home and ran is None  # else it has looked for the next batch itself
             if ran is None:
-                result = self._run_some(lane, job, fed, begun.value, seen, until)
+                result = self._run_some(at, fed, begun.value)
                 ran = _Ran(result.seconds, result.may_go_on)
             busy += ran.seconds
-            if not (ran.may_go_on and self._may_go_on(job, seen, until)):
+            if not (ran.may_go_on and self._may_go_on(at)):
                 break
             following = job.feeder.take_while(_has_batch, 1)
             if fetches and not following:
@@ -142,10 +160,9 @@ class Trains:
         assert fed.item.specialization is not None
         return again or job.captured.watch(step, fed.item.specialization, between)
 
-    def _run_some(
-        self, lane: int, job: JobRun, fed: Fed, watched: Watched, seen: int, until: float
-    ) -> Any:
+    def _run_some(self, at: _Slice, fed: Fed, watched: Watched) -> Any:
         """Runs one train and settles it."""
+        job = at.job
         items, most = [fed], _most(watched)
         if most > 1:
             most = job.captured.before_check(watched.step, most)
@@ -154,7 +171,7 @@ class Trains:
         rested = float(job.throttle.rested_seconds)
         scheduled = watched.between is Between.NUMBERS and watched.look is not None
         call = self._call_scheduled if scheduled else self._call
-        result = call(lane, job, items, watched, seen, until)
+        result = call(at, items, watched)
         made = len(result.losses)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
@@ -168,54 +185,32 @@ class Trains:
         self._in_flight.settle_train(ScheduledStep(job, watched.step, batch, rates), result)
         return result
 
-    def _may_go_on(self, job: JobRun, seen: int, until: float) -> bool:
-        if job.ended or seen != self._context.calls.calls:
+    def _may_go_on(self, at: _Slice) -> bool:
+        if at.job.ended or at.seen != self._context.calls.calls:
             return False
-        return time.perf_counter() < until
+        return time.perf_counter() < at.until
 
     # With Python of the user's after each step
 
-    def _run_inside(
-        self,
-        lane: int,
-        job: JobRun,
-        fed: Fed,
-        watched: Watched,
-        seen: int,
-        until: float,
-        *,
-        at_home: bool,
-    ) -> _Ran | None:
+    def _run_inside(self, at: _Slice, fed: Fed, watched: Watched) -> _Ran | None:
         """Runs the step and those behind it, with what the user's Python does after each, in the
         job's context; None, with nothing done, where each is to be entered by itself."""
+        job = at.job
         if watched.look is None or watched.between is not Between.PYTHON:
             return None
-        if not (at_home or job.may_fetch_ahead()) or job.calls_back_elsewhere:
+        if not (at.at_home or job.may_fetch_ahead()) or job.calls_back_elsewhere:
             return None
-        train = self._train([fed], watched, job, seen, until, outside=_C.ThreadState())
-        most = job.captured.before_check(watched.step, MOST_AHEAD)
-        steps = functools.partial(
-            self._steps_inside, lane, job, fed, watched, train, most, seen, until, at_home=at_home
-        )
-        return job.in_python(steps)
+        outside = _C.ThreadState()
+        return job.in_python(functools.partial(self._steps_inside, at, fed, watched, outside))
 
-    def _steps_inside(
-        self,
-        lane: int,
-        job: JobRun,
-        fed: Fed,
-        watched: Watched,
-        train: Any,
-        most: int,
-        seen: int,
-        until: float,
-        *,
-        at_home: bool,
-    ) -> _Ran | None:
+    def _steps_inside(self, at: _Slice, fed: Fed, watched: Watched, outside: Any) -> _Ran | None:
+        job, first = at.job, fed
         if job.steps.caller.opaque is not None:  # as is seen when it is entered
             return None
-        form, gate = self._plan.form_of(watched.step.compiled, lane), self._plan.gate
-        is_same, rates, first = _same_step_as(fed), job.loop.rates(), fed
+        train = self._train(at, [fed], watched, outside=outside)
+        form, gate = self._plan.form_of(watched.step.compiled, at.lane), self._plan.gate
+        most = job.captured.before_check(watched.step, MOST_AHEAD)
+        is_same, rates = _same_step_as(fed), job.loop.rates()
         made, seconds, rested = 0, 0.0, float(job.throttle.rested_seconds)
         following = [fed]
         while following:
@@ -223,7 +218,7 @@ class Trains:
             assert fed.item is not None
             assert fed.item.flat is not None
             train.set_batch(fed.item.flat.tensors)
-            result = self._context.lanes.run_train(lane, form, gate, train)
+            result = self._context.lanes.run_train(at.lane, form, gate, train)
             if result.met_change:
                 job.feeder.put_back([fed])
                 break
@@ -233,10 +228,10 @@ class Trains:
             with self._context.python, PYTHON_TURNS.shared():
                 scheduled = ScheduledStep(job, watched.step, fed.item, rates)
                 self._in_flight.settle_train(scheduled, result)
-            if made == most or not (result.may_go_on and self._may_go_on(job, seen, until)):
+            if made == most or not (result.may_go_on and self._may_go_on(at)):
                 break
             following = job.feeder.take_while(is_same, 1)
-            if at_home and not following:
+            if at.at_home and not following:
                 following = _fetched(job, is_same)
         assert first.item is not None
         rested = float(job.throttle.rested_seconds) - rested
@@ -245,47 +240,25 @@ class Trains:
             job.captured.look_again(made)
         return _Ran(seconds, result.may_go_on)
 
-    def _call_scheduled(
-        self,
-        lane: int,
-        job: JobRun,
-        items: Sequence[Fed],
-        watched: Watched,
-        seen: int,
-        until: float,
-    ) -> Any:
+    def _call_scheduled(self, at: _Slice, items: Sequence[Fed], watched: Watched) -> Any:
         """The same with schedulers between steps, as far as these are known ahead; no trace beside
         it, which may put back what it finds changed."""
+        captured = at.job.captured
         with PYTHON_TURNS.shared():
-            foretold = job.captured.foretell(watched)
+            foretold = captured.foretell(watched)
             if foretold is not None:
-                items = items[: foretold.steps]
-                return self._call(lane, job, items, watched, seen, until, foretold.schedule)
-            return self._call(lane, job, items[:1], job.captured.watch_one(watched), seen, until)
+                return self._call(at, items[: foretold.steps], watched, foretold.schedule)
+            return self._call(at, items[:1], captured.watch_one(watched))
 
     def _call(
-        self,
-        lane: int,
-        job: JobRun,
-        items: Sequence[Fed],
-        watched: Watched,
-        seen: int,
-        until: float,
-        schedule: Any = None,
+        self, at: _Slice, items: Sequence[Fed], watched: Watched, schedule: Any = None
     ) -> Any:
-        train = self._train(items, watched, job, seen, until, schedule=schedule)
-        form = self._plan.form_of(watched.step.compiled, lane)
-        return self._context.lanes.run_train(lane, form, self._plan.gate, train)
+        train = self._train(at, items, watched, schedule=schedule)
+        form = self._plan.form_of(watched.step.compiled, at.lane)
+        return self._context.lanes.run_train(at.lane, form, self._plan.gate, train)
 
-    def _train(
-        self,
-        items: Sequence[Fed],
-        watched: Watched,
-        job: JobRun,
-        seen: int,
-        until: float,
-        **options: Any,
-    ) -> Any:
+    def _train(self, at: _Slice, items: Sequence[Fed], watched: Watched, **options: Any) -> Any:
+        job = at.job
         batches = [item.item.flat.tensors for item in items]  # type: ignore[union-attr]
         keeps_lock = (
             self._plan.is_roomy
@@ -293,14 +266,14 @@ class Trains:
             and job.throttle.duty == 1.0
             and job.captured.step_seconds < _KEEPS_LOCK_BELOW
         )
-        left = until - time.perf_counter()
+        left = at.until - time.perf_counter()
         return _C.Train(
             batches,
             watched.look,
             self._plan.beside,
             keeps_blocks=not self._context.check,
             signal=self._context.calls,
-            seen=seen,
+            seen=at.seen,
             seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -428,7 +429,11 @@ def test_what_a_callback_changes_counts_from_the_next_step_on(
         assert_equal(job, report[job.name], make(job.name))
 
 
-def test_callbacks_enter_the_jobs_context_once_a_train(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("surrounded", [False, True])
+def test_callbacks_enter_the_jobs_context_once_a_train(
+    surrounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that is another one than the lanes have."""
     entered: list[int] = []
     entering = CallerContext._entered
 
@@ -439,7 +444,8 @@ def test_callbacks_enter_the_jobs_context_once_a_train(monkeypatch: pytest.Monke
     seen: list[int] = []
     monkeypatch.setattr(CallerContext, "_entered", note)
     job = make_job(epochs=100, on_step=lambda step: seen.append(step.step))
-    report = run_checked([job])
+    with torch.device("cpu") if surrounded else contextlib.nullcontext():
+        report = run_checked([job])
     assert seen == list(range(1, 701))
     assert len(entered) < len(seen) / 2
     assert_equal(job, report["a"], make_job(epochs=100))
