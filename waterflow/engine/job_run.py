@@ -300,7 +300,7 @@ class JobRun:
         of another: then captured steps run on the thread that fetches."""
         if self.may_fetch_ahead() or self._device.queues:
             return False
-        if self._callbacks.in_caller and self.loop.acts_between_steps:
+        if self.calls_back_elsewhere and self.loop.acts_between_steps:
             return False  # whoever makes the callbacks is handed each step anyway
         return self.feeder.fetch_seconds < _SHORT_FETCH_SECONDS
 

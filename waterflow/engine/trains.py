@@ -204,10 +204,10 @@ class Trains:
         return job.in_python(functools.partial(self._steps_inside, at, fed, watched, outside))
 
     def _steps_inside(self, at: _Slice, fed: Fed, watched: Watched, outside: Any) -> _Ran | None:
-        job, first = at.job, fed
+        job = at.job
         if job.steps.caller.opaque is not None:  # as is seen when it is entered
             return None
-        train = self._train(at, [fed], watched, outside=outside)
+        train = self._train(at, [], watched, outside=outside)
         form, gate = self._plan.form_of(watched.step.compiled, at.lane), self._plan.gate
         most = job.captured.before_check(watched.step, MOST_AHEAD)
         is_same, rates = _same_step_as(fed), job.loop.rates()
@@ -215,9 +215,10 @@ class Trains:
         following = [fed]
         while following:
             (fed,), following = following, []
-            assert fed.item is not None
-            assert fed.item.flat is not None
-            train.set_batch(fed.item.flat.tensors)
+            batch = fed.item
+            assert batch is not None
+            assert batch.flat is not None
+            train.set_batch(batch.flat.tensors)
             result = self._context.lanes.run_train(at.lane, form, gate, train)
             if result.met_change:
                 job.feeder.put_back([fed])
@@ -226,16 +227,16 @@ class Trains:
             seconds += result.seconds
             # In this order, as everywhere: whoever waits for his turn at Python keeps the lock.
             with self._context.python, PYTHON_TURNS.shared():
-                scheduled = ScheduledStep(job, watched.step, fed.item, rates)
+                scheduled = ScheduledStep(job, watched.step, batch, rates)
                 self._in_flight.settle_train(scheduled, result)
             if made == most or not (result.may_go_on and self._may_go_on(at)):
                 break
             following = job.feeder.take_while(is_same, 1)
             if at.at_home and not following:
                 following = _fetched(job, is_same)
-        assert first.item is not None
+        assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
-        job.captured.count(first.item, made, max(0.0, seconds - rested))
+        job.captured.count(fed.item, made, max(0.0, seconds - rested))
         if result.met_change:
             job.captured.look_again(made)
         return _Ran(seconds, result.may_go_on)
