@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +82,6 @@ class _Step:
         shadow = Shadow(self.job.root, twins)
 
         def before_backward(loss: Any) -> None:
-            check_formulas(loss)
             if self.backward_start is None:
                 self.backward_start = recorder.size
 
@@ -99,27 +97,6 @@ class _Step:
         gradients = [p.grad for p in parameters]
         self.has_gradient = [g is not None for g in gradients]
         return [loss, *(g for g in gradients if g is not None)]
-
-
-#: Gradients that torch computes by another formula while anything is traced (its C++ code asks
-#: `isTensorSubclassLike`), with other last bits for some values.
-_TRACED_OTHERWISE = re.compile(
-    r"(Prod|Cumprod|Median|Nanmedian)Backward\d+|(MaskedFill|Max|Min)Backward1"
-)
-
-
-def check_formulas(loss: torch.Tensor) -> None:
-    """Raises RuntimeError where a traced backward pass would not be what eager mode runs."""
-    seen: set[Any] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if _TRACED_OTHERWISE.fullmatch(node.name()):
-            raise RuntimeError(f"torch traces {node.name()} by another formula than it runs")
-        waiting += [following for following, _ in node.next_functions]
 
 
 def _keep_reassigned_buffers(model: nn.Module, buffers: dict[str, torch.Tensor]) -> list[str]:

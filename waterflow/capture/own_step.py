@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from waterflow.capture.forward import ForwardTrace, check_formulas, check_trace
+from waterflow.capture.forward import ForwardTrace, check_trace
 from waterflow.capture.optimizer import Attempt, OptimizerTrace, Scalars, check_groups, live_trace
 from waterflow.capture.recording import Recorder
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
@@ -118,20 +118,13 @@ def trace_own_step(
 
 
 class _OwnTensors(RealTensors):
-    """``.data`` is the tensor without its history; and what torch traces otherwise than it runs is
-    found where a backward pass begins."""
+    """``.data`` is the tensor without its history."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func == _DATA:
             func = torch.Tensor.detach
-        elif func is torch.Tensor.backward or func is torch.ones_like:
-            check_formulas(args[0])  # torch makes the first gradient of each loss so
-        elif func is torch.autograd.grad:
-            outputs = args[0] if args else (kwargs or {})["outputs"]
-            for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-                check_formulas(output)
         return super().__torch_function__(func, types, args, kwargs)
 
 

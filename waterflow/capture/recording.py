@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from waterflow.capture.fast_fakes import detached
+from waterflow.capture.formulas import check_operator
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -96,6 +97,8 @@ class Recorder(TorchDispatchMode):
         self._nodes: dict[int, tuple[TensorWeakRef, fx.Node]] = {}
         self._is_off = False
         self._twins: dict[str, Tensor] = {}  # what the traced code has in place of constants
+        #: Of torch's, that the traced code has called last; whoever sees that sets it.
+        self.function: Callable[..., Any] | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -176,6 +179,7 @@ class Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         func = _COPIED.get(func, func)
+        check_operator(func, args, self.function)
         given = tuple(map(self._argument, args))
         named = {key: self._argument(value) for key, value in kwargs.items()}
         node = add_call(self._graph, func, given, named)

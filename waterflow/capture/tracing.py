@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from waterflow.capture.device_guard import keep_device_guard
+from waterflow.capture.formulas import check_function
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.common.errors import CaptureError
 
@@ -217,12 +218,6 @@ def _forget_reals(mode: FakeTensorMode) -> None:
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-def _smooths_by_weight(options: dict[str, Any]) -> bool:
-    """Whether a cross entropy is averaged with weights and label smoothing."""
-    weighted = options.get("weight") is not None and options.get("reduction", "mean") == "mean"
-    return weighted and bool(options.get("label_smoothing", 0.0) > 0)
-
-
 class RealTensors(TorchFunctionMode):
     """Real tensors that the traced code meets become constants of the graph, by reference.
 
@@ -246,12 +241,9 @@ class RealTensors(TorchFunctionMode):
     ) -> Any:
         if func == _SET_DATA:
             raise RuntimeError("it assigns to .data (use torch.no_grad() and copy_() instead)")
-        if func is torch.nn.functional.cross_entropy and _smooths_by_weight(kwargs or {}):
-            raise RuntimeError(
-                "torch traces a weighted cross entropy with label smoothing by another formula "
-                "than it runs"
-            )
         kwargs = kwargs or {}
+        check_function(func, args, kwargs)
+        self._recorder.function = func
         met: dict[int, torch.Tensor] = {}  # real tensors among the arguments, by their twins
         if _may_hold_reals((args, kwargs)):
             twin = functools.partial(self._twin, met=met)
