@@ -11,9 +11,10 @@ cores, 22 November 2026).
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, GeneratorType
 from typing import Any
 
@@ -138,27 +139,24 @@ def undrawn(iterator: Iterator[Any]) -> int:
 
 
 @contextlib.contextmanager
-def in_one_go(iterator: Iterator[Any]) -> Iterator[None]:
-    """Around `next_undrawn`, again and again: what a fetch depends on is looked at once, as no code
-    but torch's own runs in between."""
-    fetcher = getattr(iterator, "_dataset_fetcher", None)
-    if type(fetcher) is not _Selection:
-        yield
+def in_one_go(iterator: Iterator[Any]) -> Iterator[Callable[[], Any]]:
+    """What fetches the next batch of an iterator that has one `undrawn`, again and again: what a
+    fetch depends on is looked at once, as no code but torch's own runs in between."""
+    if type(iterator) in PLAIN_ITERATORS:
+        yield iterator.__next__
         return
+    fetcher: _Selection = iterator._dataset_fetcher  # type: ignore[attr-defined]
     fetcher.stacks_now = fetcher._stacks
     try:
-        yield
+        yield functools.partial(_next_undrawn, iterator)
     finally:
         fetcher.stacks_now = None
 
 
-def next_undrawn(iterator: Iterator[Any]) -> Any:
-    """The next batch of an iterator that has one `undrawn`: as `next` makes it, without the two
-    operators that tell torch's profiler of the time."""
-    if type(iterator) in PLAIN_ITERATORS:
-        return next(iterator)
-    batch = iterator._next_data()  # type: ignore[attr-defined]
-    iterator._num_yielded += 1  # type: ignore[attr-defined]
+def _next_undrawn(iterator: Any) -> Any:
+    """As `next` makes it, without the two operators that tell torch's profiler of the time."""
+    batch = iterator._next_data()
+    iterator._num_yielded += 1
     return batch
 
 

@@ -15,7 +15,6 @@ from waterflow.executor.data.batches import (
     PLAIN_ITERATORS,
     batches_of,
     in_one_go,
-    next_undrawn,
     undrawn,
 )
 
@@ -111,11 +110,11 @@ class Feeder(Generic[Item]):
         adopt_thread: Callable[[], None],
         on_ready: Callable[[], None],
         name: str,
-        prepare_at_once: Callable[[Any], Item | None] | None = None,
+        prepares_at_once: Callable[[], Callable[[Any], Item | None]] | None = None,
         ahead: Callable[[], int] = lambda: 2,
         begin: Callable[[Any, int], Iterator[Any]] = lambda data, _: batches_of(data),
         start: Start = Start(),
-        is_due: Callable[[int], bool] = lambda steps: False,
+        before_due: Callable[[int, int], int] = lambda steps, most: most,
         rests_at_ends: bool = False,
         roam: Callable[[], None] = lambda: None,
     ) -> None:
@@ -128,28 +127,29 @@ class Feeder(Generic[Item]):
             done by then; else whoever takes its first batch sees to what comes between epochs.
         adopt_thread: called once on the feeder's thread, before anything else.
         on_ready: called, on the feeder's thread, when something can be taken.
-        prepare_at_once: makes the item of a batch that needs nothing more for it, like those before
-            it; None for any other. Not given where there are none such.
+        prepares_at_once: makes, for several batches, what makes the item of a batch that needs
+            nothing more for it, like those before it; None for any other. Not given where there
+            are none such.
         ahead: says how many batches to hold at most. Once it has so many, the thread sleeps until
             half of them are gone: woken for each, it would be in everybody's way.
         begin: begins an epoch, from the data and its number.
         start: where in the data to begin.
-        is_due: whether somebody wants a boundary after so many steps; asked often, with the lock;
-            after none, before the first batch.
+        before_due: after so many steps, how many more there may be (`most` at most, its second
+            argument) before somebody wants a boundary; asked often, with the lock.
         rests_at_ends: whether there is a boundary at each end of an epoch, where it is found.
         roam: called on the feeder's thread before work of its own that may take its time or start
             others, as lent work may have left it on the cores of a lane.
         """
         self._data = data
         self._start = start
-        self._is_due = is_due
+        self._before_due = before_due
         self._rests_at_ends = rests_at_ends
         self._roam = roam
         self._at_boundary = False
         self._shown_after = start.steps - 1  # the last boundary
         self._epoch, self._epoch_began = start.epoch, start.steps - start.batches
         self._prepare = prepare
-        self._prepare_at_once = prepare_at_once
+        self._prepares_at_once = prepares_at_once
         self._python = python
         self._epochs = epochs
         self._steps = steps
@@ -291,14 +291,9 @@ class Feeder(Generic[Item]):
         """
         if self._stopped or self._queue or self._begun is not None or self._wants_boundary:
             return None
-        return self._followed(self._fetch_leavable, prepare)
-
-    def _followed(
-        self, fetch: Callable[[], tuple[int, Any] | None], prepare: Callable[[Any], Item | None]
-    ) -> FeedItem[Item] | None:
         lent = self._lent
         try:
-            fetched = fetch()
+            fetched = self._fetch_leavable()
             if fetched is None:
                 return None
             wanted = fetched[1] is not _END_OF_EPOCH and not (lent is not None and lent.is_left)
@@ -329,46 +324,44 @@ class Feeder(Generic[Item]):
         most = min(most, undrawn(self._iterator))
         if self._steps is not None:
             most = min(most, self._steps - self._fetched)
-        due = (ahead for ahead in range(most) if self._is_due(self._fetched + ahead))
-        return next(due, max(0, most))
+        return self._before_due(self._fetched, most) if most > 0 else 0
 
-    def fetch_undrawn(self, prepare: Callable[[Any], Item | None], count: int) -> None:
+    def fetch_undrawn(self, count: int) -> None:
         """On the thread: fetches so many that are `undrawn`, to be taken as any others; fewer where
-        the work cannot go on with one.
+        one needs more than to be fetched. Only where there are such as need nothing more."""
+        self._python(lambda: self._fetch_all(count))
 
-        Args:
-            prepare: as for `following`.
-            count: how many.
-        """
-        self._python(lambda: self._fetch_all(prepare, count))
-
-    def _fetch_all(self, prepare: Callable[[Any], Item | None], count: int) -> None:
+    def _fetch_all(self, count: int) -> None:
+        assert self._prepares_at_once is not None
         made: list[FeedItem[Item]] = []
-        with in_one_go(self._iterator):
-            for _ in range(count):
-                fed = self._followed(self._next_undrawn, prepare)
-                if fed is None:
-                    break
-                made.append(fed)
-                if len(made) == _AT_ONCE or not self._queue:  # somebody may wait for it
-                    self._append(made)
-                    made = []
+        epoch = self._epoch
+        try:
+            prepare = self._prepares_at_once()
+            with in_one_go(self._iterator) as fetch:
+                for _ in range(count):
+                    batch = fetch()
+                    self._fetched += 1
+                    item = prepare(batch)
+                    if item is None:
+                        self._begun = epoch, batch
+                        break
+                    made.append(FeedItem(item, epoch))
+                    if len(made) == _AT_ONCE or not self._queue:  # somebody may wait for it
+                        self._append(made)
+                        made = []
+        except BaseException as error:
+            self._error = error
         self._append(made)
 
     def _fetch_more(self) -> None:
         """What may be fetched ahead and draws nothing is fetched in one go: each time that a thread
         enters the job's context costs more than many a batch."""
         room = self._ahead() - len(self._queue)
-        if self._prepare_at_once is None or room < 2 or not self._may_run_ahead():
+        if self._prepares_at_once is None or room < 2 or not self._may_run_ahead():
             return
         count = self.undrawn(room)
         if count:
-            self.fetch_undrawn(self._prepare_at_once, count)
-
-    def _next_undrawn(self) -> tuple[int, Any]:
-        batch = next_undrawn(self._iterator)
-        self._fetched += 1
-        return self._epoch, batch
+            self.fetch_undrawn(count)
 
     def _fetch_leavable(self) -> tuple[int, Any] | None:
         """The next batch, for which the data's Python may take so long that the lane goes away."""
@@ -430,7 +423,7 @@ class Feeder(Generic[Item]):
     @property
     def _wants_boundary(self) -> bool:
         has_begun = self._fetched > self._start.steps or self._fetched == 0
-        return has_begun and self._is_due(self._fetched)
+        return has_begun and self._before_due(self._fetched, 1) == 0
 
     def _rest(self, epoch_ended: bool = False) -> None:
         """Hands out a boundary, and waits until whoever takes it is done with it. What he does may

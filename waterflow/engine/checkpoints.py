@@ -8,6 +8,7 @@ its own writes the copy.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -155,7 +156,7 @@ class Checkpoints:
         if self._folder is not None:
             self._runs[run.name] = run
             self._next[run.name] = self._next_time()
-            run.is_due = lambda steps: self._is_due(run, steps)
+            run.before_due = functools.partial(self._before_due, run)
             run.at_boundary = lambda: self._at_boundary(run)
 
     def stop(self, run: JobRun) -> bool:
@@ -171,16 +172,19 @@ class Checkpoints:
         seconds = self._every.seconds
         return math.inf if seconds is None else time.monotonic() + seconds
 
-    def _is_due(self, run: JobRun, steps: int) -> bool:
+    def _before_due(self, run: JobRun, steps: int, most: int) -> int:
         name, writer = run.name, self._writer
         if writer is None or name in self._given_up:
-            return False
+            return most
         if name in self._stopping:
-            return True
+            return 0
         if self._every.steps is not None:
-            return steps % self._every.steps == 0 and self._next[name] != steps
+            left = -steps % self._every.steps
+            has_been = left == 0 and self._next[name] == steps
+            return min(most, self._every.steps if has_been else left)
         late = time.monotonic() >= self._next[name]
-        return late and not writer.is_busy_with(name) and writer.backlog < _MOST_WAITING
+        due = late and not writer.is_busy_with(name) and writer.backlog < _MOST_WAITING
+        return 0 if due else most
 
     def _at_boundary(self, run: JobRun) -> None:
         if run.ended:

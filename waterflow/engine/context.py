@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import DeviceLostError
@@ -25,8 +25,7 @@ GrowRoom = Callable[[JobRun, Room, int, Sequence[JobRun]], bool]
 wait. Whether it has room now: see `Surges.grow`."""
 
 
-@dataclass(frozen=True)
-class Outcome(Generic[Value]):
+class Outcome(NamedTuple, Generic[Value]):
     """What something of a user's has returned; there is none where it has failed."""
 
     value: Value

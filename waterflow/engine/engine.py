@@ -46,7 +46,7 @@ from waterflow.job.job import Job, check_audit
 from waterflow.job.training_step import draw_seed
 from waterflow.partitioner import Policy, get_policy
 from waterflow.partitioner.policies import TimeSlice
-from waterflow.report.progress import NullProgress, Progress, ProgressDisplay
+from waterflow.report.progress import Progress
 from waterflow.report.report import Report
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.spilling import TIERS, parse_tier
@@ -139,13 +139,14 @@ class Engine:
         self._captures = SharedCaptures()
         self._costs = CaptureCosts(lanes)
         self._recorder = Recorder()
-        display: ProgressDisplay = Progress() if progress else NullProgress()
-        display.start([])
         residency = Residency(self._arena, where)
         calls = Callbacks(callbacks == "caller", (self._lanes.threads, default))
         self._context = RunContext(*(self._lanes, residency, EventStream(), check), callbacks=calls)
         self._context.events.subscribe(self._recorder, *EVENTS, TrainRan)
-        self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
+        if progress:
+            display = Progress()
+            display.start([])
+            self._context.events.subscribe(show_on(display), *EVENTS, TrainRan)
         self._alarms = Alarms()
         self._context.events.subscribe(self._alarms, *Alarms.KINDS)
         capacity = int(self._arena.statistics().capacity)

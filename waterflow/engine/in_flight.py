@@ -215,7 +215,7 @@ def pass_boundary(
                 job.note_evaluation()
         with context.python:
             drop_gradients(context, job)
-    if not job.ended and job.is_due(job.feeder.place.steps):
+    if not job.ended and job.before_due(job.feeder.place.steps, 1) == 0:
         context.run_isolated(job, job.at_boundary)
     if not job.stop_requested:  # else its data are not asked for a batch that nobody would take
         job.feeder.go_on()

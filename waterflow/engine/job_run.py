@@ -108,7 +108,7 @@ class JobRun:
         data: the memory of its data.
         needs: what it needs of the arena.
         cursor: where it is in its data; None where nobody will ask.
-        is_due: whether somebody wants a boundary after so many steps, see `Feeder`.
+        before_due: after how many more steps somebody wants a boundary, see `Feeder`.
         at_boundary: called at one, by whoever has the job to himself then.
     """
 
@@ -163,7 +163,7 @@ class JobRun:
         self._on_ready = on_ready
         self._device = lanes.device
         self._rng = JobRng(seed, lanes.device)
-        self.is_due: Callable[[int], bool] = lambda steps: False
+        self.before_due: Callable[[int, int], int] = lambda steps, most: most
         self.at_boundary: Callable[[], None] = lambda: None
         self.steps = JobSteps(
             *(job, lanes.device, self._rng, lanes.threads),
@@ -205,11 +205,11 @@ class JobRun:
             roam=lanes.roam,
             on_ready=_weakly(self._tell_ready),
             name=job.name,
-            prepare_at_once=None if self._device.queues else self.steps.preparer.captured_at_once,
+            prepares_at_once=None if self._device.queues else self.steps.preparer.all_at_once,
             ahead=_weakly(self.batches_ahead),
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
-            is_due=_weakly(self._is_boundary_due),
+            before_due=_weakly(self._before_boundary),
             rests_at_ends=self.loop.at_found_ends,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
@@ -261,7 +261,7 @@ class JobRun:
 
     def _callback(self, function: Callable[[], Result]) -> Result:
         """Runs a callback of the job's in its context, on the thread on which callbacks run."""
-        callbacks, name = self._callbacks, self.name
+        callbacks, name = self._callbacks, self.job.name
         if not callbacks.in_caller:
             return self._python(functools.partial(callbacks.run, name, function))
         # A trace may run while somebody waits for the callback, but not beside it.
@@ -291,8 +291,11 @@ class JobRun:
     def _tell_ready(self) -> None:
         self._on_ready(self.state is not JobState.RUNNING)
 
-    def _is_boundary_due(self, steps: int) -> bool:
-        return self.loop.is_due(steps) or (steps > 0 and self.is_due(steps))
+    def _before_boundary(self, steps: int, most: int) -> int:
+        most = self.loop.before_due(steps, most)
+        if steps or not most:
+            return self.before_due(steps, most)
+        return 1 + self.before_due(1, most - 1)  # before the first step only the loop wants one
 
     @property
     def fetches_in_turn(self) -> bool:

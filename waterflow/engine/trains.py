@@ -327,4 +327,4 @@ def _fetch_behind(job: JobRun) -> None:
         return
     count = job.feeder.undrawn(job.batches_ahead() - 1)
     if count and job.data_is_apart:  # which takes a walk to know
-        job.feeder.fetch_undrawn(job.steps.preparer.captured_at_once, count)
+        job.feeder.fetch_undrawn(count)

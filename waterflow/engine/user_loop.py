@@ -74,6 +74,10 @@ class UserLoop:
         """Whether an evaluation follows that step, before anything else of the job's."""
         return self._times.is_due(steps)
 
+    def before_due(self, steps: int, most: int) -> int:
+        """How many more steps there may be, `most` at most, before one is due."""
+        return self._times.before_due(steps, most)
+
     @property
     def at_found_ends(self) -> bool:
         """Whether the job is evaluated where an epoch is found to have ended."""

@@ -60,6 +60,9 @@ class EvaluationTimes:
         """Args: job: its data's length is that of every epoch."""
         self._every = None if job.evaluate is None else job.evaluate_every
         self.epoch_length = job.length or None
+        self._period = self._every if isinstance(self._every, int) else None  # in steps
+        if self._every == "epoch":
+            self._period = self.epoch_length
         self._at_start = isinstance(job.evaluate, HostEvaluation) and job.evaluate.at_start
 
     def ends_epoch(self, steps: int) -> bool | None:
@@ -68,13 +71,15 @@ class EvaluationTimes:
 
     def is_due(self, steps: int) -> bool:
         """Whether an evaluation follows that step; 0: comes before the first."""
-        if steps < 1:
-            return self._at_start
-        if self._every is None:
-            return False
-        if isinstance(self._every, int):
-            return steps % self._every == 0
-        return bool(self.ends_epoch(steps))
+        return self.before_due(steps, 1) == 0
+
+    def before_due(self, steps: int, most: int) -> int:
+        """How many more steps there may be, `most` at most, before an evaluation is due."""
+        if steps < 1 and self._at_start:
+            return 0
+        if self._period is None:
+            return most
+        return min(most, -steps % self._period if steps else self._period)
 
     @property
     def at_found_ends(self) -> bool:

@@ -47,24 +47,6 @@ class ProgressDisplay(Protocol):
         """End; may be called twice."""
 
 
-class NullProgress:
-    """Shows nothing."""
-
-    def start(self, jobs: Sequence[tuple[str, int | None]]) -> None:
-        """Do nothing."""
-
-    def join(self, name: str, total: int | None) -> None:
-        """Do nothing."""
-
-    def update(
-        self, name: str, step: int, loss: float | None = None, state: str = "running"
-    ) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
-
-
 @dataclass
 class _Shown:
     """One job as the display knows it; `at` is when it was last drawn, in seconds of the clock."""

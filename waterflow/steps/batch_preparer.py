@@ -105,6 +105,27 @@ class BatchPreparer:
         self._latest = found
         return PreparedBatch(batch, flat, found)
 
+    def all_at_once(self) -> Callable[[Any], PreparedBatch | None]:
+        """`captured_at_once` for several batches between which nothing of the job's runs that could
+        change what its steps read: what that takes to know is looked at once."""
+        former, reads = self._flat, self._job.batch_reads
+        is_like = former is not None and former.layouts is not None and former.reads == reads
+        if not is_like or self._opacity.step is not None:
+            return self.captured_at_once
+        assert former is not None
+        found = self._known(former.signature)
+        if found is None:
+            return self.captured_at_once
+
+        def captured(batch: Any) -> PreparedBatch | None:
+            flat = flatten_like(batch, former)
+            if flat is None:
+                return self.captured_at_once(batch)
+            self._latest = found
+            return PreparedBatch(batch, flat, found)
+
+        return captured
+
     def eager_at_once(self, batch: Any) -> PreparedBatch | None:
         """Makes a batch ready whose step is eager without further ado; None for any other."""
         if self._opacity.step is not None:

@@ -284,18 +284,16 @@ class _Copies:
         written: list[tuple[int, Any]] = []
         numbers: dict[HyperKey, float] = {}
         for space in self._spaces:
+            known, group = space.numbers, space.group
             for key, value in space.changes():
-                written.append((self._place(space, key), value))
-                if space.group is not None:
-                    numbers.update(_numbers(space.group, key, value))
+                if key not in known:
+                    if group is not None:
+                        raise _UnforeseenError
+                    self._add_place(space, key, _MISSING)
+                written.append((known[key], value))
+                if group is not None:
+                    numbers.update(_numbers(group, key, value))
         return written, numbers
-
-    def _place(self, space: _Space, key: str) -> int:
-        if key not in space.numbers:
-            if space.group is not None:
-                raise _UnforeseenError
-            self._add_place(space, key, _MISSING)
-        return space.numbers[key]
 
     def _add_place(self, space: _Space, key: str, value: Any) -> None:
         space.numbers[key] = len(self.places)
@@ -345,11 +343,11 @@ class _Copies:
 
 
 def _numbers(group: int, key: str, value: Any) -> dict[HyperKey, float]:
-    if numbers_of(value):
-        return {(group, key, place): number for place, number in enumerate(value)}
-    if type(value) is not float:
+    if type(value) is float:
+        return {(group, key): value}
+    if not numbers_of(value):
         raise _UnforeseenError
-    return {(group, key): value}
+    return {(group, key, place): number for place, number in enumerate(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -310,11 +310,11 @@ def test_in_one_go_it_is_looked_once_what_a_fetch_depends_on(monkeypatch, select
     found = [look(next(iterator))]
     unpatched = batches._is_unpatched
     monkeypatch.setattr(batches, "_is_unpatched", lambda: looks.append(0) or unpatched())
-    with batches.in_one_go(iterator):
-        found += [look(batches.next_undrawn(iterator)) for _ in range(2)]
+    with batches.in_one_go(iterator) as fetch:
+        found += [look(fetch()) for _ in range(2)]
     assert len(looks) == 1
     monkeypatch.setattr(batches.collate, "default_collate", None)
-    found += [look(batches.next_undrawn(iterator)) for _ in range(len(alone) - 3)]
+    found += [look(next(iterator)) for _ in range(len(alone) - 3)]
     assert len(looks) == len(alone) - 2, "and each time again afterwards"
     assert found == alone
 
@@ -331,7 +331,8 @@ def test_what_follows_an_epochs_first_batch_draws_nothing(name):
     while left:
         assert batches.undrawn(iterator) == left
         before = torch.get_rng_state().tolist()
-        found.append(look(batches.next_undrawn(iterator)))
+        with batches.in_one_go(iterator) as fetch:
+            found.append(look(fetch()))
         assert drawn_by(lambda: None) == before
         left -= 1
     assert batches.undrawn(iterator) == 0
@@ -382,7 +383,8 @@ def test_the_tensors_behind_a_loader():
 def test_a_list_draws_nothing():
     iterator = batches_of([1, 2, 3])
     assert batches.undrawn(iterator) == 3
-    assert batches.next_undrawn(iterator) == 1
+    with batches.in_one_go(iterator) as fetch:
+        assert fetch() == 1
     assert batches.undrawn(iterator) == 2
     assert batches.undrawn(iter({1: 2})) == 0
     assert batches.undrawn(number for number in range(3)) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,16 +11,18 @@ from waterflow.engine.display import show_on
 from waterflow.engine.events import EngineEnded, JobJoined, StateChanged, StepDone
 from waterflow.engine.states import JobState
 from waterflow.report.job_report import JobReport
-from waterflow.report.progress import NullProgress
 
 pytestmark = pytest.mark.virtual
 
 
-class Shown(NullProgress):
+class Shown:
     """Writes down what it is told."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+
+    def start(self, jobs: Sequence[tuple[str, int | None]]) -> None:
+        raise AssertionError("jobs join")
 
     def join(self, name: str, total: int | None) -> None:
         self.calls.append(("join", name, total))

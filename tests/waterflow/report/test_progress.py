@@ -3,9 +3,7 @@
 import io
 import threading
 
-import pytest
-
-from waterflow.report.progress import NullProgress, Progress
+from waterflow.report.progress import Progress
 
 
 class Clock:
@@ -100,14 +98,6 @@ def test_many_threads():
     assert len(stream.getvalue().splitlines()) == 800
 
 
-def test_the_display_that_shows_nothing(capsys):
-    progress = NullProgress()
-    progress.start([("a", 1)])
-    progress.update("a", 1, 0.5, "finished")
-    progress.stop()
-    assert capsys.readouterr() == ("", "")
-
-
 def test_writes_to_stderr_by_default(capsys):
     progress = Progress()
     progress.start([("a", 1)])
@@ -115,9 +105,8 @@ def test_writes_to_stderr_by_default(capsys):
     assert capsys.readouterr() == ("", "a: step 1/1  loss 0.5  0.0 it/s  finished\n")
 
 
-@pytest.mark.parametrize("display", [NullProgress(), Progress(io.StringIO())])
-def test_stop_without_start(display):
-    display.stop()
+def test_stop_without_start():
+    Progress(io.StringIO()).stop()
 
 
 def test_jobs_may_join_later(monkeypatch):
