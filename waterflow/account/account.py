@@ -9,7 +9,7 @@ walked is listed, never assumed constant. Contents of tensors are not state here
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -157,7 +157,12 @@ class Account:
 
     def reaches(self, other: Account) -> bool:
         """Whether some object that can change is in both accounts."""
-        return not self._objects.keys().isdisjoint(other._objects)
+        return other.has_any(self._objects.keys())
+
+    def has_any(self, identities: Iterable[int]) -> bool:
+        """Whether one of these objects that can change is in it; a tensor's memory is one, too, by
+        the address of its storage."""
+        return not self._objects.keys().isdisjoint(identities)
 
 
 def _walk_by_reachable_names(

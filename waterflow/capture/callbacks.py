@@ -16,7 +16,12 @@ from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_of_trusted_classes, is_trusted_code
 from waterflow.account.writes import may_change
-from waterflow.capture.data_tensors import MOST_OBJECTS, makes_batches_anew, tensors_of_batches
+from waterflow.capture.data_tensors import (
+    MOST_OBJECTS,
+    identities_of_batches,
+    makes_batches_anew,
+    tensors_of_batches,
+)
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
@@ -46,16 +51,20 @@ def may_fetch_ahead(
         tensors = tensors_of_batches(job.data) if plain else tensors_behind(job.data)
         if tensors is not None:
             return set(map(storage_key, tensors)).isdisjoint(map(storage_key, written))
-    data = Account.take({"data": job.data}, most=MOST_OBJECTS)
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
         changed.update(model=job.root, on_step=job.on_step)
     rest = Account.take(changed, most=MOST_OBJECTS)
     # By way of another job, a callback may change that one's data, too.
-    apart = rest.is_whole and not rest.instances(Job) and not data.reaches(rest)
-    if plain:  # no code makes them
-        return apart and not data.unwalkable
-    return apart and not data.unwalkable and not any(may_change(data, each) for each in read)
+    if not rest.is_whole or rest.instances(Job):
+        return False
+    known = identities_of_batches(job.data) if plain else None
+    if known is not None:
+        return not rest.has_any(known)
+    data = Account.take({"data": job.data}, most=MOST_OBJECTS)
+    if data.unwalkable or data.reaches(rest):
+        return False
+    return plain or not any(may_change(data, each) for each in read)  # no code makes a list's
 
 
 def looks_at_gradients(job: Job) -> bool:

@@ -38,6 +38,18 @@ def tensors_of_batches(batches: Iterable[Any]) -> list[torch.Tensor] | None:
     return found
 
 
+def identities_of_batches(batches: list[Any] | tuple[Any, ...]) -> set[int] | None:
+    """Of all that can change in batches of plain tensors and values, as `Account.has_any` takes it;
+    None for any others."""
+    tensors = tensors_of_batches(batches)
+    if tensors is None:
+        return None
+    found = {id(batches), *(id(batch) for batch in batches if type(batch) in (list, dict))}
+    found.update(map(id, tensors))
+    found.update(tensor.untyped_storage()._cdata for tensor in tensors)
+    return found
+
+
 def tensors_in(data: Any) -> list[torch.Tensor] | None:
     """All tensors on the host or a device that data are known to hold, arrays of numpy's as tensors
     over the same memory; None where data reach too much to tell."""

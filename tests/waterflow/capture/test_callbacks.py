@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -64,6 +65,10 @@ def collate(samples):
     return torch.stack([x for x, _ in samples])
 
 
+def fill(batch, result):
+    batch["x"] = torch.zeros(2)
+
+
 def filled_by_hook(job, data):
     job.optimizer.register_step_post_hook(lambda *_: data.append(rows(8)))
     return data
@@ -86,6 +91,21 @@ AHEAD = {
     "list that the callback fills": (
         lambda job: [rows(8)],
         lambda job: lambda result: job.data.append(rows(8)),
+        False,
+    ),
+    "list of lists that the callback fills": (
+        lambda job: [[*rows(8)]],
+        lambda job: lambda result: job.data[0].reverse(),
+        False,
+    ),
+    "list of dictionaries that the callback fills": (
+        lambda job: [{"x": torch.ones(2)}],
+        lambda job: functools.partial(fill, job.data[0]),
+        False,
+    ),
+    "list of tensors that the callback resizes": (
+        lambda job: [(torch.ones(2), 1)],
+        lambda job: lambda result, tensor=job.data[0][0][:1]: tensor.resize_(1),
         False,
     ),
     "list of a part of a weight": (
@@ -111,7 +131,7 @@ def test_what_may_be_fetched_ahead(name):
     job = job_of(on_step=on_step)
     if data is not None:
         job.data = data(job)
-    if name == "list that the callback fills":
+    if "that the callback" in name:
         job.on_step = on_step(job)
     assert may_fetch_ahead(job, job.model.parameters()) is expected
 
