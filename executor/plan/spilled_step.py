@@ -30,6 +30,8 @@ _ENDS = {
 }
 #: Addresses need a little more than what is live at most: so often the step is planned tighter.
 _MOST_TRIES = 12
+#: Where that comes to nothing, targets between the limit and the least that are tried.
+_SHARES = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,21 +91,32 @@ def spill_step(
     """
     profile = use.profile.beside(persistent_bytes=persistent_bytes)
     forced = [n for n, meanings in use.inputs.items() if not required.isdisjoint(meanings)]
-    target = limit
-    for _ in range(_MOST_TRIES):
+
+    def planned(target: int) -> SpilledStep | None:
         try:
             plan = plan_spill(profile, use.values, target, cost=cost, required=forced)
         except LimitTooSmallError:
+            return None
+        return lower_spilled(lowered, use, plan, alignment)
+
+    target, spilled = limit, planned(limit)
+    for _ in range(_MOST_TRIES):
+        if spilled is None:
             break
-        spilled = lower_spilled(lowered, use, plan, alignment)
         excess = spilled.needs(persistent_bytes) - limit
         if excess <= 0:
             return spilled
         target -= max(excess, alignment)
+        spilled = planned(target)
     tightest = spill_all(lowered, use, persistent_bytes, alignment=alignment)
+    least, node = tightest_place(profile, use.values)
     if tightest.needs(persistent_bytes) > limit:
-        _, node = tightest_place(profile, use.values)
         raise LimitTooSmallError(limit, tightest.needs(persistent_bytes), node)
+    # Where few large values leave large gaps, what is over the limit tells little of what fits.
+    for share in range(1, _SHARES):
+        spilled = planned(limit - (limit - least) * share // _SHARES)
+        if spilled is not None and spilled.needs(persistent_bytes) <= limit:
+            return spilled
     return tightest
 
 

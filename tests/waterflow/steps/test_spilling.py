@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import waterflow as wf
 from waterflow.common.errors import BudgetError
 from waterflow.executor.device.host import HostDevice
-from waterflow.executor.plan.spilled_step import spill_step
+from waterflow.executor.plan.spilled_step import spill_all, spill_step
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.training_step import eager_step
 from waterflow.models.gpt2 import Gpt2, Gpt2Config
@@ -103,6 +103,38 @@ def test_the_limit_that_is_named_is_accepted(long_texts, share, spare):
         assert enough > limit
         plan(enough)
         plan(enough + spare)
+
+
+class Lstm(torch.nn.Module):
+    """A vocabulary that is large beside the rest."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = torch.nn.Embedding(500, 64)
+        self.layers = torch.nn.LSTM(64, 64, num_layers=2, batch_first=True)
+        self.head = torch.nn.Linear(64, 500)
+
+    def forward(self, ids):
+        return self.head(self.layers(self.words(ids))[0])
+
+
+def test_gaps_between_a_few_large_values_do_not_end_the_search_for_a_plan():
+    torch.manual_seed(0)
+    model, batch = Lstm(), torch.randint(500, (4, 9))
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    job = wf.Job("a", model, optimizer, next_token, [batch])
+    steps = JobSteps(job, HostDevice(), JobRng(0), 1)
+    eager_step(job, batch)
+    steps.cache.collect_persistent()
+    origin = steps.preparer.prepare(batch).specialization.steady.origin
+    early, use = steps.spiller._looked_at(origin, None)
+    full, lowered = steps.persistent.full_bytes, early.compiled.lowered
+    everything = spill_all(lowered, use, full, alignment=64)
+    limit = int((full + early.memory.extent) * 0.44)
+    assert everything.needs(full) < limit
+    planned = spill_step(lowered, use, full, limit, alignment=64)
+    assert planned.needs(full) <= limit
+    assert planned.moved_bytes < everything.moved_bytes / 2
 
 
 @pytest.mark.parametrize("lengths", [(SHORT, LONG), (LONG, SHORT)])
