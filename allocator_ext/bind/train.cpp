@@ -20,20 +20,23 @@ namespace waterflow {
 namespace {
 
 // A look at Python state, by whoever holds the interpreter's lock or not; it counts for a while.
-// Behind each step what is known ahead of the schedulers is written, and looked at each time.
+// Behind each step what is known ahead of the schedulers is written; that alone is looked at each
+// time, since nothing else of the job's has run.
 std::function<bool(std::size_t, Tape&)> locked_look(Look* look, Schedule* schedule,
                                                     double counts_for) {
   if (look == nullptr) return [](std::size_t, Tape&) { return true; };
   const std::size_t before = schedule == nullptr ? 0 : schedule->done();
   return [look, schedule, before, counts_for, until = -std::numeric_limits<double>::infinity()](
              std::size_t made, Tape& next) mutable {
-    if (schedule == nullptr && steady_seconds() < until) return true;
+    const bool counts = steady_seconds() < until;
+    if (counts && schedule == nullptr) return true;
     py::gil_scoped_acquire acquire;
-    until = steady_seconds() + counts_for;
     if (schedule != nullptr) {
       if (!schedule->advance_to(before + made) || !schedule->holds()) return false;
       for (const auto& [index, value] : schedule->registers()) next.set_register(index, value);
     }
+    if (counts) return true;
+    until = steady_seconds() + counts_for;
     return look->holds();
   };
 }
