@@ -41,28 +41,30 @@ std::function<bool(std::size_t, Tape&)> locked_look(Look* look, Schedule* schedu
   };
 }
 
+// Of a thread that is in the job's own context between two steps: what steps are run with in its
+// place, and what that context was, which the job's Python may have changed since.
+struct Inside {
+  ThreadState outside;
+  ThreadModes modes;
+  ThreadSettings settings = ThreadSettings::here();
+
+  bool is_as_before() const { return ThreadModes() == modes && ThreadSettings::here() == settings; }
+};
+
 // What the extension is given of Python's, beside what it can do without.
 struct BoundTrain {
   Train train;
   py::object look, scheduled;  // keep what the train refers to
   Schedule* schedule;          // none: null
   bool keeps_lock;
-  // Of a thread that is in the job's own context between two steps: what steps are run with in its
-  // place, and what that context was, which the job's Python may have changed since.
-  std::optional<ThreadState> outside;
-  ThreadModes modes;
-  ThreadSettings settings;
-
-  bool is_inside_as_before() const {
-    return !outside || (ThreadModes() == modes && ThreadSettings::here() == settings);
-  }
+  std::optional<Inside> inside;
 };
 
 BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
                       bool finite_only, bool keeps_lock, py::object scheduled, double look_seconds,
-                      std::optional<ThreadState> outside) {
+                      const std::optional<ThreadState>& outside) {
   auto* schedule = scheduled.is_none() ? nullptr : py::cast<Schedule*>(scheduled);
   auto holds =
       locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule, look_seconds);
@@ -72,9 +74,7 @@ BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object l
           std::move(scheduled),
           schedule,
           keeps_lock,
-          std::move(outside),
-          ThreadModes(),
-          ThreadSettings::here()};
+          outside ? std::optional(Inside{*outside}) : std::nullopt};
 }
 
 std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
@@ -82,9 +82,9 @@ std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step,
   auto result = std::make_shared<TrainResult>();
   const std::size_t before = bound.schedule == nullptr ? 0 : bound.schedule->done();
   const auto make = [&] { *result = run_train(pool, lane, step, gate, bound.train, true); };
-  const bool is_as_before = bound.is_inside_as_before();
+  const bool is_as_before = !bound.inside || bound.inside->is_as_before();
   std::optional<ThreadStateScope> outside;
-  if (bound.outside) outside.emplace(*bound.outside);
+  if (bound.inside) outside.emplace(bound.inside->outside);
   // With the lock, which others would take otherwise.
   if (!is_as_before || !bound.train.holds(0, *step.job.tape)) {
     result->end = TrainEnd::kChanged;
