@@ -38,9 +38,9 @@ def tensors_of_batches(batches: Iterable[Any]) -> list[torch.Tensor] | None:
     return found
 
 
-def identities_of_batches(batches: list[Any] | tuple[Any, ...]) -> set[int] | None:
-    """Of all that can change in batches of plain tensors and values, as `Account.has_any` takes it;
-    None for any others."""
+def identities_of_batches(batches: Iterable[Any]) -> set[int] | None:
+    """Of all that can change in a list or tuple of batches, as `Account.has_any` takes it; None
+    where these hold other things than plain tensors and values."""
     tensors = tensors_of_batches(batches)
     if tensors is None:
         return None
