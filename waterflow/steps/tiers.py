@@ -117,8 +117,8 @@ class CaptureCosts:
         """What part of its steps a job is expected to make yet, with so much of them made: as much
         as those made that have ended later, and as if one more had come to its end."""
         with self._lock:
-            later = [1.0, *(end for end in self._ends if end > made)]
-        return statistics.fmean(later) - made
+            later = [end for end in self._ends if end > made]
+        return (1.0 + sum(later)) / (1 + len(later)) - made
 
     def alike(self, kind: Hashable) -> int:
         """How many of a kind have not ended."""
