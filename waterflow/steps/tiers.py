@@ -27,6 +27,9 @@ _CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.015, 2.2e-4
 _TENSORS = 100
 #: What each job takes to join a capture, its own or another's: an account, a tape, a check.
 _JOIN_SECONDS = 0.015
+#: So many times what it takes to find the capture: with its tensors' places, its first check and
+#: what waits meanwhile. (200 jobs of 30 steps: 16 ms to find it, some 40 in all.)
+_WHOLE_JOIN = 2.0
 #: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
 #: first; and the seconds of steps from which on what is seen outweighs that.
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
@@ -45,6 +48,11 @@ _MOST_ENDS = 64
 #: Steps of a shape that come before a decision: the first is not like the others. Where others have
 #: the capture, what they took is known, and that one makes the optimizer's state is enough.
 _LEAST_STEPS = 2
+#: One that is for several jobs asks for so many measured steps, of any of them: of hundreds some
+#: first step always takes long, and what the first of them is taken to save, all are.
+_LEAST_MEASURED = 3
+#: Of so many kinds of batches that is remembered: data may have ever new ones.
+_MOST_SIGHTS = 1024
 #: So many steps of a shape are measured, and then every so many; so many are remembered.
 _MEASURED = 16
 
@@ -95,6 +103,7 @@ class CaptureCosts:
         self._to_come = 0
         # Captures that others may join, and what an eager step took of the job that made each.
         self._made: dict[Hashable, float] = {}
+        self._steps: dict[Hashable, deque[float]] = {}  # eager ones' seconds, of all who look alike
         self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
 
     def join(self, kind: Hashable) -> None:
@@ -169,10 +178,22 @@ class CaptureCosts:
             # One that had to be made again serves not all who look alike: its cost is not known.
             self._made[sight] = 0.0 if sight in self._made else step
 
-    def step_seconds(self, sight: Hashable) -> float:
-        """What an eager step took of the job whose capture is known by this; 0.0 where there is
-        none."""
-        return self._made.get(sight, 0.0)
+    def is_made(self, sight: Hashable) -> bool:
+        """Whether a capture is known by this that others may join."""
+        return self._made.get(sight, 0.0) > 0.0
+
+    def note_eager(self, sight: Hashable, seconds: float) -> None:
+        """An eager step of a job whose capture would be known by this took so long."""
+        with self._lock:
+            self._steps.setdefault(sight, deque(maxlen=_MEASURED)).append(seconds)
+            if len(self._steps) > _MOST_SIGHTS:
+                del self._steps[next(iter(self._steps))]
+
+    def eager_seconds(self, sight: Hashable) -> float:
+        """What eager steps of those who look alike take; 0.0 where too few were measured."""
+        with self._lock:
+            found = self._steps.get(sight, ())
+            return statistics.median_low(found) if len(found) >= _LEAST_MEASURED else 0.0
 
     def note_join(self, seconds: float) -> None:
         """A job has joined another's capture, in so many seconds."""
@@ -289,6 +310,7 @@ class Tiers:
             shape = self._shapes[signature] = _Shape()
         shape.steps += 1
         if shape.steps > 1 and seconds is not None:
+            self.costs.note_eager((self._kind, signature), seconds)
             shape.measured.append(seconds)
             shape.seconds = statistics.median_low(shape.measured)
         if tensors is not None:
@@ -312,14 +334,17 @@ class Tiers:
         shape = self._shapes.get(signature)
         if shape is None:
             return True
-        known = self.costs.step_seconds((self._kind, signature))
-        if shape.steps < (1 if known and not shape.seconds else shape.next_look):
+        sight = self._kind, signature
+        known, common = self.costs.is_made(sight), self.costs.eager_seconds(sight)
+        if shape.steps < (1 if known and common and not shape.seconds else shape.next_look):
             return True
-        shape.seconds = shape.seconds or known
-        shape.next_look = shape.steps + max(1, shape.steps // 2)
         alike = max(1, self.costs.alike(self._kind)) + self.costs.to_come(self._kind)
+        if alike > 1 and not common:
+            return True
+        shape.seconds = common or shape.seconds
+        shape.next_look = shape.steps + max(1, shape.steps // 2)
         saved = self._gain(shape) * alike
-        cost = self.costs.capture_seconds(shape.tensors, (self._kind, signature), alike)
+        cost = self.costs.capture_seconds(shape.tensors, sight, alike)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
         pays = saved >= _MARGIN * cost
         spent = math.inf if known else shape.steps * shape.seconds * alike
@@ -335,7 +360,7 @@ class Tiers:
         """Steps on such batches were captured, or found captured, in so many seconds."""
         shape = self._shapes.get(signature)
         if shared:
-            self.costs.note_join(seconds)
+            self.costs.note_join(_WHOLE_JOIN * seconds)
         elif shape is not None:
             sight = self._kind, signature
             self.costs.note_capture(shape.tensors, seconds, sight, shape.seconds)

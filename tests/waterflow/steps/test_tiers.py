@@ -107,6 +107,30 @@ def test_one_long_step_is_not_taken_for_the_rule():
     assert tiers.stays_eager(SHAPE)
 
 
+def test_one_long_step_of_one_of_many_is_not_taken_for_the_rule_either():
+    """Of hundreds of jobs the first step of some always takes long."""
+    costs = CaptureCosts(lanes=1)
+    many = [tiers_of(costs, steps=30) for _ in range(200)]
+    for tiers in many:
+        take(tiers, 1, seconds=0.001)
+    take(many[0], 1, seconds=0.05)
+    assert many[0].stays_eager(SHAPE)
+    for tiers in many[1:3]:
+        take(tiers, 1, seconds=0.0005)
+    assert many[0].stays_eager(SHAPE)
+    many[0].note_capture(SHAPE, seconds=0.1, shared=False)
+    assert many[5].stays_eager(SHAPE), "others do not join what does not pay for them"
+
+
+def test_to_join_a_capture_takes_more_than_to_find_it():
+    costs = CaptureCosts(lanes=1)
+    tiers = tiers_of(costs)
+    for _ in range(1000):
+        tiers.note_capture(SHAPE, seconds=0.005, shared=True)
+    costs.note_capture(tensors=100, seconds=0.1, sight="it")
+    assert costs.capture_seconds(100, "it") == pytest.approx(0.01, rel=0.01)
+
+
 def test_how_long_jobs_last_is_learnt_from_those_that_have_ended():
     costs = CaptureCosts(lanes=1)
     assert tiers_of(costs).remaining == 1000
