@@ -99,15 +99,15 @@ def spill_step(
             return None
         return lower_spilled(lowered, use, plan, alignment)
 
-    target, spilled = limit, planned(limit)
+    target = limit
     for _ in range(_MOST_TRIES):
+        spilled = planned(target)
         if spilled is None:
             break
         excess = spilled.needs(persistent_bytes) - limit
         if excess <= 0:
             return spilled
         target -= max(excess, alignment)
-        spilled = planned(target)
     tightest = spill_all(lowered, use, persistent_bytes, alignment=alignment)
     least, node = tightest_place(profile, use.values)
     if tightest.needs(persistent_bytes) > limit:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
 from waterflow.executor.data.batches import tensors_behind
+from waterflow.executor.device.storages import storage_key
 
 #: Data that reach more objects than this are not looked into any further.
 MOST_OBJECTS = 20_000
@@ -46,7 +47,7 @@ def identities_of_batches(batches: Iterable[Any]) -> set[int] | None:
         return None
     found = {id(batches), *(id(batch) for batch in batches if type(batch) in (list, dict))}
     found.update(map(id, tensors))
-    found.update(tensor.untyped_storage()._cdata for tensor in tensors)
+    found.update(map(storage_key, tensors))
     return found
 
 

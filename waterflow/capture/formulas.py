@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 _aten = torch.ops.aten
 
+_DETERMINANT = _aten._linalg_det.default
 #: Where a backward pass begins; torch makes the first gradient of each loss by the last one.
 _BACKWARD = frozenset({torch.Tensor.backward, torch.autograd.grad, torch.ones_like})
 #: Its nodes.
@@ -86,7 +87,7 @@ def check_operator(operator: Any, args: Sequence[Any], function: Callable[..., A
         args: those that have no name.
         function: of torch's, that the traced code has called last.
     """
-    if operator is _aten._linalg_det.default and _needs_gradient(args[0]):
+    if operator is _DETERMINANT and _needs_gradient(args[0]):
         raise OtherFormulaError("a gradient of a determinant")  # whose own goes by how small it is
     asks_for_both = function is _DECOMPOSITIONS.get(operator, function)
     if not (asks_for_both or _needs_gradient(args[0])):

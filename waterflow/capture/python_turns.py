@@ -31,11 +31,23 @@ class PythonTurns:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Where a step waits for other steps: a trace may run meanwhile."""
-        self._turn.__exit__()
+        self._leave()
         try:
             yield
         finally:
-            self._turn.__enter__()
+            self._enter()
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._traces:
+                self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
+            self._running += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._running -= 1
+            if self._traces:
+                self._changed.notify_all()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -60,18 +72,10 @@ class _Turn(AbstractContextManager[None]):
         self._turns = turns
 
     def __enter__(self) -> None:
-        turns = self._turns
-        with turns._lock:
-            if turns._traces:
-                turns._changed.wait_for(lambda: turns._traces == 0, _PATIENCE_SECONDS)
-            turns._running += 1
+        self._turns._enter()
 
     def __exit__(self, *error: object) -> None:
-        turns = self._turns
-        with turns._lock:
-            turns._running -= 1
-            if turns._traces:
-                turns._changed.notify_all()
+        self._turns._leave()
 
 
 #: Whose Python runs now, of all engines of the process.

@@ -287,13 +287,16 @@ class _Copies:
             known, group = space.numbers, space.group
             for key, value in space.changes():
                 if key not in known:
-                    if group is not None:
-                        raise _UnforeseenError
-                    self._add_place(space, key, _MISSING)
+                    self._add_unforeseen(space, key)
                 written.append((known[key], value))
                 if group is not None:
                     numbers.update(_numbers(group, key, value))
         return written, numbers
+
+    def _add_unforeseen(self, space: _Space, key: str) -> None:
+        if space.group is not None:
+            raise _UnforeseenError
+        self._add_place(space, key, _MISSING)
 
     def _add_place(self, space: _Space, key: str, value: Any) -> None:
         space.numbers[key] = len(self.places)

@@ -101,8 +101,7 @@ class CaptureCosts:
         self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
         self._come: Counter[Hashable] = Counter()  # all that have come
         self._to_come = 0
-        # Captures that others may join, and what an eager step took of the job that made each.
-        self._made: dict[Hashable, float] = {}
+        self._made: dict[Hashable, bool] = {}  # captures, and whether all who look alike may join
         self._steps: dict[Hashable, deque[float]] = {}  # eager ones' seconds, of all who look alike
         self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
 
@@ -169,18 +168,19 @@ class CaptureCosts:
         return eager / (min(together, _GAIN_BESIDE) if beside else 1) - captured / together
 
     def note_capture(
-        self, tensors: int, seconds: float, sight: Hashable = None, step: float = 0.0
+        self, tensors: int, seconds: float, sight: Hashable = None, measured: bool = False
     ) -> None:
-        """A step that makes so many tensors, and took `step` seconds, was captured in so many."""
+        """A step that makes so many tensors was captured in so many seconds; `measured`: it is
+        known what the eager one takes."""
         with self._lock:
             if guess := self._guess(tensors):
                 self._took.append(seconds / guess)
             # One that had to be made again serves not all who look alike: its cost is not known.
-            self._made[sight] = 0.0 if sight in self._made else step
+            self._made[sight] = measured and sight not in self._made
 
     def is_made(self, sight: Hashable) -> bool:
         """Whether a capture is known by this that others may join."""
-        return self._made.get(sight, 0.0) > 0.0
+        return self._made.get(sight, False)
 
     def note_eager(self, sight: Hashable, seconds: float) -> None:
         """An eager step of a job whose capture would be known by this took so long."""
@@ -334,12 +334,12 @@ class Tiers:
         shape = self._shapes.get(signature)
         if shape is None:
             return True
-        sight = self._kind, signature
-        known, common = self.costs.is_made(sight), self.costs.eager_seconds(sight)
-        if shape.steps < (1 if known and common and not shape.seconds else shape.next_look):
+        sight, early = (self._kind, signature), shape.steps < shape.next_look
+        if early and shape.seconds:  # of all steps, so this comes first
             return True
+        known, common = self.costs.is_made(sight), self.costs.eager_seconds(sight)
         alike = max(1, self.costs.alike(self._kind)) + self.costs.to_come(self._kind)
-        if alike > 1 and not common:
+        if (early and not (known and common)) or (alike > 1 and not common):
             return True
         shape.seconds = common or shape.seconds
         shape.next_look = shape.steps + max(1, shape.steps // 2)
@@ -363,7 +363,7 @@ class Tiers:
             self.costs.note_join(_WHOLE_JOIN * seconds)
         elif shape is not None:
             sight = self._kind, signature
-            self.costs.note_capture(shape.tensors, seconds, sight, shape.seconds)
+            self.costs.note_capture(shape.tensors, seconds, sight, shape.seconds > 0.0)
 
     def note_captured_steps(self, signature: Hashable, steps: int, seconds: float) -> None:
         """So many captured steps on such batches have taken so many seconds of a lane."""

@@ -106,7 +106,9 @@ def test_writes_to_stderr_by_default(capsys):
 
 
 def test_stop_without_start():
-    Progress(io.StringIO()).stop()
+    stream = io.StringIO()
+    Progress(stream).stop()
+    assert stream.getvalue() == ""
 
 
 def test_jobs_may_join_later(monkeypatch):
