@@ -67,7 +67,7 @@ def extension() -> CppExtension:
         "waterflow.allocator_ext._C",
         sources,
         include_dirs=[str(folder) for folder in (ROOT / "allocator_ext", *headers)],
-        libraries=["c10_cuda"] if headers else [],
+        libraries=[*(["c10_cuda"] if headers else []), ":libstdc++.so.6"],
         define_macros=[("WATERFLOW_WITH_CUDA", None)] if headers else [],
         # The standard is said here: that of torch's own choice is another one in older versions.
         extra_compile_args=["-std=c++20", "-O3", "-g1", "-fvisibility=hidden", "-Wall", "-Wextra"],

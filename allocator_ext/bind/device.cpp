@@ -50,10 +50,10 @@ void bind_cuda_device(py::module_& m) {
       .def("synchronize", &CudaDevice::synchronize, Unlocked())
       .def("failure", &CudaDevice::failure, Unlocked());
   py::class_<LaneStreams, std::shared_ptr<LaneStreams>>(m, "LaneStreams")
-      .def(py::init([](std::shared_ptr<CudaDevice> device, int lanes) {
-             return std::make_shared<LaneStreams>(std::move(device), lanes);
+      .def(py::init([](std::shared_ptr<CudaDevice> device, int lanes, bool lasting) {
+             return std::make_shared<LaneStreams>(std::move(device), lanes, lasting);
            }),
-           "device"_a, "lanes"_a)
+           "device"_a, "lanes"_a, "lasting"_a = false)
       .def_property_readonly("lanes", &LaneStreams::lanes)
       .def_property_readonly("has_priorities", &LaneStreams::has_priorities)
       .def("set_first", &LaneStreams::set_first, "lane"_a, "first"_a, Unlocked())

@@ -14,6 +14,7 @@
 
 #include "cuda/forwarding.h"
 #include "cuda/open_pools.h"
+#include "cuda/page_locked.h"
 #include "cuda/recorded_streams.h"
 #include "runtime/lane.h"
 
@@ -193,7 +194,8 @@ void install_cuda_lane_allocator() {
     installed = new CudaLaneAllocator(*before);
     c10::cuda::CUDACachingAllocator::allocator.store(installed);
     c10::SetAllocator(c10::DeviceType::CUDA, installed, /*priority=*/100);
-    set_ordinary_memory(c10::DeviceType::CUDA, {&allocate_ordinary, before->raw_deleter()});
+    set_ordinary_memory(c10::DeviceType::CUDA,
+                        {&allocate_ordinary, before->raw_deleter(), &page_locked_tensor});
   });
   TORCH_CHECK(is_installed(),
               "waterflow: another CUDA allocator was put in place of the lanes' one; change "

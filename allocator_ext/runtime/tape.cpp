@@ -271,9 +271,21 @@ void Tape::read_loss(const at::Tensor& loss) {
     return;
   }
   OutsideLane outside;
-  auto host = at::empty({loss.numel()}, loss.options().device(c10::kCPU).pinned_memory(true));
+  loss_ = 0.0;
+  const at::Tensor host = numbers_for(loss);
   host.copy_(loss.reshape({-1}), /*non_blocking=*/true);
   loss_ = host;
+}
+
+// Host memory for the numbers of the present step: some that nobody reads any more. A job's steps
+// come one after another on the device, so what an earlier one copied there has arrived.
+at::Tensor Tape::numbers_for(const at::Tensor& loss) {
+  for (const at::Tensor& numbers : numbers_) {
+    if (numbers.use_count() == 1 && numbers.numel() == loss.numel()) return numbers;
+  }
+  const auto& memory = ordinary_memory(loss.device().type());
+  numbers_.push_back(memory.page_locked(loss.numel(), loss.scalar_type()));
+  return numbers_.back();
 }
 
 at::Generator& Tape::generator(bool device) {

@@ -117,6 +117,7 @@ class Tape {
   void make_views(const Instruction& instruction);
   void load(const Instruction& instruction);
   void read_loss(const at::Tensor& loss);
+  at::Tensor numbers_for(const at::Tensor& loss);
   at::Generator& generator(bool device);
   void compute(const Instruction& instruction);
   void move(const Instruction& instruction);
@@ -137,6 +138,7 @@ class Tape {
   int loads_ = 0;
   std::variant<double, at::Tensor> loss_;
   std::vector<double> metrics_;
+  std::vector<at::Tensor> numbers_;  // on the host, of one dtype, for what steps on a device tell
 };
 
 }  // namespace waterflow

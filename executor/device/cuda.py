@@ -123,10 +123,11 @@ class CudaDevice(Device):
                 "Choose a smaller budget, or free memory on the device"
             )
         try:
-            streams = _C.LaneStreams(self._device, lanes)
+            lasting = not self.host_functions  # PyTorch gets to know them
+            streams = _C.LaneStreams(self._device, lanes, lasting)
             arena = _C.Arena.cuda(streams, budget, host_tensors=self.tensors.type == "cpu")
             self._copies = _C.CudaStream(self._device)
-            self._scratch_streams = _C.LaneStreams(self._device, 1)
+            self._scratch_streams = _C.LaneStreams(self._device, 1, lasting)
             self._has_priorities = streams.has_priorities
             self._lane_device = _C.LaneDevice.cuda(streams, self.host_functions)
             # On the host's own thread also where the lanes queue host functions: one at a time.

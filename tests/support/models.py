@@ -254,11 +254,16 @@ class Plain(Mlp):
         self.count, self.history = torch.zeros(()), torch.zeros(3)
         self.both = [self.one.weight, self.two.weight]
 
+    def _apply(self, function, *arguments):
+        """Moves them with the rest, which `Module.to` does for buffers only."""
+        self.count, self.history = function(self.count), function(self.history)
+        return super()._apply(function, *arguments)
+
     def forward(self, x):
         self.count += 1
         self.history[1] = self.count * 2
         penalty = sum(weight.square().mean() for weight in self.both)
-        scale = torch.tensor([1.0, 2.0, 3.0]) / torch.tensor(2.0).item()
+        scale = torch.tensor([1.0, 2.0, 3.0], device=x.device) / torch.tensor(2.0).item()
         return super().forward(x) * scale / self.count + self.history * penalty
 
 

@@ -1,9 +1,51 @@
 #include "core/device/cuda_device.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
 namespace waterflow {
+namespace {
+
+// Lasting streams that nobody has at present. What is still queued on one comes before whatever its
+// next owner queues.
+class IdleStreams {
+ public:
+  static IdleStreams& of_process() {
+    static auto* streams = new IdleStreams();  // never destroyed: PyTorch may ask until the end
+    return *streams;
+  }
+
+  void add(std::shared_ptr<const CudaDevice> device, int priority, cu::Stream stream) {
+    std::lock_guard lock(mutex_);
+    idle_.push_back({std::move(device), priority, stream});
+  }
+
+  // One of this device's context and this priority, or null.
+  cu::Stream take(const CudaDevice& device, int priority) {
+    auto fits = [&](const Idle& idle) {
+      return idle.device->context() == device.context() && idle.priority == priority;
+    };
+    std::lock_guard lock(mutex_);
+    const auto found = std::find_if(idle_.begin(), idle_.end(), fits);
+    if (found == idle_.end()) return nullptr;
+    const cu::Stream stream = found->stream;
+    idle_.erase(found);
+    return stream;
+  }
+
+ private:
+  struct Idle {
+    std::shared_ptr<const CudaDevice> device;  // keeps the context, and so the stream
+    int priority;
+    cu::Stream stream;
+  };
+  std::mutex mutex_;
+  std::vector<Idle> idle_;
+};
+
+}  // namespace
+
 CudaDevice::CudaDevice(std::shared_ptr<const Driver> driver, int index)
     : driver_(std::move(driver)), index_(index) {
   find(index);
@@ -113,14 +155,20 @@ CudaStream::CudaStream(std::shared_ptr<const CudaDevice> device) : device_(std::
                  cu::kStreamNonBlocking);
 }
 
-CudaStream::CudaStream(std::shared_ptr<const CudaDevice> device, int priority)
-    : device_(std::move(device)) {
+CudaStream::CudaStream(std::shared_ptr<const CudaDevice> device, int priority, bool lasting)
+    : device_(std::move(device)), priority_(priority), lasting_(lasting) {
+  if (lasting_) stream_ = IdleStreams::of_process().take(*device_, priority_);
+  if (stream_ != nullptr) return;
   ContextScope scope(*device_);
   WATERFLOW_CUDA(device_->driver(), cuStreamCreateWithPriority, "to make a stream", &stream_,
                  cu::kStreamNonBlocking, priority);
 }
 
 CudaStream::~CudaStream() {
+  if (lasting_) {
+    IdleStreams::of_process().add(device_, priority_, stream_);
+    return;
+  }
   in_context(*device_, [this] { device_->driver().cuStreamDestroy_v2(stream_); });
 }
 
@@ -129,14 +177,14 @@ void CudaStream::wait() const {
   WATERFLOW_CUDA(device_->driver(), cuStreamSynchronize, "to wait for a stream", stream_);
 }
 
-LaneStreams::LaneStreams(std::shared_ptr<const CudaDevice> device, int lanes)
+LaneStreams::LaneStreams(std::shared_ptr<const CudaDevice> device, int lanes, bool lasting)
     : device_(std::move(device)) {
   const auto [least, greatest] = device_->priorities();
   has_priorities_ = greatest < least;
   for (int lane = 0; lane < lanes; ++lane) {
     auto one = std::make_unique<OneLane>();
-    one->usual = std::make_unique<CudaStream>(device_, least);
-    if (has_priorities_) one->urgent = std::make_unique<CudaStream>(device_, greatest);
+    one->usual = std::make_unique<CudaStream>(device_, least, lasting);
+    if (has_priorities_) one->urgent = std::make_unique<CudaStream>(device_, greatest, lasting);
     one->reached = std::make_unique<CudaEvent>(device_, /*timed=*/false);
     one->switched = std::make_unique<CudaEvent>(device_, /*timed=*/false);
     lanes_.push_back(std::move(one));

@@ -109,11 +109,13 @@ class CudaEvent final : public DeviceEvent {
   cu::Event event_ = nullptr;
 };
 
-// A stream that does not wait for the legacy default stream; destroyed with its owner.
+// A stream that does not wait for the legacy default stream; destroyed with its owner, unless it is
+// to last: then the next owner of such a one gets it. PyTorch remembers the streams that it was
+// given, with its page-locked blocks and its libraries' workspaces, and asks them long after.
 class CudaStream {
  public:
   explicit CudaStream(std::shared_ptr<const CudaDevice> device);
-  CudaStream(std::shared_ptr<const CudaDevice> device, int priority);
+  CudaStream(std::shared_ptr<const CudaDevice> device, int priority, bool lasting = false);
   ~CudaStream();
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -123,6 +125,8 @@ class CudaStream {
 
  private:
   std::shared_ptr<const CudaDevice> device_;
+  int priority_ = 0;
+  bool lasting_ = false;
   cu::Stream stream_ = nullptr;
 };
 
@@ -130,7 +134,7 @@ class CudaStream {
 // greatest. A lane works on one of them at a time, and in order whichever that is.
 class LaneStreams {
  public:
-  LaneStreams(std::shared_ptr<const CudaDevice> device, int lanes);
+  LaneStreams(std::shared_ptr<const CudaDevice> device, int lanes, bool lasting = false);
 
   const std::shared_ptr<const CudaDevice>& device() const { return device_; }
   int lanes() const { return static_cast<int>(lanes_.size()); }

@@ -40,13 +40,9 @@ def _deterministic() -> Iterator[None]:
 
 
 def on_gpu(name: str) -> wf.Job:
-    """A job of the table, its model and optimizer on the GPU."""
+    """A job of the table, its model on the GPU."""
     job = JOBS[name]()
-    kind, defaults = type(job.optimizer), dict(job.optimizer.param_groups[0])
-    del defaults["params"]
-    job.model.to("cuda")
-    job.optimizer = kind(job.model.parameters(), **defaults)
-    job.scheduler = None
+    job.model.to("cuda")  # the parameters stay the objects that the optimizer has
     return job
 
 
