@@ -229,6 +229,30 @@ def test_a_join_fails(driver: FakeDriver, streams: _C.LaneStreams, failure: Fail
     streams.drain()
 
 
+def test_lasting_streams_are_used_again(driver: FakeDriver, device: _C.CudaDevice) -> None:
+    """PyTorch asks streams that it was given long after their lanes have gone."""
+    destroyed = driver.calls("cuStreamDestroy_v2")
+    first = _C.LaneStreams(device, 2, lasting=True)
+    first.set_first(1, True)
+    del first
+    assert driver.calls("cuStreamDestroy_v2") == destroyed
+    made = driver.calls("cuStreamCreateWithPriority")
+    again = _C.LaneStreams(device, 2, lasting=True)
+    assert driver.calls("cuStreamCreateWithPriority") == made
+    more = _C.LaneStreams(device, 2, lasting=True)
+    assert driver.calls("cuStreamCreateWithPriority") == made + 4
+    for streams in (again, more):
+        streams.join()
+        streams.drain()
+
+
+def test_other_streams_go_with_their_lanes(driver: FakeDriver, device: _C.CudaDevice) -> None:
+    destroyed = driver.calls("cuStreamDestroy_v2")
+    del_me = _C.LaneStreams(device, 2)
+    del del_me
+    assert driver.calls("cuStreamDestroy_v2") == destroyed + 4
+
+
 # The arena's memory
 
 

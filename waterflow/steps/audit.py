@@ -3,7 +3,7 @@
 At a checked step the graph computes on copies of the job's tensors and random streams, and the
 eager step is the one that trains. So a graph is compared before it has changed anything, a
 difference at its first use costs nothing but the graph, and the user's Python runs exactly as often
-as in the loop.
+as in the loop. What no loop repeats bit for bit is compared with some leeway (`leeway`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from waterflow.job.batch import FlatBatch, moved
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.partitioner.graph.step_graph import Input
+from waterflow.partitioner.graph.variation import varying
 from waterflow.report.step_loss import metrics_of, with_metrics
 from waterflow.steps.job_steps import JobSteps
+from waterflow.steps.leeway import Leeway
 from waterflow.steps.prepared import CheckedStep, PreparedStep, Specialization
-from waterflow.steps.same_bits import same_bits, same_number
 
 
 @dataclass
@@ -84,8 +85,10 @@ def check_step(
     """
     job = steps.job
     predicted, broken = _predicted(steps, step, flat) if compare else (None, None)
+    leeway = Leeway() if predicted is None else _leeway(steps, step, flat, predicted)
     groups = [dict(group) for group in job.optimizer.param_groups]
-    eager = _EagerStep(steps, moved(batch, steps.device.tensors, job.batch_reads), step, predicted)
+    batch = moved(batch, steps.device.tensors, job.batch_reads)
+    eager = _EagerStep(steps, batch, step, predicted, leeway)
     try:
         with steps.persistent.gradients_lent():
             loss = python(eager.make)
@@ -101,8 +104,8 @@ def check_step(
     difference = None if step.optimizer is None else _moved_number(job.optimizer, groups)
     if predicted is not None and difference is None:
         difference = eager.gradient_difference
-        difference = difference or _told_difference(loss, predicted.loss)
-        difference = difference or _state_difference(steps, step, predicted, eager)
+        difference = difference or _told_difference(loss, predicted.loss, leeway)
+        difference = difference or _state_difference(steps, step, predicted, eager, leeway)
     return CheckedStep(loss, difference, eager.seen)
 
 
@@ -119,6 +122,17 @@ def _predicted(
         return None, error
 
 
+def _leeway(
+    steps: JobSteps, step: PreparedStep, flat: FlatBatch, predicted: Prediction
+) -> Leeway:
+    """What the step's numbers may differ by, from the same state."""
+    variations = varying(step.graph)
+    if not variations:
+        return Leeway()
+    again, broken = _predicted(steps, step, flat)
+    return Leeway() if again is None or broken else Leeway.between(variations, predicted, again)
+
+
 class _EagerStep:
     """The user's own step, observed as far as its graph goes.
 
@@ -132,13 +146,19 @@ class _EagerStep:
     streams: tuple[torch.Tensor, torch.Tensor]
 
     def __init__(
-        self, steps: JobSteps, batch: Any, step: PreparedStep, predicted: Prediction | None
+        self,
+        steps: JobSteps,
+        batch: Any,
+        step: PreparedStep,
+        predicted: Prediction | None,
+        leeway: Leeway,
     ) -> None:
         self._job = steps.job
         self._stream = steps.rng.host
         self._batch = batch
         self._step = step
         self._predicted = predicted
+        self._leeway = leeway
         self._observed = contextlib.ExitStack()
         self.seen = observer()
         self.has_compared = False
@@ -157,7 +177,9 @@ class _EagerStep:
             return
         self._observed.close()  # what the optimizer's own Python does, it does in every step
         if self._predicted is not None:  # compared as soon as they are all there
-            self.gradient_difference = _gradient_difference(self._job.optimizer, self._predicted)
+            self.gradient_difference = _gradient_difference(
+                self._job.optimizer, self._predicted, self._leeway
+            )
             self.has_compared = True
 
 
@@ -189,51 +211,64 @@ def _predict(steps: JobSteps, step: PreparedStep, flat: FlatBatch) -> Prediction
     return Prediction(loss, twins, made, (before, generators[0].get_state()))
 
 
-def _told_difference(loss: float, predicted: float) -> str | None:
-    if not same_number(float(loss), float(predicted)):
+def _told_difference(loss: float, predicted: float, leeway: Leeway) -> str | None:
+    if not leeway.allows_number(float(loss), float(predicted)):
         return f"the loss ({float(predicted)!r} instead of {float(loss)!r})"
     eager, graph = metrics_of(loss), metrics_of(predicted)
     if eager.keys() != graph.keys():
         return f"its metrics ({', '.join(graph)} instead of {', '.join(eager)})"
     for name, number in eager.items():
-        if not same_number(number, graph[name]):
+        if not leeway.allows_number(number, graph[name]):
             return f"the metric {name!r} ({graph[name]!r} instead of {number!r})"
     return None
 
 
-def _gradient_difference(optimizer: torch.optim.Optimizer, predicted: Prediction) -> str | None:
+def _gradient_difference(
+    optimizer: torch.optim.Optimizer, predicted: Prediction, leeway: Leeway
+) -> str | None:
     for index, parameter in enumerate(trained_parameters(optimizer)):
-        made = predicted.made.get(("gradient", index))
-        if (made is None) != (parameter.grad is None):
+        key = ("gradient", index)
+        made, gradient = predicted.made.get(key), parameter.grad
+        if (made is None) != (gradient is None):
             return f"the gradient of parameter {index} ({'one only' if made is None else 'none'})"
-        if made is not None and parameter.grad is not None and not same_bits(made, parameter.grad):
+        if made is None or gradient is None:
+            continue
+        if not leeway.allows_output(key, gradient, made):
             return f"the gradient of parameter {index}"
     return None
 
 
 def _state_difference(
-    steps: JobSteps, step: PreparedStep, predicted: Prediction, eager: _EagerStep
+    steps: JobSteps,
+    step: PreparedStep,
+    predicted: Prediction,
+    eager: _EagerStep,
+    leeway: Leeway,
 ) -> str | None:
     """Where tensors or random streams differ after the step; whoever writes, both must agree."""
     opaque_optimizer = step.optimizer is None
     trained = {id(parameter) for parameter in trained_parameters(steps.job.optimizer)}
     for meaning, tensor in steps.persistent.inputs_of(step).items():
         updated = opaque_optimizer and (meaning.kind == "state" or id(tensor) in trained)
-        if not updated and not same_bits(tensor, predicted.tensors[meaning]):
-            return f"{meaning.kind} {meaning.key!r}"
+        if updated or leeway.allows_input(meaning, tensor, predicted.tensors[meaning]):
+            continue
+        return f"{meaning.kind} {meaning.key!r}"
     if opaque_optimizer:
         return None
     if not predicted.draws_as(*eager.streams):
         return "the random stream"
-    return _new_state_difference(steps, step, predicted)
+    return _new_state_difference(steps, step, predicted, leeway)
 
 
-def _new_state_difference(steps: JobSteps, step: PreparedStep, predicted: Prediction) -> str | None:
+def _new_state_difference(
+    steps: JobSteps, step: PreparedStep, predicted: Prediction, leeway: Leeway
+) -> str | None:
     state = steps.job.optimizer.state
     parameters = trained_parameters(steps.job.optimizer)
     for (index, key), made in predicted.made.items():
         entry = state.get(parameters[index], {}).get(key)
-        if not isinstance(entry, torch.Tensor) or not same_bits(entry, made):
+        is_tensor = isinstance(entry, torch.Tensor)
+        if not is_tensor or not leeway.allows_output((index, key), entry, made):
             return f"the optimizer's state {key!r} of parameter {index}"
     for (index, key), value in step.graph.plain_state.items():
         if state.get(parameters[index], {}).get(key) != value:

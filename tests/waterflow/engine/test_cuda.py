@@ -128,6 +128,33 @@ def test_benchmark_mode_and_half_precision():
         torch.backends.cudnn.benchmark = before
 
 
+def test_kernels_that_add_in_no_fixed_order_are_captured():
+    """No loop repeats an embedding's gradient bit for bit; all else has to be the same."""
+
+    def tokens():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(4, 512), nn.Flatten(), nn.Linear(512 * 64, 10)).cuda()
+        data = [torch.randint(4, (256, 64)) for _ in range(8)]
+        return wf.Job(
+            "tokens",
+            model=model,
+            optimizer=torch.optim.AdamW(model.parameters()),
+            loss=lambda model, batch: model(batch).logsumexp(-1).mean(),
+            data=data,
+            epochs=2,
+        )
+
+    torch.use_deterministic_algorithms(False)
+    try:
+        report = run([tokens()])["tokens"]
+        eager = wf.run_eager(tokens())
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    assert report.captured == "captured"
+    assert report.losses[0] == eager.losses[0]
+    assert report.losses == pytest.approx(eager.losses, rel=1e-3)
+
+
 def test_bad_input():
     with pytest.raises(wf.JobError, match="smaller budget"):
         wf.Engine("100TiB", device="cuda")

@@ -1,0 +1,90 @@
+"""How far a captured step's numbers may be from the eager step's: not at all, but where the kernels
+do not repeat their own bits (`partitioner.graph.variation`). There the captured step is made twice of
+the same state, and what its two results differ by is what the eager one may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from waterflow.partitioner.graph.step_graph import Input
+from waterflow.partitioner.graph.variation import Varying
+from waterflow.steps.same_bits import same_bits, same_number
+
+if TYPE_CHECKING:
+    from waterflow.steps.audit import Prediction
+
+#: Two differences of one kind are within this factor of each other, by their Euclidean norms.
+_FACTOR = 8.0
+
+
+@dataclass(frozen=True)
+class Leeway:
+    """By what a step differs from itself.
+
+    Attributes:
+        inputs: Euclidean norms of what persistent tensors that vary differ by.
+        outputs: the same for what the step leaves behind.
+        loss: what its loss differs by; None where it repeats its bits.
+    """
+
+    inputs: Mapping[Input, float] = field(default_factory=dict)
+    outputs: Mapping[Hashable, float] = field(default_factory=dict)
+    loss: float | None = None
+
+    @staticmethod
+    def between(varying: Varying, one: Prediction, other: Prediction) -> Leeway:
+        """By what two results of one step differ, where they vary."""
+        inputs = {
+            key: distance(one.tensors[key], other.tensors[key])
+            for key in varying.inputs
+            if key in one.tensors
+        }
+        outputs = {
+            key: distance(one.made[key], other.made[key])
+            for key in varying.outputs
+            if key in one.made
+        }
+        loss = abs(float(one.loss) - float(other.loss)) if varying.loss else None
+        if not any((*inputs.values(), *outputs.values(), loss)):
+            return Leeway()  # these kernels do repeat their bits
+        return Leeway(inputs, outputs, loss)
+
+    def allows_input(self, key: Input, eager: torch.Tensor, captured: torch.Tensor) -> bool:
+        """Whether a persistent tensor is what the eager step makes of it."""
+        return _is_near(eager, captured, self.inputs.get(key))
+
+    def allows_output(self, key: Hashable, eager: torch.Tensor, captured: torch.Tensor) -> bool:
+        """Whether something that the step leaves behind is what the eager step leaves."""
+        return _is_near(eager, captured, self.outputs.get(key))
+
+    def allows_number(self, eager: float, captured: float) -> bool:
+        """Whether a number that the step tells is the eager step's."""
+        if same_number(eager, captured):
+            return True
+        if self.loss is None:
+            return False
+        ulp = torch.finfo(torch.float32).eps * abs(eager)
+        return abs(eager - captured) <= _FACTOR * self.loss + ulp
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The Euclidean norm of what two tensors differ by; NaN where they hold no numbers."""
+    return float((one.detach().double() - other.detach().double()).norm())
+
+
+def _is_near(eager: torch.Tensor, captured: torch.Tensor, own: float | None) -> bool:
+    if same_bits(eager, captured):
+        return True
+    is_comparable = eager.shape == captured.shape and eager.dtype == captured.dtype
+    if own is None or not is_comparable or not eager.is_floating_point():
+        return False
+    # Each number may be rounded another way, also where two results happened to be the same.
+    rounding = torch.finfo(eager.dtype).eps * float(eager.detach().double().norm())
+    away = distance(eager, captured)
+    return math.isfinite(away) and away <= _FACTOR * own + rounding
