@@ -195,7 +195,7 @@ void install_cuda_lane_allocator() {
     c10::cuda::CUDACachingAllocator::allocator.store(installed);
     c10::SetAllocator(c10::DeviceType::CUDA, installed, /*priority=*/100);
     set_ordinary_memory(c10::DeviceType::CUDA,
-                        {&allocate_ordinary, before->raw_deleter(), &page_locked_tensor});
+                        {&allocate_ordinary, before->raw_deleter(), &page_locked_memory});
   });
   TORCH_CHECK(is_installed(),
               "waterflow: another CUDA allocator was put in place of the lanes' one; change "

@@ -1,13 +1,12 @@
 #include "cuda/page_locked.h"
 
-#include <ATen/ops/from_blob.h>
-#include <c10/cuda/CUDAException.h>
+#include <c10/util/Exception.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -17,6 +16,11 @@ namespace {
 constexpr std::size_t kLine = 64;         // two blocks never share a line of the cache
 constexpr std::size_t kPage = 16 * 1024;  // what is taken from the system at once, at least
 
+struct Block {
+  void* memory;
+  std::size_t bytes;
+};
+
 // Blocks of powers of two. Taken once and never given back: that would wait for the device.
 class PageLockedBlocks {
  public:
@@ -25,25 +29,27 @@ class PageLockedBlocks {
     return *blocks;
   }
 
-  void* take(std::size_t bytes) {
+  Block take(std::size_t bytes) {
     std::lock_guard lock(mutex_);
     auto& free = free_[bytes];
     if (free.empty()) add_page(bytes, free);
-    void* block = free.back();
+    void* memory = free.back();
     free.pop_back();
-    return block;
+    return {memory, bytes};
   }
 
-  void give_back(void* block, std::size_t bytes) {
+  void give_back(const Block& block) {
     std::lock_guard lock(mutex_);
-    free_[bytes].push_back(block);
+    free_[block.bytes].push_back(block.memory);
   }
 
  private:
   static void add_page(std::size_t bytes, std::vector<void*>& free) {
     void* page = nullptr;
     const std::size_t size = std::max(bytes, kPage);
-    C10_CUDA_CHECK(cudaHostAlloc(&page, size, cudaHostAllocPortable));
+    const cudaError_t taken = cudaHostAlloc(&page, size, cudaHostAllocPortable);
+    TORCH_CHECK(taken == cudaSuccess, "waterflow: no page-locked memory for a step's numbers: ",
+                cudaGetErrorString(taken));
     for (std::size_t at = 0; at < size; at += bytes) free.push_back(static_cast<char*>(page) + at);
   }
 
@@ -53,12 +59,15 @@ class PageLockedBlocks {
 
 }  // namespace
 
-at::Tensor page_locked_tensor(std::int64_t elements, c10::ScalarType dtype) {
-  const std::size_t wanted = static_cast<std::size_t>(elements) * c10::elementSize(dtype);
-  const std::size_t bytes = std::bit_ceil(std::max(wanted, kLine));
-  auto give_back = [bytes](void* block) { PageLockedBlocks::of_process().give_back(block, bytes); };
-  return at::from_blob(PageLockedBlocks::of_process().take(bytes), {elements}, give_back,
-                       at::TensorOptions().dtype(dtype));
+c10::DataPtr page_locked_memory(std::size_t bytes) {
+  auto& blocks = PageLockedBlocks::of_process();
+  auto block = std::make_unique<Block>(blocks.take(std::bit_ceil(std::max(bytes, kLine))));
+  auto give_back = [](void* context) {
+    const std::unique_ptr<Block> owned(static_cast<Block*>(context));
+    PageLockedBlocks::of_process().give_back(*owned);
+  };
+  void* memory = block->memory;
+  return {memory, block.release(), give_back, c10::Device(c10::DeviceType::CPU)};
 }
 
 }  // namespace waterflow

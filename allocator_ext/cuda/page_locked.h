@@ -3,14 +3,13 @@
 // where the device is lost by then, that ends the process.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
 
-#include <cstdint>
+#include <cstddef>
 
 namespace waterflow {
 
-// A host tensor of one dimension. Its memory is used again once nobody has it, by whoever asks
-// next: all copies to it must be done before.
-at::Tensor page_locked_tensor(std::int64_t elements, c10::ScalarType dtype);
+// Used again once it is let go of, by whoever asks next: all copies to it must be done before.
+c10::DataPtr page_locked_memory(std::size_t bytes);
 
 }  // namespace waterflow

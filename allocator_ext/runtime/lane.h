@@ -3,7 +3,6 @@
 // tensors elsewhere, keep PyTorch's own allocators.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
 #include <atomic>
@@ -80,8 +79,8 @@ bool is_in_arena(const void* pointer);
 struct OrdinaryMemory {
   c10::DataPtr (*allocate)(std::size_t bytes, c10::Device device) = nullptr;
   c10::DeleterFnPtr deleter = nullptr;  // by which ordinary memory is known
-  // Host tensors that the device writes while the host goes on; null for the host itself.
-  at::Tensor (*page_locked)(std::int64_t elements, c10::ScalarType dtype) = nullptr;
+  // Host memory that the device writes while the host goes on; null for the host itself.
+  c10::DataPtr (*page_locked)(std::size_t bytes) = nullptr;
 };
 void set_ordinary_memory(c10::DeviceType type, OrdinaryMemory memory);
 const OrdinaryMemory& ordinary_memory(c10::DeviceType type);

@@ -283,9 +283,12 @@ at::Tensor Tape::numbers_for(const at::Tensor& loss) {
   for (const at::Tensor& numbers : numbers_) {
     if (numbers.use_count() == 1 && numbers.numel() == loss.numel()) return numbers;
   }
-  const auto& memory = ordinary_memory(loss.device().type());
-  numbers_.push_back(memory.page_locked(loss.numel(), loss.scalar_type()));
-  return numbers_.back();
+  auto memory = ordinary_memory(loss.device().type()).page_locked(loss.nbytes());
+  auto storage =
+      c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), loss.nbytes(),
+                                            std::move(memory), nullptr, /*resizable=*/false);
+  auto numbers = at::empty({0}, loss.options().device(c10::kCPU));
+  return numbers_.emplace_back(numbers.set_(c10::Storage(storage), 0, {loss.numel()}, {1}));
 }
 
 at::Generator& Tape::generator(bool device) {

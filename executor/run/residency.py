@@ -48,6 +48,10 @@ class Residency:
         """Bytes of the arena on the job's account."""
         return int(self._arena.held(job))
 
+    def peak(self, job: int) -> int:
+        """The most bytes of the arena that were on the job's account at once."""
+        return int(self._arena.peak(job))
+
     def users(self, tensor: torch.Tensor) -> set[int]:
         """The jobs that use the storage behind this tensor."""
         resident = self._residents.get(storage_key(tensor))

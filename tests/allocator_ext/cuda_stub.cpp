@@ -132,6 +132,12 @@ CUDAStream getStreamFromExternal(cudaStream_t stream, DeviceIndex) {
 }  // namespace c10::cuda
 
 extern "C" {
+cudaError_t cudaHostAlloc(void** memory, std::size_t bytes, unsigned) {
+  calls.push_back("cudaHostAlloc");
+  *memory = std::malloc(bytes);
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t) { return "an error"; }
 cudaError_t cudaMemGetInfo(std::size_t*, std::size_t*) { return cudaSuccess; }
 cudaError_t cudaMemcpyPeerAsync(void*, int, const void*, int, std::size_t, cudaStream_t) {
   calls.push_back("cudaMemcpyPeerAsync");
@@ -321,13 +327,27 @@ void check_ordinary_memory(const char* driver) {
   EXPECT((take_calls() == Log{"allocate 0"}));
 }
 
+void check_page_locked_memory(const char*) {
+  const auto& ordinary = waterflow::ordinary_memory(kCuda);
+  auto one = ordinary.page_locked(8);
+  auto other = ordinary.page_locked(40);
+  EXPECT(one.get() != other.get() && one.device().is_cpu());
+  EXPECT((take_calls() == Log{"cudaHostAlloc"}));
+  void* const before = one.get();
+  one.clear();
+  EXPECT(ordinary.page_locked(16).get() == before);
+  EXPECT(ordinary.page_locked(100).get() != nullptr);
+  EXPECT((take_calls() == Log{"cudaHostAlloc"}));
+}
+
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int run_stub(const char* driver) {
   check_installed();
-  for (auto* check : {check_off_lane, check_on_lane, check_raw_memory,
-                      check_other_streams_and_pools, check_recorded_streams, check_failed_device,
-                      check_refusals, check_copies_between_devices, check_ordinary_memory}) {
+  for (auto* check :
+       {check_off_lane, check_on_lane, check_raw_memory, check_other_streams_and_pools,
+        check_recorded_streams, check_failed_device, check_refusals, check_copies_between_devices,
+        check_ordinary_memory, check_page_locked_memory}) {
     check(driver);
     take_calls();
   }

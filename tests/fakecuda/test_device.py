@@ -229,8 +229,10 @@ def test_a_join_fails(driver: FakeDriver, streams: _C.LaneStreams, failure: Fail
     streams.drain()
 
 
-def test_lasting_streams_are_used_again(driver: FakeDriver, device: _C.CudaDevice) -> None:
+def test_lasting_streams_are_used_again(make_driver: Callable[[], FakeDriver]) -> None:
     """PyTorch asks streams that it was given long after their lanes have gone."""
+    driver = make_driver()
+    device = _C.CudaDevice(str(driver.path), 0)
     destroyed = driver.calls("cuStreamDestroy_v2")
     first = _C.LaneStreams(device, 2, lasting=True)
     first.set_first(1, True)
@@ -248,8 +250,8 @@ def test_lasting_streams_are_used_again(driver: FakeDriver, device: _C.CudaDevic
 
 def test_other_streams_go_with_their_lanes(driver: FakeDriver, device: _C.CudaDevice) -> None:
     destroyed = driver.calls("cuStreamDestroy_v2")
-    del_me = _C.LaneStreams(device, 2)
-    del del_me
+    streams = _C.LaneStreams(device, 2)
+    del streams
     assert driver.calls("cuStreamDestroy_v2") == destroyed + 4
 
 

@@ -747,6 +747,7 @@ class JobRun:
         self.become(JobState.SUSPENDED)
 
     def _give_up_places(self, residency: Residency, park: bool = False) -> None:
+        self.report.peak_bytes = residency.peak(self.number)
         self.captured.release()
         self.eager.retire_room()
         self.evaluator.retire_room()

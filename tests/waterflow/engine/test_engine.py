@@ -193,6 +193,13 @@ def test_solo_peak_is_the_measured_peak() -> None:
     assert report.peak_bytes == report["a"].solo_peak_bytes
 
 
+def test_a_jobs_peak_is_known_as_soon_as_it_has_ended() -> None:
+    with wf.Engine("32MiB") as engine:
+        ended = engine.submit(make_job("a", 1)).result()
+        peak = ended.peak_bytes
+        assert peak == engine.report()["a"].peak_bytes > 0
+
+
 def test_jobs_that_do_not_fit_together_wait_for_one_another() -> None:
     need = needed(lambda: make_job("a", 0))
     jobs = [make_job("a", 0), make_job("b", 0), make_job("c", 0)]
