@@ -37,7 +37,8 @@ _UNORDERED = re.compile(
     r"convolution_backward"
     r")_?"
 )
-_CONVOLUTION = "aten::convolution_backward"
+_CONVOLUTION_BACKWARD = "aten::convolution_backward"
+_CONVOLUTIONS = ("aten::convolution", _CONVOLUTION_BACKWARD)
 #: Each element of what these make depends on the elements at its own place of what they are given.
 _ELEMENT_BY_ELEMENT = ("aten::_foreach_", "aten::_fused_")
 
@@ -80,15 +81,21 @@ def varying(step: StepGraph) -> Varying:
 
 def is_unordered(node: fx.Node) -> bool:
     """Whether the node's kernel may add in another order each time."""
-    name = getattr(getattr(node.target, "_schema", None), "name", "")
-    if not _UNORDERED.fullmatch(name) or not any(t.is_cuda for t in _read_and_made(node)):
+    name = _name(node)
+    if not _UNORDERED.fullmatch(name) or not _is_on_gpu(node):
         return False
-    return name != _CONVOLUTION or not torch.backends.cudnn.deterministic
+    return name != _CONVOLUTION_BACKWARD or not torch.backends.cudnn.deterministic
+
+
+def is_chosen_by_clock(node: fx.Node) -> bool:
+    """Whether the node's kernel is the one that was fastest when its thread first asked: another
+    thread, as another run of the loop, may choose one that computes other bits."""
+    return torch.backends.cudnn.benchmark and _name(node) in _CONVOLUTIONS and _is_on_gpu(node)
 
 
 def _follow(node: fx.Node, touched: set[int]) -> None:
     """Adds the memory to which the node brings what varies."""
-    name = getattr(getattr(node.target, "_schema", None), "name", "")
+    name = _name(node)
     if node.target is operator.getitem:
         return  # what it takes is the same memory
     if name.startswith(_ELEMENT_BY_ELEMENT):
@@ -116,9 +123,13 @@ def _given(values: Any) -> Iterator[fx.Node | None]:
         yield value if isinstance(value, fx.Node) else None
 
 
-def _read_and_made(node: fx.Node) -> Iterator[torch.Tensor]:
-    for each in (node, *node.all_input_nodes):
-        yield from tensors_of(each)
+def _name(node: fx.Node) -> str:
+    """The operator's, without its overload's; "" of what is none."""
+    return getattr(getattr(node.target, "_schema", None), "name", "")
+
+
+def _is_on_gpu(node: fx.Node) -> bool:
+    return any(t.is_cuda for each in (node, *node.all_input_nodes) for t in tensors_of(each))
 
 
 def _touches(node: fx.Node, touched: set[int]) -> bool:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from waterflow.steps.audit import Prediction
 
 #: Two differences of one kind are within this factor of each other, by their Euclidean norms.
-_FACTOR = 8.0
+_FACTOR = 32.0
+#: By chance a tensor of fewer elements may have come out almost the same twice.
+_FEW_ELEMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,21 @@ class Leeway:
     @staticmethod
     def between(varying: Varying, one: Prediction, other: Prediction) -> Leeway:
         """By what two results of one step differ, where they vary."""
-        inputs = {
-            key: distance(one.tensors[key], other.tensors[key])
-            for key in varying.inputs
-            if key in one.tensors
-        }
-        outputs = {
-            key: distance(one.made[key], other.made[key])
-            for key in varying.outputs
-            if key in one.made
-        }
+        inputs = {key: one.tensors[key] for key in varying.inputs if key in one.tensors}
+        outputs = {key: one.made[key] for key in varying.outputs if key in one.made}
+        away_in = {key: distance(inputs[key], other.tensors[key]) for key in inputs}
+        away_out = {key: distance(outputs[key], other.made[key]) for key in outputs}
         loss = abs(float(one.loss) - float(other.loss)) if varying.loss else None
-        if not any((*inputs.values(), *outputs.values(), loss)):
+        if not any((*away_in.values(), *away_out.values(), loss)):
             return Leeway()  # these kernels do repeat their bits
-        return Leeway(inputs, outputs, loss)
+        each = [*((inputs[key], away_in[key]) for key in inputs)]
+        each += [(outputs[key], away_out[key]) for key in outputs]
+        most = max((away / (_norm(tensor) or away) for tensor, away in each if away), default=0.0)
+        return Leeway(
+            {key: _at_least(away, inputs[key], most) for key, away in away_in.items()},
+            {key: _at_least(away, outputs[key], most) for key, away in away_out.items()},
+            loss,
+        )
 
     def allows_input(self, key: Input, eager: torch.Tensor, captured: torch.Tensor) -> bool:
         """Whether a persistent tensor is what the eager step makes of it."""
@@ -78,6 +81,15 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.detach().double() - other.detach().double()).norm())
 
 
+def _norm(tensor: torch.Tensor) -> float:
+    return float(tensor.detach().double().norm())
+
+
+def _at_least(away: float, tensor: torch.Tensor, most: float) -> float:
+    """What a tensor differs by; one of few elements, as much as any does for its size."""
+    return max(away, most * _norm(tensor)) if tensor.numel() < _FEW_ELEMENTS else away
+
+
 def _is_near(eager: torch.Tensor, captured: torch.Tensor, own: float | None) -> bool:
     if same_bits(eager, captured):
         return True
@@ -85,6 +97,6 @@ def _is_near(eager: torch.Tensor, captured: torch.Tensor, own: float | None) -> 
     if own is None or not is_comparable or not eager.is_floating_point():
         return False
     # Each number may be rounded another way, also where two results happened to be the same.
-    rounding = torch.finfo(eager.dtype).eps * float(eager.detach().double().norm())
+    rounding = torch.finfo(eager.dtype).eps * _norm(eager)
     away = distance(eager, captured)
     return math.isfinite(away) and away <= _FACTOR * own + rounding

@@ -16,6 +16,7 @@ from waterflow.capture.join import join
 from waterflow.capture.optimizer import OptimizerTrace
 from waterflow.capture.own_step import trace_own_step
 from waterflow.capture.side_effects import TraceWatch
+from waterflow.capture.tracing import capture_error, users_line
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.run.rng import JobRng
 from waterflow.executor.run.tape import compile_step
@@ -23,6 +24,7 @@ from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import NotCapturableError, hyperparameters, state_layout
 from waterflow.partitioner.graph.effects import draws_on_host
+from waterflow.partitioner.graph.variation import is_chosen_by_clock
 from waterflow.steps.capture_cache import CaptureCache, KeptCapture
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
@@ -312,6 +314,14 @@ class StepBuilder:
         steps: list[PreparedStep] = []
         for trace in (first, steady) if first is not None else (steady,):
             graph = join(self.job, specialization.forward, trace)
+            if any(map(is_chosen_by_clock, graph.nodes)):
+                raise capture_error(
+                    self.job.name,
+                    "torch.backends.cudnn.benchmark is on, so that each thread chooses the kernels "
+                    "of its convolutions by the clock, and their bits with them. Switch it off, or "
+                    "torch.backends.cudnn.deterministic on",
+                    users_line(None, self.job.function),
+                )
             steps.append(self._equipped(PreparedStep(graph, compile_step(graph), trace)))
         self.profiler.profile(steps, flat)
         self._put(specialization, steps)

@@ -8,7 +8,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 from waterflow.partitioner.graph.step_graph import Input, StepGraph
-from waterflow.partitioner.graph.variation import _UNORDERED, varying
+from waterflow.partitioner.graph.variation import _UNORDERED, is_chosen_by_clock, varying
 
 pytestmark = pytest.mark.cpu
 
@@ -136,6 +136,18 @@ def test_nothing_varies_with_deterministic_algorithms():
 def test_kernels_that_add_in_no_fixed_order(name):
     assert hasattr(torch.ops.aten, name.removeprefix("aten::"))
     assert _UNORDERED.fullmatch(name)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_convolutions_are_chosen_by_the_clock_in_benchmark_mode(device, monkeypatch):
+    make = Builder(device)
+    image = make.input(Input("batch", 0), 2, 3, 8, 8)
+    weight = make.input(WEIGHT, 4, 3, 3, 3)
+    arguments = (image, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    convolution = make(ATEN.convolution.default, *arguments)
+    assert not is_chosen_by_clock(convolution)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert is_chosen_by_clock(convolution) == (device == "cuda")
 
 
 @pytest.mark.parametrize("name", ["mm", "sum", "index", "cat", "add_", "native_layer_norm_backward"])

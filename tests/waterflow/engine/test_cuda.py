@@ -121,7 +121,8 @@ def test_benchmark_mode_and_half_precision():
 
         data = [torch.randn(8, 3, 32, 32) for _ in range(4)]
         job = wf.Job("half", model=model, optimizer=optimizer, loss=loss, data=data, epochs=3)
-        report = run([job])
+        with pytest.warns(wf.OpaqueStepWarning, match="cudnn.benchmark is on"):
+            report = run([job])
         assert report.ok, report["half"].error
         assert torch.backends.cudnn.benchmark
     finally:

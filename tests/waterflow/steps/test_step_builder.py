@@ -10,6 +10,7 @@ from tests.support.models import Deciding, Noisy
 from tests.support.steps import first_batch, job_of, observed_step, steps_of
 from waterflow.job.batch import flatten
 from waterflow.steps.prepared import PreparedBatch
+from waterflow.steps import step_builder
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_profiler import StepProfiler
@@ -55,6 +56,12 @@ def test_an_optimizer_without_state_needs_none():
     assert found.first is None
     assert not found.steady.creates_state
     assert not builder.draws
+
+
+def test_kernels_chosen_by_the_clock_are_refused(monkeypatch):
+    monkeypatch.setattr(step_builder, "is_chosen_by_clock", lambda node: True)
+    with pytest.raises(wf.CaptureError, match=r"cudnn\.benchmark is on.*Switch it off"):
+        built(job_of())
 
 
 def test_a_step_that_draws_is_noted():
