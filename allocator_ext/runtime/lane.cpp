@@ -112,11 +112,15 @@ std::string name_of(const Arena& arena, JobId job) {
 [[noreturn]] void throw_out_of_memory(const LaneContext& lane, std::size_t bytes) {
   const Arena& arena = lane.whole ? *lane.whole : *lane.arena;
   const Statistics now = arena.statistics();
+  const std::size_t limit = arena.limit(lane.job);
+  std::ostringstream limited;
+  if (limit < now.capacity) limited << "its memory_limit is " << limit << " bytes, ";
   TORCH_CHECK_WITH(OutOfMemoryError, false, "waterflow: out of memory: job '",
-                   name_of(arena, lane.job), "' asked for ", bytes, " bytes; the budget is ",
-                   now.capacity, " bytes, ", now.free, " are free, ", now.largest_free,
-                   " of them in one piece", holdings(arena, lane.job),
-                   ". Use a smaller batch for this job, a larger budget, or fewer jobs at once.");
+                   name_of(arena, lane.job), "' asked for ", bytes, " bytes; ", limited.str(),
+                   "the budget is ", now.capacity, " bytes, ", now.free, " are free, ",
+                   now.largest_free, " of them in one piece", holdings(arena, lane.job),
+                   ". Use a smaller batch for this job, a larger ",
+                   limited.str().empty() ? "budget" : "limit", ", or fewer jobs at once.");
   std::abort();  // unreachable: the check above throws
 }
 

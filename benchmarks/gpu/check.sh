@@ -24,8 +24,8 @@ export MAX_JOBS=${MAX_JOBS:-16}
 
 # Seconds for each part; those without share what is left of the total when their turn comes.
 TOTAL=${TOTAL:-525}
-declare -A limits=([build]=150 [tests]=120 [equality]=90 [overhead]=60 [launch]=60 [elastic]=60)
-order=(build tests equality overhead launch elastic throughput max_batch)
+declare -A limits=([build]=90 [tests]=80 [equality]=75 [overhead]=60 [launch]=60 [elastic]=110)
+order=(build tests equality elastic overhead launch throughput max_batch)
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=("${order[@]}")
 

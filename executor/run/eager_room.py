@@ -104,9 +104,9 @@ class EagerRoom:
             Whether the room is open.
         """
         held = int(self._arena.held(self._job))
-        size = max(_ample(need), self.peak, held)
+        least = max(need, self.peak, held)
         self.close()
-        if not self._add(size):
+        if not any(self._add(size) for size in (max(_ample(need), least), least)):
             return False
         if int(self._budget.statistics().capacity) - int(self._budget.live_end) < left:
             self.close()

@@ -256,8 +256,9 @@ def test_statistics_are_those_of_pytorch(lanes: Lanes) -> None:
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == before
     assert "Allocated memory" in torch.cuda.memory_summary()
-    outside = torch.ones(MIB, device="cuda")
+    outside = torch.ones(64 * MIB, dtype=torch.uint8, device="cuda")
     assert torch.cuda.memory_snapshot()
+    del outside
     assert torch.cuda.get_per_process_memory_fraction() > 0
     assert torch.cuda.mem_get_info()[0] > 0
     assert (inside == 1).all()

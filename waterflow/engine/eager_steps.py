@@ -70,6 +70,7 @@ class EagerSteps:
         self._python = python
         self._events = events
         self._ran_in_arena = False  # since what one needs was last measured
+        self._peak_before = 0  # the job's in the arena, before that
         self.room: EagerRoom | None = None
         self.room_on_demand = False
         # Where persistent tensors lie, all of them known to be outside the room.
@@ -85,13 +86,19 @@ class EagerSteps:
         """Bytes that they have needed so far; None where they cannot run beside others, or not
         yet."""
         extent = self._needs.measured_extent or self._guess
-        if self._device.queues:
+        if self._device.queues or self._is_captured_in_part:
             return None
         if not extent or not self._steps.persistent.state_holds():
             return None
         if self._steps.persistent.were_replaced or not self._leaves_nothing:
             return None  # what outlives a step needs a place of its own each time
         return extent
+
+    @property
+    def _is_captured_in_part(self) -> bool:
+        """Whether its steps need no room: they are the optimizer's alone, behind a captured pass."""
+        steps = self._steps
+        return steps.opacity.optimizer is not None and not steps.cache.is_empty
 
     @property
     def _guess(self) -> int:
@@ -195,6 +202,7 @@ class EagerSteps:
         if self.room is None:
             self.room = EagerRoom(lanes, self._number)
             self._outside = None
+        self._keep_to_limit(lanes)
         return self.room.is_open or self.room.open(need, left)
 
     def close_room(self) -> None:
@@ -230,6 +238,9 @@ class EagerSteps:
         Raises:
             Whatever the step raises.
         """
+        self._keep_to_limit(lanes)
+        if not self._ran_in_arena:
+            self._peak_before = int(lanes.arena.peak(self._number))
         if batch.specialization is None:
             loss = self._step(batch, lanes.scope(self._number, more))
             self._ran_in_arena = True
@@ -302,32 +313,45 @@ class EagerSteps:
         self._events.publish(EagerStepBegun(self._job.name))
 
     @property
-    def _knows_no_limit(self) -> bool:
-        """Whether an eager step breaks a limit. Not where its batch was ready before there was one:
-        then those that follow are captured."""
+    def _breaks_limit(self) -> bool:
+        """Whether a step that has to be spilled to keep to a limit would run as eager Python. Not
+        where its batch was ready before there was one: then those that follow are captured."""
         opacity, steps = self._steps.opacity, self._steps
         opaque = opacity.step is not None or opacity.optimizer_reason is not None
         is_needed = steps.spiller.is_needed and not steps.spiller.is_lent
-        has_limit = self._job.memory_limit is not None or is_needed
-        return has_limit and (opaque or steps.tiers is None)
+        return is_needed and (opaque or steps.tiers is None)
 
-    def no_limit(self, limit: int | None) -> JobError:
-        """What to raise where a job that has or is to have a limit has to run eager steps."""
+    def over_limit(self, limit: int | None, need: int | None = None) -> JobError:
+        """What to raise where a job has to run eager steps that need more than its limit, or so
+        many bytes."""
         opacity = self._steps.opacity
         reason = opacity.step or opacity.optimizer_reason or "a batch could not be captured"
+        needs = "" if need is None else f" and has needed {need} bytes"
         return JobError(
-            f"job {self._job.name!r}: memory_limit={limit} cannot be kept, "
-            f"since its step runs as eager Python, which cannot be spilled: {reason}. Change that, "
-            "or leave out memory_limit or spill and give it more memory"
+            f"job {self._job.name!r}: memory_limit={limit} cannot be kept, since its step runs as "
+            f"eager Python, which cannot be spilled{needs}: {reason}. Change that, or give it more "
+            "memory"
         )
+
+    @property
+    def _hard_limit(self) -> int | None:
+        """Bytes that its eager steps may not go beyond, since no plan keeps them from it."""
+        opacity, spiller = self._steps.opacity, self._steps.spiller
+        opaque = opacity.step is not None or opacity.optimizer_reason is not None
+        return spiller.limit if opaque and not spiller.is_lent else None
+
+    def _keep_to_limit(self, lanes: Lanes) -> None:
+        """From here on the arena refuses the job what is beyond its limit. All but the steps of an
+        opaque job keep to theirs by their plan."""
+        lanes.arena.set_limit(self._number, self._hard_limit)
 
     def _step(self, batch: PreparedBatch, memory: AbstractContextManager[Any]) -> float:
         spiller = self._steps.spiller
         unsettled = self._job.step is not None and self._steps.opacity.step is None
         if spiller.limit is not None and (batch.trial or unsettled or spiller.is_lent):
             memory = contextlib.nullcontext()  # beside the budget, as checks
-        elif self._knows_no_limit:
-            raise self.no_limit(spiller.limit)
+        elif self._breaks_limit:
+            raise self.over_limit(spiller.limit)
         self._begin()
         if not batch.trial:
             step = functools.partial(self._make, batch, memory)
@@ -461,8 +485,11 @@ class EagerSteps:
                     parameter.grad = None
 
     def measure(self, arena: Any) -> None:
-        """Notes what the latest step has taken of the arena, if it ran there."""
+        """Notes what the latest step has taken of the arena, if it ran there and more than any
+        before: a peak that is older may be that of a room, which is larger than what it is for."""
         if self._ran_in_arena:
-            taken = int(arena.peak(self._number)) - int(arena.held(self._number))
-            self._needs.measured_extent = max(self._needs.measured_extent, taken)
+            peak = int(arena.peak(self._number))
+            if peak > self._peak_before:
+                taken = peak - int(arena.held(self._number))
+                self._needs.measured_extent = max(self._needs.measured_extent, taken)
             self._ran_in_arena = False

@@ -408,6 +408,8 @@ class JobRun:
             self.end(JobState.STOPPED)
             return
         out_of_memory = isinstance(error, torch.OutOfMemoryError)
+        if out_of_memory and self.why_unspilled:
+            error.args = (f"{error}{self.why_unspilled}",)
         self.end(JobState.OUT_OF_MEMORY if out_of_memory else JobState.FAILED, error)
 
     def fail_in_captured_step(self, error: BaseException, batch: PreparedBatch) -> None:
@@ -461,10 +463,14 @@ class JobRun:
 
         Raises:
             BudgetError: what one operator works on is more; nothing has changed.
-            JobError: its steps run as eager Python, or the tier has no room; nothing has changed.
+            JobError: its steps run as eager Python that needs more, or the tier has no room;
+                nothing has changed.
         """
         if limit is not None and self.captured.exclusive:
-            raise self.eager.no_limit(limit)
+            need = self.needs.memory.alone_bytes
+            if limit < need:
+                raise self.eager.over_limit(limit, need)
+            self.eager.close_room()  # the next one is opened within the limit
         former = self.steps.spiller.limit
         self._plan_into(limit, residency)
         problem = self.steps.spiller.problem
@@ -497,12 +503,14 @@ class JobRun:
 
         Raises:
             BudgetError: they cannot.
-            JobError: they run as eager Python, which knows no limit, or the tier has no room.
+            JobError: they run as eager Python, and it holds more between them, or the tier has no
+                room.
         """
         if self.steps.spiller.problem is not None:
             raise self.steps.spiller.problem
-        if self.memory_limit is not None and self.captured.exclusive:
-            raise self.eager.no_limit(self.steps.spiller.limit)
+        held = self.needs.memory.persistent_bytes
+        if self.memory_limit is not None and self.captured.exclusive and held > self.memory_limit:
+            raise self.eager.over_limit(self.memory_limit, held)
 
     @property
     def knows_batches(self) -> bool:

@@ -180,7 +180,8 @@ class Job:
             leave. "normal": a fair share among its equals. Under the policy "flow".
         memory_limit: bytes that the job may need at most, or a text such as "2GiB": its captured
             step is planned into that, by the order of its updates and, where that does not suffice,
-            by spilling. None: whatever it needs.
+            by spilling; one that runs as eager Python is out of memory where it asks for more.
+            None: whatever it needs.
         evaluate: ``(model) -> number | dict of numbers | STOP | None``, or a pair of numbers and
             ``STOP``: called between two steps with the model in eval mode, under ``no_grad``. It
             changes nothing of the training: the modes of all submodules, the gradients and the
@@ -343,11 +344,6 @@ class Job:
                 self.memory_limit = parse_bytes(self.memory_limit)
             except JobError as error:
                 raise JobError(f"job {self.name!r}: memory_limit: {error}") from None
-            self._require(
-                self.capture is not False,
-                f"memory_limit={self.memory_limit} needs a captured step, as eager Python cannot "
-                f"be spilled, and {self.why_eager}: leave out that, or the limit",
-            )
         if self.epochs is None and self.steps is None:
             self.epochs = 1
 

@@ -122,9 +122,7 @@ def _predicted(
         return None, error
 
 
-def _leeway(
-    steps: JobSteps, step: PreparedStep, flat: FlatBatch, predicted: Prediction
-) -> Leeway:
+def _leeway(steps: JobSteps, step: PreparedStep, flat: FlatBatch, predicted: Prediction) -> Leeway:
     """What the step's numbers may differ by, from the same state."""
     variations = varying(step.graph)
     if not variations:

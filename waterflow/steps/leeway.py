@@ -1,6 +1,6 @@
-"""How far a captured step's numbers may be from the eager step's: not at all, but where the kernels
-do not repeat their own bits (`partitioner.graph.variation`). There the captured step is made twice of
-the same state, and what its two results differ by is what the eager one may.
+"""How far a captured step's numbers may be from the eager step's: not at all, but where kernels do
+not repeat their own bits (`partitioner.graph.variation`). There the captured step is made twice of
+the same state, and by what its two results differ, times a factor, the eager one may.
 """
 
 from __future__ import annotations

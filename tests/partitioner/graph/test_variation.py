@@ -89,7 +89,7 @@ def test_views_and_writes_carry_it():
 
 
 def test_the_loss_may_vary():
-    make, weight, _, _, grown, _ = embedding_step()
+    make, _, _, _, grown, _ = embedding_step()
     assert varying(make.step(make(ATEN.sum.default, grown))).loss
 
 
@@ -150,7 +150,9 @@ def test_convolutions_are_chosen_by_the_clock_in_benchmark_mode(device, monkeypa
     assert is_chosen_by_clock(convolution) == (device == "cuda")
 
 
-@pytest.mark.parametrize("name", ["mm", "sum", "index", "cat", "add_", "native_layer_norm_backward"])
+@pytest.mark.parametrize(
+    "name", ["mm", "sum", "index", "cat", "add_", "native_layer_norm_backward"]
+)
 def test_kernels_that_repeat_their_bits(name):
     assert hasattr(torch.ops.aten, name)
     assert not _UNORDERED.fullmatch(f"aten::{name}")

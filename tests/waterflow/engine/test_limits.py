@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,65 @@ def test_limits_that_cannot_be_are_refused_and_change_nothing() -> None:
     assert "job 'a' is finished and has no limit any more" in str(errors[2])
     assert_equal_to_eager(job, handle.result(), make_deep("a"))
     assert_equal_to_eager(opaque, other.result(), make_deep("opaque", steps=400))
+
+
+def peak_of(job: wf.Job) -> int:
+    """The bytes of the arena that a job has at most."""
+    with wf.Engine("64MiB", threads=1) as engine:
+        return engine.submit(job).result(300).peak_bytes
+
+
+def with_radam(**options: Any) -> wf.Job:
+    """A job whose optimizer runs as eager Python behind a captured pass."""
+    job = make_deep("a", **options)
+    job.optimizer = torch.optim.RAdam(job.model.parameters(), 0.01)
+    return job
+
+
+@pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning")
+def test_what_an_eager_optimizer_takes_does_not_grow_with_the_budget() -> None:
+    """Room set aside for eager steps was once taken for what such a step needs, and grew."""
+    reports = [wf.run([with_radam(epochs=4)], budget) for budget in ("8MiB", "64MiB")]
+    peaks = [report["a"].peak_bytes for report in reports]
+    assert peaks[0] == peaks[1] <= peak_of(make_deep("a", capture=True)) * 1.5
+
+
+@pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning")
+@pytest.mark.parametrize("make", [partial(make_deep, "a", capture=False), with_radam])
+@pytest.mark.parametrize("beside", [False, True])
+def test_eager_python_keeps_to_a_limit(make: Callable[..., wf.Job], beside: bool) -> None:
+    need = peak_of(make())
+    others = [make_deep("other")] if beside else []
+    states = []
+    for limit in (need, need // 2, need // 4, need // 8):
+        job = make(memory_limit=limit)
+        report = wf.run([job, *others], "64MiB", threads=1)
+        states.append(report["a"].state)
+        assert report["a"].peak_bytes <= limit
+        assert all(report[other.name].ok for other in others)
+        if report["a"].ok:
+            assert_equal_to_eager(job, report["a"], make())
+        else:
+            assert "runs as eager Python, which cannot" in report["a"].error or (
+                f"its memory_limit is {limit} bytes" in report["a"].error
+                and "cannot be spilled, since they run as eager Python" in report["a"].error
+            )
+    assert states[0] == "finished"
+    assert {*states[1:]} - {"finished"}
+
+
+def test_the_limit_of_eager_python_is_changed_while_it_runs() -> None:
+    stops = Stops(6, 12)
+    need = peak_of(make_deep("a", capture=False))
+    job = make_deep("a", capture=False, on_step=stops)
+    with wf.Engine("64MiB", threads=1) as engine:
+        handle = engine.submit(job)
+        for step, limit in ((6, 2 * need), (12, None)):
+            with stops.at(step):
+                asked = in_thread(lambda limit=limit: handle.set_memory_limit(limit))
+            asked.join(300)
+        assert handle.result(300).ok
+    assert_equal_to_eager(job, handle.result(), make_deep("a", capture=False))
 
 
 def test_jobs_that_may_spill_follow_a_smaller_budget() -> None:

@@ -1,4 +1,4 @@
-"""What a captured step may differ by from the eager one: nothing, but where kernels do so themselves."""
+"""What a captured step may differ by from the eager one: only what its kernels do themselves."""
 
 from types import SimpleNamespace
 

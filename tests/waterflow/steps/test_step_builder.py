@@ -9,8 +9,8 @@ from tests.support.data import cross_entropy, rows
 from tests.support.models import Deciding, Noisy
 from tests.support.steps import first_batch, job_of, observed_step, steps_of
 from waterflow.job.batch import flatten
-from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps import step_builder
+from waterflow.steps.prepared import PreparedBatch
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_profiler import StepProfiler
