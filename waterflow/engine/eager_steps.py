@@ -96,7 +96,7 @@ class EagerSteps:
 
     @property
     def _is_captured_in_part(self) -> bool:
-        """Whether its steps need no room: they are the optimizer's alone, behind a captured pass."""
+        """Whether only the optimizer is eager Python, behind a captured pass, and needs no room."""
         steps = self._steps
         return steps.opacity.optimizer is not None and not steps.cache.is_empty
 

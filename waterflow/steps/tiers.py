@@ -261,6 +261,11 @@ class Tiers:
             self.guess = guess_need(parameters, batch)
             self._starts_eagerly = _ROOMY * self.guess.alone_bytes <= self.budget
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the job's steps may be eager Python as long as they are not captured."""
+        return self._starts_eagerly and not self.insists
+
     def may_start_eagerly_in(self, budget: int) -> bool:
         """Whether a job like this begins with eager steps under such a budget."""
         return self.guess is None or _ROOMY * self.guess.alone_bytes <= budget

@@ -542,3 +542,34 @@ def test_what_a_capture_shows_of_shared_tensors_ends_its_job(policy):
     report = wf.run(jobs, memory="8MiB", threads=1, policy=policy)
     assert not report.ok
     assert all("changes it" in job.error for job in report if not job.ok)
+
+
+def with_radam(name="a", **options):
+    """A job whose optimizer counts its steps in Python."""
+    job = make(name, steps=60, **options)
+    job.optimizer = torch.optim.RAdam(job.model.parameters(), 0.01)
+    return job
+
+
+@pytest.mark.usefixtures("captures_pay")
+@pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_the_optimizer_is_eager_python_the_step_is(policy):
+    """So that it flows beside others'; and what it may need does not grow to all of the budget."""
+    jobs = [with_radam("a"), with_radam("b"), make("c")]
+    report = wf.run(jobs, "64MiB", threads=1, policy=policy)
+    assert [report[name].captured for name in "ab"] == ["opaque step"] * 2
+    assert "RAdam cannot be captured exactly" in report["a"].notes[0]
+    for job in jobs:
+        expected = with_radam(job.name) if job.name in "ab" else make("c")
+        assert report[job.name].losses == wf.run_eager(expected, threads=1).losses
+    assert report.peak_bytes < 16 << 20
+
+
+@pytest.mark.usefixtures("captures_pay")
+@pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning")
+@pytest.mark.parametrize("options", [{"capture": True}, {"memory_limit": "8MiB"}])
+def test_a_captured_pass_before_it_is_kept_where_something_speaks_for_it(options):
+    report = wf.run([with_radam(**options)], "64MiB", threads=1)
+    assert report["a"].captured == "opaque optimizer"
+    assert report["a"].losses == wf.run_eager(with_radam(), threads=1).losses
