@@ -110,12 +110,14 @@ def _follow_elements(node: fx.Node, touched: set[int]) -> None:
     single = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, fx.Node)]
     all_vary = any(_touches(value, touched) for value in single)
     written = set(writes(node))
-    for made, *sources in zip_longest(tensors_of(node), *lists):
-        given = [source for source in sources if source is not None]
+    for made, sources in zip_longest(tensors_of(node), zip_longest(*lists), fillvalue=None):
+        given = [source for source in sources or () if source is not None]
         if not (all_vary or any(_touches(source, touched) for source in given)):
             continue
         changed = [t for source in given if source in written for t in tensors_of(source)]
-        touched.update(map(_memory, changed if made is None else (made, *changed)))
+        touched.update(map(_memory, changed))
+        if made is not None:
+            touched.add(_memory(made))
 
 
 def _given(values: Any) -> Iterator[fx.Node | None]:

@@ -11,50 +11,21 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from waterflow.account.purity import observer, undisturbed
 from waterflow.capture.tracing import reason_of
-from waterflow.executor.profile.measured import Scratch
 from waterflow.job.batch import FlatBatch, moved
 from waterflow.job.optimizer_state import moved_numbers, trained_parameters
 from waterflow.job.training_step import eager_step, update_parameters
-from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.graph.variation import varying
-from waterflow.report.step_loss import metrics_of, with_metrics
+from waterflow.report.step_loss import metrics_of
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.leeway import Leeway
+from waterflow.steps.prediction import Prediction, predict
 from waterflow.steps.prepared import CheckedStep, PreparedStep, Specialization
-
-
-@dataclass
-class Prediction:
-    """What a captured step makes of the present state, computed on copies.
-
-    Attributes:
-        loss: its loss.
-        tensors: copies of the persistent tensors, after the step.
-        made: the step's outputs: new state of the optimizer, or gradients, by their keys.
-        streams: where the host's random stream stands before the step, and after it.
-    """
-
-    loss: float
-    tensors: dict[Input, torch.Tensor]
-    made: dict[Any, torch.Tensor]
-    streams: tuple[torch.Tensor, torch.Tensor]
-
-    def draws_as(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        """Whether an eager step that has moved the stream so has drawn what this one has.
-
-        Where the job's data are fetched ahead, the stream may move on between the two steps, which
-        then draw nothing.
-        """
-        if torch.equal(before, self.streams[0]):
-            return torch.equal(after, self.streams[1])
-        return torch.equal(before, after) and torch.equal(*self.streams)
 
 
 def check_step(
@@ -115,7 +86,7 @@ def _predicted(
     """What the captured step makes of the present state, or what it raises: an error of the user's
     own, which the eager step then raises with its line."""
     try:
-        return steps.device.profile(functools.partial(_predict, steps, step, flat)), None
+        return steps.device.profile(functools.partial(predict, steps, step, flat)), None
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -188,25 +159,6 @@ def _moved_number(optimizer: torch.optim.Optimizer, before: list[dict[str, Any]]
         if moved:
             return f"the hyperparameter {moved[0]!r}, which the step changes"
     return None
-
-
-def _predict(steps: JobSteps, step: PreparedStep, flat: FlatBatch) -> Prediction:
-    scratch = Scratch(steps.device)
-    generators = steps.rng.copy().generators
-    before = generators[0].get_state()
-    try:
-        (twins,) = steps.binder.twins(scratch, [step])
-        batch = scratch.batch(flat.tensors)
-        scratch.bind(step.compiled, twins, batch, generators, steps.binder.registers(step))
-        loss = scratch.run(step.compiled)
-        if step.graph.metrics:
-            loss = with_metrics(loss, step.graph.metrics, step.compiled.tape.metrics)
-        tape = step.compiled.tape
-        made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
-    finally:
-        step.compiled.unbind()
-        scratch.close()
-    return Prediction(loss, twins, made, (before, generators[0].get_state()))
 
 
 def _told_difference(loss: float, predicted: float, leeway: Leeway) -> str | None:

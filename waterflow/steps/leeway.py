@@ -8,16 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.graph.variation import Varying
+from waterflow.steps.prediction import Prediction
 from waterflow.steps.same_bits import same_bits, same_number
-
-if TYPE_CHECKING:
-    from waterflow.steps.audit import Prediction
 
 #: Two differences of one kind are within this factor of each other, by their Euclidean norms.
 _FACTOR = 32.0

@@ -137,9 +137,9 @@ def as_on_a_gpu(monkeypatch):
                     tensor.add_(torch.randn(tensor.shape, generator=dice), alpha=1e-6)
             return found
 
-        monkeypatch.setattr(audit, "_predict", predict)
+        monkeypatch.setattr(audit, "predict", predict)
 
-    predicted, dice = audit._predict, torch.Generator().manual_seed(0)
+    predicted, dice = audit.predict, torch.Generator().manual_seed(0)
     monkeypatch.setattr(variation, "is_unordered", embeds)
     return set_noise
 
