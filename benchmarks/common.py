@@ -11,11 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 
-def arguments(description: str, repeats: int) -> argparse.Namespace:
-    """``--json`` and ``--repeats``."""
+def arguments(description: str, repeats: int, **numbers: str) -> argparse.Namespace:
+    """``--json`` and ``--repeats``; and options that are whole numbers, None where they are left
+    out, by name with what they mean."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print one JSON line, nothing else")
     parser.add_argument("--repeats", type=int, default=repeats, help="interleaved runs of each")
+    for name, meaning in numbers.items():
+        parser.add_argument(f"--{name}", type=int, help=meaning)
     return parser.parse_args()
 
 

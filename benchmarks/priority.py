@@ -312,8 +312,12 @@ def phases(other: bool, managed: bool) -> float:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "", repeats=3)
+    options = arguments(__doc__ or "", repeats=3, pairs="so many of the pairs, and nothing else")
     torch.set_num_threads(1)
+    if options.pairs is not None:
+        pairs = [pair(*names, repeats=options.repeats) for names in PAIRS[: options.pairs]]
+        show({"pairs": pairs}, options.json)
+        return
     found = interleaved(
         {
             "alone": lambda: phases(False, False),

@@ -6,6 +6,8 @@
 #   bash benchmarks/gpu/check.sh build throughput       some parts
 #   LIMIT_launch=200 bash benchmarks/gpu/check.sh build launch
 #                                                       a part with another time limit, in seconds
+#   bash benchmarks/gpu/check.sh build priority         a guaranteed job beside another on the cores
+#                                                       of this machine, which nobody else uses
 #
 # OUT: the folder for the result (GPU-DATE.json) and the logs; PYTHON: the Python with torch;
 # TOTAL: seconds for all parts together; WATERFLOW_COMMIT: where there is no git; GPU_ARGS: more
@@ -24,8 +26,10 @@ export MAX_JOBS=${MAX_JOBS:-16}
 
 # Seconds for each part; those without share what is left of the total when their turn comes.
 TOTAL=${TOTAL:-525}
-declare -A limits=([build]=90 [tests]=80 [equality]=75 [overhead]=60 [launch]=60 [elastic]=110)
+declare -A limits=([build]=90 [tests]=80 [equality]=75 [overhead]=60 [launch]=60 [elastic]=110
+  [priority]=200)
 order=(build tests equality elastic overhead launch throughput max_batch)
+asked_for=(priority)
 parts=("$@")
 [ ${#parts[@]} -gt 0 ] || parts=("${order[@]}")
 
@@ -53,6 +57,7 @@ part() {
       mapfile -t files < <(grep -rl --include='*.py' 'mark.cuda' tests)
       "$PYTHON" -m pytest -m cuda --timeout 60 "${files[@]}"
       ;;
+    priority) "$PYTHON" -m benchmarks.priority --pairs 1 --repeats 1 --json >"$scratch/$1.json" ;;
     *)
       # It stops by itself, somewhat before it would be stopped, and keeps what it has found.
       # shellcheck disable=SC2086
@@ -65,8 +70,8 @@ export PYTHON GPU_ARGS scratch
 
 sharing=0
 for name in "${parts[@]}"; do
-  if [[ " ${order[*]} " != *" $name "* ]]; then
-    echo "there is no part '$name'; the parts are: ${order[*]}" >&2
+  if [[ " ${order[*]} ${asked_for[*]} " != *" $name "* ]]; then
+    echo "there is no part '$name'; the parts are: ${order[*]} ${asked_for[*]}" >&2
     exit 2
   fi
   [ -n "${limits[$name]:-}" ] || sharing=$((sharing + 1))

@@ -44,9 +44,12 @@ _PATIENCE_SECONDS = 90.0
 class Waterflow(Contender):
     """One run of wf.run in a thread of its own; between slices its jobs wait at a gate."""
 
-    def __init__(self, case: Case, jobs: int, memory: str, policy: str) -> None:
+    def __init__(
+        self, case: Case, jobs: int, memory: str, policy: str, capture: bool | str = "auto"
+    ) -> None:
         super().__init__(case, jobs)
         self._gate = Gate(jobs)
+        self._capture = capture
         self._report: wf.Report | None = None
         made = [self._make(index) for index in range(jobs)]
         options = {"memory": memory, "device": case.device, "policy": policy}
@@ -60,6 +63,7 @@ class Waterflow(Contender):
             seed=index,
             data=self._gate.batches(make_batches(self.case)),
             scheduler=self._gate.counter(index),
+            capture=self._capture,
         )
 
     def _run(self, jobs: list[wf.Job], options: dict[str, Any]) -> None:

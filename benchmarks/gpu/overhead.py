@@ -4,7 +4,8 @@
 
 `ratio`: time of a step under waterflow over the plain loop's, in the same turns; the goal is at
 most 1. The plain loop never waits for the device; the one that reads each loss, as most do, is
-beside it. `host_ms_per_step` is processor time of the whole process, all of its threads.
+beside it, and so is waterflow without captures (`uncaptured`). `host_ms_per_step` is processor time
+of the whole process, all of its threads.
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ def entries(memory: str) -> list[Entry]:
         Entry(name="eager", kind="eager", jobs=1),
         Entry(name="waterflow", kind="waterflow", jobs=1, place="waterflow", options=options),
         Entry(name="eager_reading", kind="eager_reading", jobs=1),
+        Entry(
+            name="uncaptured",
+            kind="waterflow",
+            jobs=1,
+            place="uncaptured",
+            options={**options, "capture": False},
+        ),
     ]
 
 
@@ -102,6 +110,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "ratio": ratio(found, "waterflow", "eager"),
         "ratio_to_reading": ratio(found, "waterflow", "eager_reading"),
+        "uncaptured_to_reading": ratio(found, "uncaptured", "eager_reading"),
         "host_ms_per_step": {n: c.get("host_ms_per_step") for n, c in contenders.items()},
         "syncs_per_step": contenders["waterflow"].get("syncs_per_step"),
         "waits_per_step": {
