@@ -75,7 +75,8 @@ class StepBuilder:
         spiller: plans the steps into the job's limit.
         prefetcher: brings batches to the device, None where they are there already.
         is_alone: whether no other job under way is known to look like this one.
-        stays_whole: whether a step runs as eager Python as a whole where its optimizer does.
+        stays_whole: whether a step runs as eager Python as a whole where its optimizer does, for a
+            reason that it is given.
         draws: whether a step that was built draws random numbers on the host.
         seconds: what all that was built has taken, without waits for jobs that look alike.
         shared_with: the job whose capture the latest is; None where it is its own.
@@ -94,7 +95,7 @@ class StepBuilder:
     spiller: StepSpiller
     prefetcher: BatchPrefetcher | None = None
     is_alone: Callable[[], bool] = lambda: False
-    stays_whole: Callable[[], bool] = lambda: False
+    stays_whole: Callable[[str], bool] = lambda why: False
     draws: bool = False
     seconds: float = 0.0
     shared_with: str | None = None
@@ -308,14 +309,14 @@ class StepBuilder:
             return self.captures.traces.of(self.job, forward, watch)
         except NotCapturableError as error:
             met = isinstance(error.__cause__, Exception)  # perhaps a bug of the optimizer's own
-            if self.stays_whole() and not met:
-                name = type(self.job.optimizer).__name__
-                raise capture_error(
-                    self.job.name,
-                    f"{name} cannot be captured exactly ({error}), and a captured pass before it "
-                    "would run while no other job's step does",
-                    users_line(None, self.job.function),
-                ) from error
+            name = type(self.job.optimizer).__name__
+            why = (
+                f"{name} cannot be captured exactly ({error}), and a captured pass before it would "
+                "run while no other job's step does"
+            )
+            if not met and self.stays_whole(why):
+                where = users_line(None, self.job.function)
+                raise capture_error(self.job.name, why, where) from error
             self.opacity.give_up_optimizer(str(error), proved=not met)
             return None, None
 

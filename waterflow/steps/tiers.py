@@ -103,6 +103,7 @@ class CaptureCosts:
         self._to_come = 0
         self._made: dict[Hashable, bool] = {}  # captures, and whether all who look alike may join
         self._steps: dict[Hashable, deque[float]] = {}  # eager ones' seconds, of all who look alike
+        self._eager_kinds: dict[Hashable, str] = {}  # whose steps stay eager Python, and why
         self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
 
     def join(self, kind: Hashable) -> None:
@@ -177,6 +178,15 @@ class CaptureCosts:
                 self._took.append(seconds / guess)
             # One that had to be made again serves not all who look alike: its cost is not known.
             self._made[sight] = measured and sight not in self._made
+
+    def note_stays_eager(self, kind: Hashable, why: str) -> None:
+        """Steps of jobs of this kind are no better captured."""
+        with self._lock:
+            self._eager_kinds[kind] = why
+
+    def why_eager(self, kind: Hashable) -> str | None:
+        """Why nobody of this kind is captured; None where that is not known to be so."""
+        return self._eager_kinds.get(kind)
 
     def is_made(self, sight: Hashable) -> bool:
         """Whether a capture is known by this that others may join."""
@@ -266,6 +276,10 @@ class Tiers:
         """Whether the job's steps may be eager Python as long as they are not captured."""
         return self._starts_eagerly and not self.insists
 
+    def note_stays_eager(self, why: str) -> None:
+        """This job's steps are no better captured, nor are those of others like it."""
+        self.costs.note_stays_eager(self._kind, why)
+
     def may_start_eagerly_in(self, budget: int) -> bool:
         """Whether a job like this begins with eager steps under such a budget."""
         return self.guess is None or _ROOMY * self.guess.alone_bytes <= budget
@@ -338,6 +352,9 @@ class Tiers:
             return False
         shape = self._shapes.get(signature)
         if shape is None:
+            return True
+        if why := self.costs.why_eager(self._kind):
+            self._reasons[signature] = f"not captured, as with one before: {why}"
             return True
         sight, early = (self._kind, signature), shape.steps < shape.next_look
         if early and shape.seconds:  # of all steps, so this comes first
