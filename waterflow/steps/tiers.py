@@ -353,8 +353,8 @@ class Tiers:
         shape = self._shapes.get(signature)
         if shape is None:
             return True
-        if why := self.costs.why_eager(self._kind):
-            self._reasons[signature] = f"not captured, as with one before: {why}"
+        if opaque := self.costs.why_eager(self._kind):
+            self._reasons[signature] = f"not captured, as with one before: {opaque}"
             return True
         sight, early = (self._kind, signature), shape.steps < shape.next_look
         if early and shape.seconds:  # of all steps, so this comes first
