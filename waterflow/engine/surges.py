@@ -300,11 +300,14 @@ class Surges:
         Returns:
             Whether it has room now.
         """
+        arena = self._context.arena
+        limit = arena.limit(job.number)
+        if limit is not None and int(arena.held(job.number)) + size > limit:
+            return False  # it is its own limit that is in the way, and not who else is there
         if room.grow(size) or (self._dismiss_ended(busy) and room.grow(size)):
             return True
         able = [one for one in self._residents() if one not in (job, *busy)]
         able = [one for one in able if one.may_rest and _may_rest_for(one, job)]
-        arena = self._context.arena
         free = self._limits.capacity - int(arena.statistics().live)
         if free + sum(int(arena.held(one.number)) for one in able) + room.size < size:
             return False

@@ -23,7 +23,7 @@ from tests.waterflow.engine.test_suspension import (
     make_job,
     needed,
 )
-from waterflow.engine.events import BudgetChanged
+from waterflow.engine.events import BudgetChanged, MemoryLent
 
 pytestmark = pytest.mark.cpu
 
@@ -359,6 +359,26 @@ def test_eager_python_keeps_to_a_limit(make: Callable[..., wf.Job], beside: bool
             )
     assert states[0] == "finished"
     assert {*states[1:]} - {"finished"}
+
+
+def test_nobody_rests_for_a_job_that_meets_its_own_limit() -> None:
+    """In the middle of its steps, beside an opportunistic job's."""
+    rows, labels = make_deep("a").data[0]
+    data = [(rows[:32], labels[:32])] * 20 + [(rows, labels)]
+    settings = {"capture": False, "data": data, "steps": 21}
+    limit = peak_of(make_deep("a", **settings)) // 2
+    heard: list[Any] = []
+    job = make_deep("a", memory_limit=limit, **settings)
+    other = make_deep("other", priority="opportunistic", steps=400)
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(heard.append)
+        there = engine.submit(other)
+        wait_until(lambda: len(there.losses) > 2)
+        ended = engine.submit(job).result(300)
+        assert (ended.state, ended.steps) == ("out_of_memory", 20)
+        assert there.result(300).ok
+    assert not [event for event in heard if isinstance(event, MemoryLent)]
+    assert_equal_to_eager(other, there.result(), make_deep("other", steps=400))
 
 
 def test_the_limit_of_eager_python_is_changed_while_it_runs() -> None:
