@@ -77,7 +77,7 @@ def check_step(
         difference = eager.gradient_difference
         difference = difference or _told_difference(loss, predicted.loss, leeway)
         difference = difference or _state_difference(steps, step, predicted, eager, leeway)
-    return CheckedStep(loss, difference, eager.seen)
+    return CheckedStep(loss, difference, eager.seen, varies=leeway.is_exceeded)
 
 
 def _predicted(

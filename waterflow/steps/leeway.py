@@ -22,7 +22,7 @@ _FACTOR = 32.0
 _FEW_ELEMENTS = 8
 
 
-@dataclass(frozen=True)
+@dataclass
 class Leeway:
     """By what a step differs from itself.
 
@@ -30,11 +30,14 @@ class Leeway:
         inputs: Euclidean norms of what persistent tensors that vary differ by.
         outputs: the same for what the step leaves behind.
         loss: what its loss differs by; None where it repeats its bits.
+        is_exceeded: whether something that varies was found to differ by more: by a wrong graph, or
+            by a rare chance.
     """
 
     inputs: Mapping[Input, float] = field(default_factory=dict)
     outputs: Mapping[Hashable, float] = field(default_factory=dict)
     loss: float | None = None
+    is_exceeded: bool = False
 
     @staticmethod
     def between(varying: Varying, one: Prediction, other: Prediction) -> Leeway:
@@ -44,8 +47,6 @@ class Leeway:
         away_in = {key: distance(inputs[key], other.tensors[key]) for key in inputs}
         away_out = {key: distance(outputs[key], other.made[key]) for key in outputs}
         loss = abs(float(one.loss) - float(other.loss)) if varying.loss else None
-        if not any((*away_in.values(), *away_out.values(), loss)):
-            return Leeway()  # these kernels do repeat their bits
         each = [*((inputs[key], away_in[key]) for key in inputs)]
         each += [(outputs[key], away_out[key]) for key in outputs]
         most = max((away / (_norm(tensor) or away) for tensor, away in each if away), default=0.0)
@@ -57,11 +58,11 @@ class Leeway:
 
     def allows_input(self, key: Input, eager: torch.Tensor, captured: torch.Tensor) -> bool:
         """Whether a persistent tensor is what the eager step makes of it."""
-        return _is_near(eager, captured, self.inputs.get(key))
+        return self._allows(_is_near(eager, captured, self.inputs.get(key)), key in self.inputs)
 
     def allows_output(self, key: Hashable, eager: torch.Tensor, captured: torch.Tensor) -> bool:
         """Whether something that the step leaves behind is what the eager step leaves."""
-        return _is_near(eager, captured, self.outputs.get(key))
+        return self._allows(_is_near(eager, captured, self.outputs.get(key)), key in self.outputs)
 
     def allows_number(self, eager: float, captured: float) -> bool:
         """Whether a number that the step tells is the eager step's."""
@@ -70,7 +71,11 @@ class Leeway:
         if self.loss is None:
             return False
         ulp = torch.finfo(torch.float32).eps * abs(eager)
-        return abs(eager - captured) <= _FACTOR * self.loss + ulp
+        return self._allows(abs(eager - captured) <= _FACTOR * self.loss + ulp, True)
+
+    def _allows(self, is_near: bool, varies: bool) -> bool:
+        self.is_exceeded = self.is_exceeded or (varies and not is_near)
+        return is_near
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:

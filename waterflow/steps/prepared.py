@@ -130,6 +130,7 @@ class CheckedStep:
     Attributes:
         loss: the eager step's loss.
         difference: where the graph's numbers are not the eager ones; None if they are equal.
+        varies: whether that is where no loop repeats its bits, so that it may be chance.
         seen: the Python code and the C functions that the eager step has called.
         adopted: whether there was no memory for the eager step, so that the graph's numbers count.
     """
@@ -138,3 +139,4 @@ class CheckedStep:
     difference: str | None
     seen: Any
     adopted: bool = False
+    varies: bool = False
