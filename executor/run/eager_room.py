@@ -105,8 +105,9 @@ class EagerRoom:
         """
         held = int(self._arena.held(self._job))
         least = max(need, self.peak, held)
+        is_limited = self._budget.limit(self._job) is not None  # perhaps to no more than it needs
         self.close()
-        if not any(self._add(size) for size in (max(_ample(need), least), least)):
+        if not (self._add(max(_ample(need), least)) or (is_limited and self._add(least))):
             return False
         if int(self._budget.statistics().capacity) - int(self._budget.live_end) < left:
             self.close()

@@ -63,13 +63,11 @@ class Varying:
 
 def varying(step: StepGraph) -> Varying:
     """What of the step varies, as torch's flags are now."""
-    if torch.are_deterministic_algorithms_enabled():
+    if torch.are_deterministic_algorithms_enabled() or not any(map(is_unordered, step.nodes)):
         return Varying()
     touched: set[int] = set()
     for node in step.nodes:
         _follow(node, touched)
-    if not touched:
-        return Varying()
     inputs = frozenset(
         meaning
         for meaning, node in step.inputs.items()
@@ -139,4 +137,7 @@ def _touches(node: fx.Node, touched: set[int]) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> int:
+    """What tensors of one memory have in common; a sparse one has its own."""
+    if tensor.layout != torch.strided:
+        return id(tensor)
     return int(tensor.untyped_storage()._cdata)

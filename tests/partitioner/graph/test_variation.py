@@ -7,6 +7,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensorMode
 
+from waterflow.partitioner.graph import variation
 from waterflow.partitioner.graph.step_graph import Input, StepGraph
 from waterflow.partitioner.graph.variation import _UNORDERED, is_chosen_by_clock, varying
 
@@ -91,6 +92,15 @@ def test_views_and_writes_carry_it():
 def test_the_loss_may_vary():
     make, _, _, _, grown, _ = embedding_step()
     assert varying(make.step(make(ATEN.sum.default, grown))).loss
+
+
+def test_sparse_tensors_are_followed_too(monkeypatch):
+    make, weight, _, loss, grown, _ = embedding_step("cpu")
+    monkeypatch.setattr(variation, "is_unordered", lambda node: node is grown)
+    grown.meta["val"] = torch.eye(10, 4).to_sparse()
+    added = make.graph.call_function(ATEN.add_.Tensor, (weight, grown))
+    added.meta["val"] = weight.meta["val"]
+    assert varying(make.step(loss)).inputs == {WEIGHT}
 
 
 def test_nothing_varies_on_the_host():

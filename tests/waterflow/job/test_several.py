@@ -46,7 +46,6 @@ def test_modules_become_one_with_their_names():
         ({"loss": lambda model, batch: 0.0}, "give loss or step, not both"),
         ({"step": 3}, "step must be callable, got 3"),
         ({"accumulate": 2}, "accumulate are for jobs with loss="),
-        ({"memory_limit": "1MiB", "capture": False}, "the job has capture=False"),
         ({"optimizers": []}, r"optimizers must be a list of optimizers, got \[\]"),
         ({"optimizers": [3]}, r"optimizers must be a list of optimizers, got \[3\]"),
         ({"schedulers": [3]}, r"schedulers must be a list of schedulers, got \[3\]"),
