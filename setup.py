@@ -67,6 +67,8 @@ def extension() -> CppExtension:
         "waterflow.allocator_ext._C",
         sources,
         include_dirs=[str(folder) for folder in (ROOT / "allocator_ext", *headers)],
+        # The C++ library is named, since a compiler that links it statically unless told otherwise
+        # gives the extension a second one, whose streams and locales break on those of torch's.
         libraries=[*(["c10_cuda"] if headers else []), ":libstdc++.so.6"],
         define_macros=[("WATERFLOW_WITH_CUDA", None)] if headers else [],
         # The standard is said here: that of torch's own choice is another one in older versions.

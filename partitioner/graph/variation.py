@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import fx
@@ -104,23 +103,18 @@ def _follow(node: fx.Node, touched: set[int]) -> None:
 
 
 def _follow_elements(node: fx.Node, touched: set[int]) -> None:
-    lists = [list(_given(value)) for value in node.args if isinstance(value, (list, tuple))]
+    lists = [value for value in node.args if isinstance(value, (list, tuple))]
     single = [value for value in (*node.args, *node.kwargs.values()) if isinstance(value, fx.Node)]
     all_vary = any(_touches(value, touched) for value in single)
     written = set(writes(node))
     for made, sources in zip_longest(tensors_of(node), zip_longest(*lists), fillvalue=None):
-        given = [source for source in sources or () if source is not None]
+        given = [source for source in sources or () if isinstance(source, fx.Node)]
         if not (all_vary or any(_touches(source, touched) for source in given)):
             continue
         changed = [t for source in given if source in written for t in tensors_of(source)]
         touched.update(map(_memory, changed))
         if made is not None:
             touched.add(_memory(made))
-
-
-def _given(values: Any) -> Iterator[fx.Node | None]:
-    for value in values:
-        yield value if isinstance(value, fx.Node) else None
 
 
 def _name(node: fx.Node) -> str:

@@ -316,16 +316,14 @@ class EagerSteps:
     def _breaks_limit(self) -> bool:
         """Whether a step that has to be spilled to keep to a limit would run as eager Python. Not
         where its batch was ready before there was one: then those that follow are captured."""
-        opacity, steps = self._steps.opacity, self._steps
-        opaque = opacity.step is not None or opacity.optimizer_reason is not None
+        steps = self._steps
         is_needed = steps.spiller.is_needed and not steps.spiller.is_lent
-        return is_needed and (opaque or steps.tiers is None)
+        return is_needed and (steps.opacity.reason is not None or steps.tiers is None)
 
     def over_limit(self, limit: int | None, need: int | None = None) -> JobError:
         """What to raise where a job has to run eager steps that need more than its limit, or so
         many bytes."""
-        opacity = self._steps.opacity
-        reason = opacity.step or opacity.optimizer_reason or "a batch could not be captured"
+        reason = self._steps.opacity.reason or "a batch could not be captured"
         needs = "" if need is None else f" and has needed {need} bytes"
         return JobError(
             f"job {self._job.name!r}: memory_limit={limit} cannot be kept, since its step runs as "
@@ -336,9 +334,8 @@ class EagerSteps:
     @property
     def _hard_limit(self) -> int | None:
         """Bytes that its eager steps may not go beyond, since no plan keeps them from it."""
-        opacity, spiller = self._steps.opacity, self._steps.spiller
-        opaque = opacity.step is not None or opacity.optimizer_reason is not None
-        return spiller.limit if opaque and not spiller.is_lent else None
+        spiller, is_opaque = self._steps.spiller, self._steps.opacity.reason is not None
+        return spiller.limit if is_opaque and not spiller.is_lent else None
 
     def _keep_to_limit(self, lanes: Lanes) -> None:
         """From here on the arena refuses the job what is beyond its limit. All but the steps of an

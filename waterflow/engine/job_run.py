@@ -545,8 +545,7 @@ class JobRun:
     @property
     def why_unspilled(self) -> str:
         """For messages: why a job that may spill does not."""
-        opacity = self.steps.opacity
-        reason = opacity.step or opacity.optimizer_reason
+        reason = self.steps.opacity.reason
         if self.steps.spiller.limit is None or reason is None:
             return ""
         return f" Its steps cannot be spilled, since they run as eager Python: {reason}"

@@ -47,8 +47,8 @@ class Leeway:
         away_in = {key: distance(inputs[key], other.tensors[key]) for key in inputs}
         away_out = {key: distance(outputs[key], other.made[key]) for key in outputs}
         loss = abs(float(one.loss) - float(other.loss)) if varying.loss else None
-        each = [*((inputs[key], away_in[key]) for key in inputs)]
-        each += [(outputs[key], away_out[key]) for key in outputs]
+        tensors = *inputs.values(), *outputs.values()
+        each = zip(tensors, (*away_in.values(), *away_out.values()), strict=True)
         most = max((away / (_norm(tensor) or away) for tensor, away in each if away), default=0.0)
         return Leeway(
             {key: _at_least(away, inputs[key], most) for key, away in away_in.items()},

@@ -41,6 +41,11 @@ class Opacity:
         while self._unproved:
             self.note(self._unproved.pop(0))
 
+    @property
+    def reason(self) -> str | None:
+        """Why its steps are eager Python, wholly or in part; None where all of them is captured."""
+        return self.step or self.optimizer_reason
+
     def give_up_step(self, reason: str, proved: bool = True) -> None:
         """From now on the job's steps run eagerly.
 
