@@ -1,9 +1,13 @@
 #include "bind/throttle.h"
 
 #include <pybind11/functional.h>
+#include <pybind11/stl.h>
 
 #include <memory>
+#include <optional>
+#include <utility>
 
+#include "core/plan/alternation.h"
 #include "core/plan/signal.h"
 #include "core/plan/throttle.h"
 
@@ -21,8 +25,22 @@ void bind_throttles(py::module_& m) {
       .def(py::init<>())
       .def("enter", &Precedence::enter)
       .def("leave", &Precedence::leave)
+      .def("disturb", &Precedence::disturb, "jobs"_a)
+      .def_property_readonly("holds", &Precedence::holds)
       .def_property_readonly("is_busy", &Precedence::is_busy)
       .def_property_readonly("seconds", &Precedence::seconds);
+  py::class_<Alternation, std::shared_ptr<Alternation>>(m, "Alternation")
+      .def(py::init<std::shared_ptr<Precedence>, double>(), "precedence"_a, "tolerance"_a)
+      .def("begin", &Alternation::begin)
+      .def("step_done", &Alternation::step_done, "kind"_a)
+      .def("leave", &Alternation::leave, "kind"_a, "steps"_a)
+      .def("note", &Alternation::note, "kind"_a, "seconds"_a, "steps"_a, "disturbed"_a = false)
+      .def("stop", &Alternation::stop)
+      .def_property_readonly("holds", &Alternation::holds)
+      .def_property_readonly("harm", [](const Alternation& self) {
+        const auto harm = self.harm();
+        return harm ? std::optional(std::pair(harm->slowdown, harm->error)) : std::nullopt;
+      });
   py::class_<Throttle, std::shared_ptr<Throttle>>(m, "Throttle")
       .def(py::init<std::shared_ptr<Precedence>, std::shared_ptr<Signal>>(), "precedence"_a,
            "signal"_a)
@@ -34,6 +52,7 @@ void bind_throttles(py::module_& m) {
           py::call_guard<py::gil_scoped_release>())
       .def("end", &Throttle::end)
       .def("owe", &Throttle::owe, "seconds"_a)
+      .def("compare", &Throttle::compare, "comparison"_a)
       .def("may_begin", &Throttle::may_begin)
       .def_property_readonly("due", &Throttle::due)
       .def_property_readonly("rested_seconds", &Throttle::rested_seconds);

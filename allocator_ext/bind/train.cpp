@@ -64,12 +64,12 @@ BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object l
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
                       bool finite_only, bool keeps_lock, py::object scheduled, double look_seconds,
-                      const std::optional<ThreadState>& outside) {
+                      const std::optional<ThreadState>& outside, int first_kind) {
   auto* schedule = scheduled.is_none() ? nullptr : py::cast<Schedule*>(scheduled);
   auto holds =
       locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule, look_seconds);
   return {{std::move(batches), std::move(holds), std::move(beside), keeps_blocks, std::move(signal),
-           seen, seconds, finite_only},
+           seen, seconds, finite_only, first_kind},
           std::move(look),
           std::move(scheduled),
           schedule,
@@ -88,8 +88,8 @@ std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step,
   // With the lock, which others would take otherwise.
   if (!is_as_before || !bound.train.holds(0, *step.job.tape)) {
     result->end = TrainEnd::kChanged;
-  } else if (bound.keeps_lock) {
-    make();
+  } else if (bound.keeps_lock && !(step.throttle && step.throttle->is_behind())) {
+    make();  // nobody who goes first begins meanwhile, as that takes the lock: there are no rests
   } else {
     run_unlocked(make);
   }
@@ -144,7 +144,7 @@ void bind_trains(py::module_& m) {
            py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
            py::arg("finite_only") = false, py::arg("keeps_lock") = false,
            py::arg("schedule") = py::none(), py::arg("look_seconds") = 0.0,
-           py::arg("outside") = py::none())
+           py::arg("outside") = py::none(), py::arg("first_kind") = 0)
       .def("set_batch", [](BoundTrain& self, std::vector<at::Tensor> batch) {
         self.train.batches.assign(1, std::move(batch));
       });

@@ -26,6 +26,13 @@ std::optional<TrainEnd> reason_to_end(const Train& train, const TrainResult& mad
   return std::nullopt;
 }
 
+// Tells of a step that was made: one of its tape, or with Python's work before it.
+void tell(const FlowStep& step, const Train& train, const TrainResult& made) {
+  if (!step.throttle || !step.throttle->is_first()) return;
+  const auto tape = reinterpret_cast<std::intptr_t>(step.job.tape.get());
+  step.throttle->step_done(tape + (made.losses.size() == 1 ? train.first_kind : 0));
+}
+
 // Puts the tape and its plan at the start of a step.
 void load(LanePool& pool, const FlowStep& step, const Train& train,
           const std::vector<at::Tensor>& batch) {
@@ -50,6 +57,7 @@ bool run_next(LanePool& pool, int lane, const FlowStep& step, Gate& gate, const 
   made.losses.push_back(*loss);
   made.metrics.push_back(std::move(result.metrics.front()));
   made.spans.insert(made.spans.end(), result.spans.begin(), result.spans.end());
+  tell(step, train, made);
   return true;
 }
 

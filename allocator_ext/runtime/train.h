@@ -44,6 +44,7 @@ struct Train {
   std::uint64_t seen = 0;  // calls that are no reason to end
   double seconds = 0;      // later no step begins
   bool finite_only = false;
+  int first_kind = 0;  // how its first step is unlike others, as Python's work comes before it
 };
 
 struct TrainResult {

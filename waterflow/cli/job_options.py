@@ -23,12 +23,16 @@ class JobOption(NamedTuple):
 
 
 def parse_job_options(
-    priorities: Sequence[str], weights: Sequence[str], limits: Sequence[str]
+    priorities: Sequence[str],
+    weights: Sequence[str],
+    limits: Sequence[str],
+    slowdowns: Sequence[str] = (),
 ) -> list[JobOption]:
     """What was given, before the file of jobs runs, which may take minutes.
 
     Args:
-        priorities, weights, limits: texts such as "prod=guaranteed", "prod=2" and "prod=2GiB".
+        priorities, weights, limits, slowdowns: texts such as "prod=guaranteed", "prod=2",
+            "prod=2GiB" and "prod=0.05".
 
     Raises:
         JobError: one of them is no such text; says which and how it is written.
@@ -37,6 +41,7 @@ def parse_job_options(
         *_parsed("--priority", "priority", priorities, _priority, "prod=guaranteed"),
         *_parsed("--weight", "weight", weights, float, "prod=2"),
         *_parsed("--memory-limit", "memory_limit", limits, parse_bytes, "prod=2GiB"),
+        *_parsed("--max-slowdown", "max_slowdown", slowdowns, float, "prod=0.05"),
     ]
 
 

@@ -86,6 +86,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="JOB=SIZE", help='plan a job into so much, like "2GiB"; repeatable'),
     ] = None,
+    max_slowdown: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB=NUMBER", help="a guaranteed job's; 0.01 is 1 %; repeatable"),
+    ] = None,
     out: ReportOut = None,
     overwrite: Overwrite = False,
     quantum: Annotated[
@@ -112,7 +116,9 @@ def run(
 
     with one_line_errors(), clean_stdout(as_json), plain_warnings():
         get_policy(policy)
-        given = parse_job_options(priority or [], weight or [], memory_limit or [])
+        given = parse_job_options(
+            priority or [], weight or [], memory_limit or [], max_slowdown or []
+        )
         out = report_folder(out, overwrite)
         job_file, budget = _load(file, memory)
         jobs = job_file.make_jobs()

@@ -158,6 +158,26 @@ class DutyChanged(NamedTuple):
     error: float
 
 
+class SlowdownMeasured(NamedTuple):
+    """A guaranteed job was compared with itself alone, in turns of some milliseconds.
+
+    Attributes:
+        job: the guaranteed job.
+        others: those beside it.
+        duty: theirs meanwhile, 0 to 1.
+        slowdown: by how much the job was slower than alone, 0.01 is 1 %, and its standard error.
+        error: that error.
+        seconds: that the comparison took.
+    """
+
+    job: str
+    others: Sequence[str]
+    duty: float
+    slowdown: float
+    error: float
+    seconds: float
+
+
 class PackingDecided(NamedTuple):
     """These jobs go on side by side, or in turns: `gain` is what they do side by side over that."""
 
@@ -254,6 +274,7 @@ Event = (
     | MemoryMoved
     | ShareChanged
     | DutyChanged
+    | SlowdownMeasured
     | PackingDecided
     | LimitChanged
     | MemoryLent

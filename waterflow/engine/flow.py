@@ -418,8 +418,8 @@ class _Stretch:
         accounts = job.eager.room_on_demand
 
         def may_go_on() -> bool:
-            wanted = self._precedence.wants(job, self._busy) or not job.throttle.may_begin()
-            return not (self._over or wanted)
+            wanted = self._precedence.wants(job, self._busy)
+            return not (self._over or wanted) and self._precedence.may_begin(job)
 
         run_train(
             *(self._context, job, lane, fed, memory, may_go_on),

@@ -2,8 +2,9 @@
 
 A guaranteed job finds a lane free when it wants one, and the others beside it are throttled
 (`allocator_ext/core/plan/throttle.h`) as far as they slow it down: its steps alone, with the others
-held, and beside them are timed in turns (`alternation`), and the coordinator's rule
-(`partitioner/policies/coordinator.py`) answers with their duty (AntMan, sections 3.1 and 3.3).
+held, and beside them are timed in turns (`allocator_ext/core/plan/alternation.h`), and the rule
+of the coordinator (`partitioner/policies/coordinator.py`) answers with their duty (AntMan, sections
+3.1 and 3.3).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
-from waterflow.engine.alternation import Alternation, Harm
+from waterflow.allocator_ext import _C
 from waterflow.engine.context import RunContext
-from waterflow.engine.events import DutyChanged
+from waterflow.engine.events import DutyChanged, SlowdownMeasured
 from waterflow.engine.job_run import JobRun
-from waterflow.partitioner.policies.coordinator import TOLERANCE, Pace, next_pace
+from waterflow.partitioner.policies.coordinator import Pace, next_pace
 from waterflow.partitioner.policies.fair_share import Priority
 
 #: The longer all has been calm, the rarer are comparisons, in which the others are held again and
@@ -29,6 +30,8 @@ _AGAIN_AFTER = 8
 _ANEW_AFTER = 2
 #: Jobs whose duty is 0 cannot be compared: they have done no harm in so many seconds.
 _NOTHING_SECONDS = 1.0
+#: While others are held for a comparison, eager ones among them ask so often whether they may begin.
+_HELD_SECONDS = 0.005
 #: A job that is compared and makes no steps for so long leaves its place to another.
 _PATIENCE_SECONDS = 1.0
 
@@ -36,11 +39,9 @@ _PATIENCE_SECONDS = 1.0
 class _Work(NamedTuple):
     """Steps that a guaranteed job makes."""
 
-    begun: float
     steps_before: int
     epoch_before: int
     kind: Hashable
-    disturbed: bool  # whether eager steps of others were under way when they began
 
 
 @dataclass
@@ -48,21 +49,30 @@ class _Guaranteed:
     """What is known of one guaranteed job."""
 
     pace: Pace
+    throttle: _C.Throttle  # the job's
     met: WeakSet[JobRun] = field(default_factory=WeakSet)  # all that have been beside it
-    comparison: Alternation | None = None  # the one under way
+    comparison: _C.Alternation | None = None  # the one under way
     begun: float = 0.0  # when that began, or the last one
     noted: float = 0.0  # when its times were last taken
     took: float = 0.0  # the last one
     again: float = 0.0  # when the next one may begin
 
-    def compare(self) -> None:
+    def compare(self, precedence: _C.Precedence, tolerance: float) -> None:
         """Begins a comparison."""
-        self.comparison = Alternation(TOLERANCE)
+        self.comparison = _C.Alternation(precedence, tolerance)
+        self.throttle.compare(self.comparison)
         self.begun = self.noted = time.perf_counter()
+
+    def drop(self) -> None:
+        """Breaks the comparison off, where one is under way: nobody is held for it any more."""
+        if self.comparison is not None:
+            self.comparison.stop()
+            self.throttle.compare(None)
+            self.comparison = None
 
     def end(self, now: float) -> None:
         """The comparison has told what it can."""
-        self.comparison = None
+        self.drop()
         self.took = now - self.begun
         self.again = now
         if self.pace.duty:  # else others stand still anyway, and wait to be tried again
@@ -99,9 +109,9 @@ class Precedence:
             return
         for job, known in self._first.items():
             if job not in first:
-                known.comparison = None  # its times are not of one stretch of time any more
+                known.drop()  # its times are not of one stretch of time any more
         self._first = WeakKeyDictionary(
-            {job: self._known.setdefault(job, _Guaranteed(Pace())) for job in first}
+            {job: self._known.setdefault(job, _Guaranteed(Pace(), job.throttle)) for job in first}
         )
         self._others = [job for job in jobs if job not in self._first]
         for job in jobs:  # on a device its kernels go first, too
@@ -128,7 +138,19 @@ class Precedence:
             return list(waiting)
         occupied = sum(job not in self._first for job in busy)
         free = self._context.lanes.lanes - occupied - self._reserved > 0
-        return [job for job in waiting if job in self._first or (free and job.throttle.may_begin())]
+        return [job for job in waiting if job in self._first or (free and self.may_begin(job))]
+
+    def may_begin(self, job: JobRun) -> bool:
+        """Whether a job that does not go first owes no rest. While all are held for a moment, only
+        those begin that can be held in the middle of their steps."""
+        if not job.throttle.may_begin():
+            return False
+        return not (self._are_held and job.next_is_eager)
+
+    @property
+    def _are_held(self) -> bool:
+        precedence = self._context.precedence
+        return precedence.holds and precedence.is_busy
 
     def rest(self, waiting: Iterable[JobRun]) -> float | None:
         """After how many seconds one of these jobs may begin that rest now; None where only
@@ -137,7 +159,8 @@ class Precedence:
             return None
         rests = [job.throttle.due for job in waiting if job not in self._first]
         shortest = min(rests, default=math.inf)
-        return None if math.isinf(shortest) else max(shortest, 1e-3)
+        least = _HELD_SECONDS if self._are_held else 1e-3
+        return None if math.isinf(shortest) else max(shortest, least)
 
     def wants(self, job: JobRun, busy: Collection[JobRun]) -> bool:
         """Whether somebody who goes before this job has a batch and no lane: it should end soon."""
@@ -149,17 +172,20 @@ class Precedence:
 
     def takes_lane(self, job: JobRun, kind: Hashable) -> None:
         """The job begins steps of a kind; None stands for eager ones."""
-        if job in self._first:
-            disturbed = bool(self._unstoppable)
-            done = job.loop.steps, job.loop.epoch
-            self._working[job] = _Work(time.perf_counter(), *done, kind, disturbed)
+        if (known := self._first.get(job)) is not None:
+            self._working[job] = _Work(job.loop.steps, job.loop.epoch, kind)
             self._context.precedence.enter()
+            if known.comparison is not None:
+                known.comparison.begin()
         elif kind is None:
             self._unstoppable.add(job)
+            self._context.precedence.disturb(len(self._unstoppable))
 
     def gives_lane_back(self, job: JobRun) -> None:
         """The job has made those steps."""
-        self._unstoppable.discard(job)
+        if job in self._unstoppable:
+            self._unstoppable.discard(job)
+            self._context.precedence.disturb(len(self._unstoppable))
         work = self._working.pop(job, None)
         if work is None:
             return
@@ -172,47 +198,43 @@ class Precedence:
         known = self._first[job]
         comparison = known.comparison
         if comparison is None:
-            self._perhaps_compare(known, now)
+            self._perhaps_compare(job, known, now)
             return
-        known.noted, held = now, comparison.holds
-        seconds = now - work.begun
-        # Steps among which an epoch begins take longer. Turns end by the clock, and those beside
-        # the others have more of them: after a short train at an epoch's end, a turn alone may be
-        # over, and one beside the others goes on into the next epoch.
-        kind = work.kind, job.loop.epoch > work.epoch_before
-        comparison.note(kind, seconds, steps, disturbed=work.disturbed)
+        known.noted = now
+        # Steps among which an epoch begins take longer, and are compared with such.
+        comparison.leave(hash((work.kind, job.loop.epoch > work.epoch_before)), steps)
         harm = comparison.harm
         if not self._duty:
-            harm = Harm(0.0, 0.0) if now - known.begun > _NOTHING_SECONDS else None
+            harm = (0.0, 0.0) if now - known.begun > _NOTHING_SECONDS else None
         if harm is not None:
             self._judge(job, known, harm, now)
-        elif comparison.holds != held:
-            self._set_duties()
 
-    def _perhaps_compare(self, known: _Guaranteed, now: float) -> None:
+    def _perhaps_compare(self, job: JobRun, known: _Guaranteed, now: float) -> None:
         """Begins the comparison of a job, where it is time for one: one job has one at a time."""
         other = next((one for one in self._first.values() if one.comparison is not None), None)
         if now < known.again or (other is not None and now < other.noted + _PATIENCE_SECONDS):
             return
         if other is not None:
-            other.comparison = None
-        known.compare()
-        self._set_duties()
+            other.drop()
+        known.compare(self._context.precedence, job.job.max_slowdown)
 
-    def _judge(self, job: JobRun, known: _Guaranteed, harm: Harm, now: float) -> None:
-        """After a comparison: others go faster, or slower."""
+    def _judge(
+        self, job: JobRun, known: _Guaranteed, harm: tuple[float, float], now: float
+    ) -> None:
+        """After a comparison, which found a slowdown with an error: others go faster, or slower."""
         duty, tried = self._duty, known.pace._replace(duty=self._duty)
-        pace = next_pace(tried, harm.slowdown, harm.error)
+        pace = next_pace(tried, *harm, tolerance=job.job.max_slowdown)
         if known.pace.duty == duty or pace.duty < duty:  # else others hold them back further
             known.pace = pace
         known.end(now)
+        others, publish = tuple(other.name for other in self._others), self._context.events.publish
+        publish(SlowdownMeasured(job.name, others, duty, *harm, known.took))
         after = self._duty
         self._set_duties()
         if after != duty:
             for one in self._first.values():  # whoever bore less, or more, may bear this
                 one.again = now
-            others = tuple(other.name for other in self._others)
-            self._context.events.publish(DutyChanged(job.name, others, after, *harm))
+            publish(DutyChanged(job.name, others, after, *harm))
 
     @property
     def _duty(self) -> float:
@@ -220,9 +242,7 @@ class Precedence:
         return min((known.pace.duty for known in self._first.values()), default=1.0)
 
     def _set_duties(self) -> None:
-        comparisons = [known.comparison for known in self._first.values()]
-        held = any(one is not None and one.holds for one in comparisons)
-        duty = 0.0 if held else self._duty
+        duty = self._duty
         for job in self._first:  # it may have been held back for another until now
             job.throttle.duty = 1.0
         for job in self._others:

@@ -29,6 +29,7 @@ from waterflow.engine.events import (
     NeedsKnown,
     PackingDecided,
     ShareChanged,
+    SlowdownMeasured,
     SpillPlanned,
     StateChanged,
     StepChecked,
@@ -40,6 +41,7 @@ from waterflow.report.decisions import Decision, Kind
 from waterflow.report.evaluation import Evaluation
 from waterflow.report.job_report import JobReport
 from waterflow.report.report import Spans, Timeline
+from waterflow.report.slowdown import Slowdown
 from waterflow.report.spills import Spill
 
 #: Spans of the first and the last groups are kept, this many of each.
@@ -103,6 +105,10 @@ class Recorder:
                 self._decide(event.job, f"{event.priority}, weight {event.weight:g}")
             case DutyChanged():
                 self._held_back(event)
+            case SlowdownMeasured():
+                report = self._jobs[event.job].report
+                report.slowdown = report.slowdown or Slowdown()
+                report.slowdown.add(event.slowdown, event.error, event.seconds)
             case PackingDecided():
                 how = "side by side" if event.side_by_side else "in turns"
                 self._decide("", f"{how}: {event.gain:.2f} times as fast side by side")

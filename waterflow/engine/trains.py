@@ -14,6 +14,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.python_turns import PYTHON_TURNS
@@ -55,6 +56,7 @@ class _Slice(NamedTuple):
         seen: the calls (`RunContext.calls`) that the lane has seen to.
         until: when it is over.
         at_home: whether the thread is the one that fetches the job's batches.
+        first_kind: how a train's first step is unlike others: it may begin an epoch.
     """
 
     lane: int
@@ -62,6 +64,7 @@ class _Slice(NamedTuple):
     seen: int
     until: float
     at_home: bool
+    first_kind: int = 0
 
 
 class _Ran(NamedTuple):
@@ -83,6 +86,7 @@ class Trains:
         self._context = context
         self._plan = plan
         self._in_flight = in_flight
+        self._epochs = WeakKeyDictionary[JobRun, int]()  # of each job's last train
 
     def run(self, lane: int, job: JobRun, fed: Fed, seen: int) -> tuple[Fed | None, float]:
         """Runs the captured step on a batch that was taken, and those on the batches behind it.
@@ -123,6 +127,7 @@ class Trains:
         busy, first, following = 0.0, fed, [fed]
         while following:
             (fed,) = following
+            at = at._replace(first_kind=self._first_kind(job, fed))
             with self._context.python:
                 begun = self._context.run_isolated(job, self._begin, job, fed)
             if begun is None:
@@ -146,6 +151,12 @@ class Trains:
             if fetches and not following:
                 following = _fetched(job)
         return None, busy
+
+    def _first_kind(self, job: JobRun, fed: Fed) -> int:
+        """Of a train: whether it begins an epoch."""
+        begins = self._epochs.get(job) != fed.epoch
+        self._epochs[job] = fed.epoch
+        return 2 if begins else 1
 
     def _begin(self, job: JobRun, fed: Fed) -> Watched | None:
         """What the steps' train is to watch; None where the step needs more than a lane."""
@@ -264,7 +275,6 @@ class Trains:
         keeps_lock = (
             self._plan.is_roomy
             and not self._context.check
-            and job.throttle.duty == 1.0
             and job.captured.step_seconds < _KEEPS_LOCK_BELOW
         )
         left = at.until - time.perf_counter()
@@ -278,6 +288,7 @@ class Trains:
             seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,
+            first_kind=at.first_kind,
             look_seconds=0.0 if watched.between is Between.PYTHON else _LOOK_SECONDS,
             **options,
         )

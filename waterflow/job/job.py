@@ -19,6 +19,7 @@ from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.outcome import Scalar
 from waterflow.job.rules import StepRules
 from waterflow.job.several import Modules, OptimizerSet, SchedulerSet, module_of
+from waterflow.partitioner.policies.coordinator import TOLERANCE
 
 
 class _Stop:
@@ -105,6 +106,14 @@ def check_weight(weight: object, whose: str = "") -> None:
         raise JobError(f"{whose}weight must be a number above 0, got {weight!r}")
 
 
+def check_max_slowdown(slowdown: object, whose: str = "") -> None:
+    """Raises JobError where `slowdown` is no number above 0; infinity is one."""
+    if type(slowdown) not in (int, float) or not slowdown > 0:  # type: ignore[operator]
+        raise JobError(
+            f"{whose}max_slowdown must be a number above 0 (0.01 is 1 %), got {slowdown!r}"
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """A model, optimizer, loss and data that train together.
@@ -178,6 +187,8 @@ class Job:
         priority: "guaranteed" runs as if it were alone: it goes first, and others beside it are
             held back as far as they would slow it down. "opportunistic" lives from what all others
             leave. "normal": a fair share among its equals. Under the policy "flow".
+        max_slowdown: of a guaranteed job, how much slower than alone it may be for the sake of
+            those beside it: 0.01 is 1 %; ``math.inf`` lets them run as they can, behind it.
         memory_limit: bytes that the job may need at most, or a text such as "2GiB": its captured
             step is planned into that, by the order of its updates and, where that does not suffice,
             by spilling; one that runs as eager Python is out of memory where it asks for more.
@@ -222,6 +233,7 @@ class Job:
     scheduler_metric: str = "loss"
     evaluate: EvaluateFunction | None = None
     evaluate_every: int | str = "epoch"
+    max_slowdown: float = TOLERANCE
     _root: nn.Module = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -339,6 +351,7 @@ class Job:
         self.rules.check(self._require)
         check_weight(self.weight, f"job {self.name!r}: ")
         check_priority(self.priority, f"job {self.name!r}: ")
+        check_max_slowdown(self.max_slowdown, f"job {self.name!r}: ")
         if self.memory_limit is not None:
             try:
                 self.memory_limit = parse_bytes(self.memory_limit)
@@ -353,7 +366,7 @@ class Job:
         return None if self.memory_limit is None else parse_bytes(self.memory_limit)
 
     def change(self, **fields: Any) -> None:
-        """Gives its priority, weight or memory limit another value, before it is submitted.
+        """Gives its priority, weight, largest slowdown or memory limit another value, before it is submitted.
 
         Raises:
             JobError: one of them cannot be; the job is as it was.

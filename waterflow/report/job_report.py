@@ -11,6 +11,7 @@ from waterflow.common.errors import JobFailedError, ReportError
 from waterflow.report.epoch_means import Precision, epoch_means
 from waterflow.report.evaluation import Evaluation
 from waterflow.report.json_fields import Fields, encode_float
+from waterflow.report.slowdown import Slowdown
 from waterflow.report.spills import Spill, speeds_from, speeds_to_json, spills_from, spills_to_json
 from waterflow.report.step_loss import StepLoss, metrics_of
 
@@ -36,7 +37,8 @@ class JobReport:
     went on; times and bytes are of this run. `evaluations` are what `Job.evaluate` has found.
     `spills` says which limit its steps were planned into when, and what they copied;
     `memory_speeds` how many steps a second it made under the limits in bytes that were tried where
-    opportunistic jobs shared too little memory, in this order.
+    opportunistic jobs shared too little memory, in this order. `slowdown` is what a guaranteed job
+    lost by those beside it, as measured; None where it was compared with nobody.
     """
 
     name: str
@@ -65,6 +67,7 @@ class JobReport:
     spills: list[Spill] = field(default_factory=list)
     memory_speeds: list[tuple[int, float]] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    slowdown: Slowdown | None = None
     exception: BaseException | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -202,6 +205,7 @@ class JobReport:
             "spills": spills_to_json(self.spills),
             "memory_speeds": speeds_to_json(self.memory_speeds),
             "evaluations": [evaluation.to_dict() for evaluation in self.evaluations],
+            "slowdown": None if self.slowdown is None else self.slowdown.to_dict(),
         }
 
     @classmethod
@@ -240,4 +244,11 @@ class JobReport:
                 Evaluation.from_fields(Fields(found, f"evaluations[{number}]."))
                 for number, found in enumerate(fields.items("evaluations"))
             ],
+            slowdown=_slowdown_from(fields),
         )
+
+
+def _slowdown_from(fields: Fields) -> Slowdown | None:
+    """None, too, in a report of before it was measured."""
+    inner = fields.inner_or_none("slowdown") if fields.has("slowdown") else None
+    return None if inner is None else Slowdown.from_fields(inner)

@@ -114,6 +114,10 @@ class Fields:
         """Return an object."""
         return Fields(self._get(key, dict), f"{self._path}{key}.")
 
+    def inner_or_none(self, key: str) -> Fields | None:
+        """Return an object, or None for null."""
+        return None if self._is_null(key) else self.inner(key)
+
     def text_map(self, key: str) -> dict[str, str]:
         """Return an object whose values are all texts."""
         inner = self.inner(key)

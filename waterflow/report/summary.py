@@ -99,6 +99,8 @@ def remarks(report: Summed) -> Iterator[str]:
             yield _said(job.name, spill.describe())
         if job.memory_speeds:
             yield _said(job.name, _speeds(job))
+        if job.slowdown is not None:
+            yield _said(job.name, job.slowdown.describe())
 
 
 def _speeds(job: JobReport) -> str:

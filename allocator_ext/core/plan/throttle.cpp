@@ -42,9 +42,19 @@ double Precedence::seconds() const {
   return seconds_ + (is_busy() ? steady_seconds() - since_ : 0);
 }
 
-void Precedence::wait_until_free(double seconds) {
+void Precedence::hold(bool holds) {
+  {
+    std::lock_guard lock(mutex_);
+    holds_.store(holds, std::memory_order_release);
+  }
+  if (!holds) changed_.notify_all();
+}
+
+void Precedence::wait(double seconds) {
   std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return !is_busy(); });
+  const bool held = holds();
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                    [&] { return !is_busy() || (held && !holds()); });
 }
 
 Throttle::Throttle(std::shared_ptr<Precedence> precedence, std::shared_ptr<const Signal> signal)
@@ -83,14 +93,14 @@ void Throttle::end() {
 void Throttle::pause(const std::function<bool()>& awaited) {
   if (!precedence_->is_busy()) return;
   std::unique_lock lock(mutex_);
-  if (settle() < kShortestRest) return;
+  if (settle() < kShortestRest && !is_held()) return;
   const double begun = steady_seconds();
   const bool worked = std::exchange(working_, false);
   while (true) {
-    const double due = settle();
+    const double due = is_held() ? kLook : settle();
     if (due <= 0 || !precedence_->is_busy() || signal_->calls() != seen_ || awaited()) break;
     lock.unlock();  // whoever sets the duty does not wait for the rest
-    precedence_->wait_until_free(std::min(due, kLook));
+    precedence_->wait(std::min(due, kLook));
     lock.lock();
   }
   working_ = worked;
@@ -103,6 +113,20 @@ void Throttle::owe(double seconds) {
   settle();
   seen_ = signal_->calls();
   if (duty_ > 0) debt_ += seconds * (1 - duty_) / duty_;
+}
+
+void Throttle::step_done(std::int64_t kind) {
+  std::shared_ptr<Alternation> comparison;
+  {
+    std::lock_guard lock(mutex_);
+    comparison = comparison_;
+  }
+  if (comparison) comparison->step_done(kind);
+}
+
+void Throttle::compare(std::shared_ptr<Alternation> comparison) {
+  std::lock_guard lock(mutex_);
+  comparison_ = std::move(comparison);
 }
 
 bool Throttle::may_begin() {
@@ -120,6 +144,8 @@ double Throttle::rested_seconds() const {
   std::lock_guard lock(mutex_);
   return rested_;
 }
+
+bool Throttle::is_held() const { return precedence_->holds() && !is_first(); }
 
 // With the lock held.
 double Throttle::settle() {

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 
+#include "core/plan/alternation.h"
 #include "core/plan/signal.h"
 
 namespace waterflow {
@@ -26,13 +27,23 @@ class Precedence {
   bool is_busy() const { return working_.load(std::memory_order_acquire) > 0; }
   double seconds() const;  // that at least one has worked so far
 
-  // Waits until none of them works, at most so many seconds.
-  void wait_until_free(double seconds);
+  // All others are to stand still for a moment while one of them works, or no longer.
+  void hold(bool holds);
+  bool holds() const { return holds_.load(std::memory_order_acquire); }
+
+  // So many of the others do what cannot be held at once.
+  void disturb(int jobs) { disturbing_.store(jobs, std::memory_order_relaxed); }
+  bool is_disturbed() const { return disturbing_.load(std::memory_order_relaxed) > 0; }
+
+  // Waits until others may work that could not, at most so many seconds.
+  void wait(double seconds);
 
  private:
-  mutable std::mutex mutex_;         // guards all that follows; the count is read without it, too
-  std::condition_variable changed_;  // none works any more
+  mutable std::mutex mutex_;         // guards all that follows; atomics are read without it, too
+  std::condition_variable changed_;  // none works, or others are held, any more
   std::atomic<int> working_{0};
+  std::atomic<bool> holds_{false};
+  std::atomic<int> disturbing_{0};
   double since_ = 0;
   double seconds_ = 0;
 };
@@ -57,6 +68,11 @@ class Throttle {
   // The same for work that is only queued, of so many seconds; then without begin and end.
   void owe(double seconds);
 
+  // The job has made a step, which goes first and is compared with others of its kind.
+  void step_done(std::int64_t kind);
+  // That are told of the job's steps; none: null.
+  void compare(std::shared_ptr<Alternation> comparison);
+
   // Whether no rest is due before the next step.
   bool may_begin();
   // Seconds of the others' work that the job owes; infinite where its duty is 0.
@@ -71,7 +87,8 @@ class Throttle {
   bool is_behind() const { return !is_first() && precedence_->is_busy(); }
 
  private:
-  double settle();  // brings the debt up to date and returns what is due
+  double settle();       // brings the debt up to date and returns what is due
+  bool is_held() const;  // with all others, for a moment
 
   const std::shared_ptr<Precedence> precedence_;
   const std::shared_ptr<const Signal> signal_;
@@ -82,6 +99,7 @@ class Throttle {
   bool working_ = false;
   std::uint64_t seen_ = 0;  // calls when the work began
   double rested_ = 0;
+  std::shared_ptr<Alternation> comparison_;
   std::atomic<bool> first_{false};
 };
 

@@ -18,9 +18,10 @@ import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
 from tests.support.tables import soaked
 from tests.support.waiting import wait_until
-from waterflow.engine import precedence
-from waterflow.engine.events import DutyChanged, ShareChanged
-from waterflow.partitioner.policies.coordinator import Pace
+from waterflow.engine import precedence, trains
+from waterflow.engine.events import DutyChanged, ShareChanged, SlowdownMeasured
+from waterflow.partitioner.policies.coordinator import Pace, next_pace
+from waterflow.report import summary
 
 pytestmark = pytest.mark.cpu
 
@@ -69,7 +70,7 @@ def make_job(name: str, priority: str = "normal", width: int = 48, **options: An
 def no_duty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is beside a guaranteed job harms it, whatever the duty."""
     monkeypatch.setattr(precedence, "Pace", lambda: Pace(0.0))
-    monkeypatch.setattr(precedence, "next_pace", lambda pace, *_: pace)
+    monkeypatch.setattr(precedence, "next_pace", lambda pace, *_, **__: pace)
 
 
 @pytest.mark.parametrize("capture", [True, False, soaked("auto")])
@@ -183,7 +184,7 @@ def test_duties_follow_the_rule_and_are_told_of(monkeypatch: pytest.MonkeyPatch)
     """The rule is asked with what was measured, and its answers are what others may work."""
     asked: list[tuple[float, float]] = []
 
-    def rule(pace: Pace, slowdown: float, error: float) -> Pace:
+    def rule(pace: Pace, slowdown: float, error: float, tolerance: float) -> Pace:
         asked.append((slowdown, error))
         return Pace(0.5 if pace.duty != 0.5 else 0.25)
 
@@ -220,7 +221,7 @@ def test_a_pace_outlives_suspension(strangers: bool, monkeypatch: pytest.MonkeyP
     asked: list[Pace] = []
     learnt = Pace(0.375, 0.375, 0.75, calm=1, failures=3)
 
-    def rule(pace: Pace, slowdown: float, error: float) -> Pace:
+    def rule(pace: Pace, slowdown: float, error: float, tolerance: float) -> Pace:
         asked.append(pace)
         return learnt
 
@@ -273,20 +274,83 @@ def test_priorities_need_a_policy_that_knows_them() -> None:
 
 
 def test_steps_that_begin_an_epoch_are_compared_with_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = set()
+    kinds: list[int] = []
 
-    class Noted(precedence.Alternation):
-        def note(self, kind: Any, *arguments: Any, **options: Any) -> None:
-            kinds.add(kind)
-            super().note(kind, *arguments, **options)
+    def noted(*arguments: Any, first_kind: int, make: Any = trains._C.Train, **options: Any) -> Any:
+        kinds.append(first_kind)
+        return make(*arguments, first_kind=first_kind, **options)
 
-    monkeypatch.setattr(precedence, "Alternation", Noted)
-    first = make_job("first", "guaranteed", data=batches(400), steps=4000, width=128, capture=True)
+    monkeypatch.setattr(trains._C, "Train", noted)
+    job = make_job("a", data=batches(100), epochs=4, capture=True)
+    wf.run([job], memory="64MiB", threads=1)
+    assert 3 <= kinds.count(2) <= 8  # an epoch each, and where lanes begin anew
+    assert set(kinds) == {1, 2}
+
+
+def test_what_a_guaranteed_job_loses_is_measured_and_told() -> None:
+    measured: list[SlowdownMeasured] = []
+
+    def note(event: Any) -> None:
+        if isinstance(event, SlowdownMeasured):
+            measured.append(event)
+
+    first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
     other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
     with wf.Engine("64MiB", threads=1) as engine:
-        handle = engine.submit(first)
+        engine.subscribe(note)
+        engine.submit(first)
         engine.submit(other)
-        handle.result(300)
+        wait_until(lambda: len(measured) >= 2)
         engine.stop_all()
-    steps = {step for step, _ in kinds}
-    assert any({(step, True), (step, False)} <= kinds for step in steps)
+    report = engine.report()
+    found = report.jobs["first"].slowdown
+    assert found is not None
+    assert {(one.job, *one.others) for one in measured} == {("first", "other")}
+    seconds = sum(one.seconds for one in measured)
+    assert found.seconds == pytest.approx(seconds)
+    mean = sum(one.seconds * one.slowdown for one in measured) / seconds
+    assert found.mean == pytest.approx(mean)
+    assert f"first: {found.describe()}" in summary.remarks(report)
+    assert report.jobs["other"].slowdown is None
+
+
+def test_what_is_tolerated_is_the_jobs_own_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it loses, others are not held back where it says so."""
+    asked: list[float] = []
+
+    def rule(pace: Pace, slowdown: float, error: float, tolerance: float) -> Pace:
+        asked.append(tolerance)
+        return next_pace(pace, 0.5, error, tolerance)
+
+    monkeypatch.setattr(precedence, "next_pace", rule)
+    first = make_job("first", "guaranteed", steps=ENDLESS, capture=True, max_slowdown=math.inf)
+    other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
+    told: list[float] = []
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(lambda e: told.append(e.duty) if isinstance(e, DutyChanged) else None)
+        engine.submit(first)
+        engine.submit(other)
+        wait_until(lambda: 1.0 in told)
+        engine.stop_all()
+    assert set(asked) == {math.inf}
+    assert told == sorted(told)
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_tiny_steps_beside_a_guaranteed_job_do_not_stop_it(capture: bool) -> None:
+    """Steps so short that they keep the interpreter's lock are held like all others, and whoever
+    holds them needs that lock himself."""
+
+    def make(name: str, priority: str) -> wf.Job:
+        return make_job(name, priority, width=4, data=batches(200, 2), steps=6000, capture=capture)
+
+    jobs = [make("first", "guaranteed"), make("other", "opportunistic")]
+    report = wf.run(jobs, memory="64MiB", threads=1)
+    for job in jobs:
+        assert_equal_to_eager(job, report.jobs[job.name], make(job.name, "normal"))
+
+
+@pytest.mark.parametrize("wrong", [0, -0.1, math.nan, "1%", None, True])
+def test_a_largest_slowdown_that_is_none(wrong: Any) -> None:
+    with pytest.raises(wf.JobError, match=r"job 'a': max_slowdown must be a number above 0"):
+        make_job("a", "guaranteed", max_slowdown=wrong)
