@@ -3,11 +3,13 @@
     python -m benchmarks.priority --json
 
 `pairs`: the guaranteed job's time a step beside the other one over its time alone, less one, with
-nobody guaranteed (`slowdown_unthrottled`) and with throttling (`slowdown`, and its standard error);
-`opportunistic_share` is the other job's speed over its own alone. Windows are a tenth of a second.
-With throttling it is that of the seconds in which the duty is free to change.
-`slowdown_of_hardware` is the first job's slowdown where both are plain loops in processes of their
-own, each on one core: what no engine can do anything about. Null where there is one core.
+nobody held back (`slowdown_unthrottled`) and with throttling (`slowdown`), and their standard
+errors; `opportunistic_share` is the other job's speed over its own alone. What a step takes on a
+shared machine wanders within tenths of a second by more than is looked for, so the slowdown is what
+the engine's own comparisons find (`SlowdownMeasured`), in turns of some milliseconds.
+`slowdown_of_hardware` is the first job's slowdown, found in the same way, where both are plain
+loops in processes of their own, each on one core: what no engine can do anything about. Null where
+there is one core.
 
 `table2`: AntMan's two jobs (its Table 2) scaled down: A, opportunistic, is there first; B,
 guaranteed, comes a little later. Seconds from each one's coming to its end; null where the way
@@ -19,16 +21,15 @@ one: its seconds alone, side by side without priorities, and with them. (AntMan,
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import multiprocessing
-import operator
 import os
 import signal
 import statistics
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -36,25 +37,34 @@ import torch
 
 import waterflow as wf
 from benchmarks.common import arguments, interleaved, show
+from waterflow.allocator_ext import _C
+from waterflow.engine.events import SlowdownMeasured
 from waterflow.models.zoo import TASKS
+from waterflow.partitioner.policies.coordinator import TOLERANCE
+from waterflow.report.slowdown import Slowdown
 
 PAIRS = (
     ("resnet50_small", "gcn_small", 4),
     ("bert_base_small", "lstm_lm_small", 4),
     ("espcn_small", "vae_small", 8),
 )
-#: Seconds of a window, and between two, in which the one that is suspended ends its step, or the
-#: one that goes on finds its place again, which others wait for.
-WINDOW, SETTLING, RESUMING = 0.1, 0.02, 0.2
-#: Seconds between two looks at a counter, where a window begins and ends with a step.
-POLL = 0.0002
-#: Seconds of windows of one run, and before, in which the duty finds its way.
-SECONDS, BEFORE = 40.0, 20.0
-#: With throttling, seconds before two windows in which nobody is suspended: a comparison that a
-#: suspension breaks off tells nothing, and the duty would stay what it happened to be.
-UNDISTURBED = 2.0
-#: Seconds of windows of two plain loops.
-PLAIN_SECONDS = 10.0
+
+
+class Times(NamedTuple):
+    """Seconds of a run of two jobs."""
+
+    before: float  # in which the duty finds its way
+    measured: float
+    alone: float  # of the opportunistic job, once before and once after
+
+
+TIMES = Times(before=15.0, measured=30.0, alone=3.0)
+#: Seconds from the suspension of one job to the measurement of the other.
+SETTLING = 0.2
+#: Seconds between two looks at a job that is to make a step, and after which it stands still.
+POLL, PATIENCE = 0.0005, 0.5
+#: Seconds of comparisons of two plain loops.
+PLAIN_SECONDS = 15.0
 #: Batches of the data: with one, every step would be an epoch, and begin with the user's Python.
 BATCHES = 16
 ENDLESS = 10**9
@@ -69,7 +79,14 @@ PAPER = {
 }
 
 
-def job(task_name: str, name: str, sizes: Sequence[int], steps: int, priority: str) -> wf.Job:
+def job(
+    task_name: str,
+    name: str,
+    sizes: Sequence[int],
+    steps: int,
+    priority: str,
+    max_slowdown: float = TOLERANCE,
+) -> wf.Job:
     """A task of the zoo on batches of these sizes, one after another and again."""
     task = TASKS[task_name]
     torch.manual_seed(0)
@@ -86,58 +103,15 @@ def job(task_name: str, name: str, sizes: Sequence[int], steps: int, priority: s
         seed=0,
         priority=priority,
         capture=True,
+        max_slowdown=max_slowdown,
     )
 
 
-class Windows(NamedTuple):
+class Beside(NamedTuple):
     """What two jobs did in one engine."""
 
-    slowdowns: list[float]  # the first job's seconds a step over those just before, alone, less one
-    beside: list[float]  # the other one's steps a second beside it
-    alone: list[float]  # and alone
-
-
-def at_next(count: Callable[[], int]) -> tuple[float, int]:
-    """When a counter goes on, and to what: a window that begins and ends there has whole steps. One
-    that stands still is not waited for."""
-    before, began = count(), time.perf_counter()
-    while (now := count()) == before and time.perf_counter() - began < WINDOW:
-        time.sleep(POLL)
-    return time.perf_counter(), now
-
-
-def speeds(counters: Sequence[Callable[[], int]], seconds: float) -> list[float]:
-    """Steps a second that each of these counts in so many seconds, or a little longer."""
-    begun = [at_next(count) for count in counters]
-    time.sleep(seconds)
-    ended = [at_next(count) for count in counters]
-    return [(n - m) / (t - s) for (s, m), (t, n) in zip(begun, ended, strict=True)]
-
-
-class Pair:
-    """Two jobs of one engine and their steps a second, in windows in which not all are at work.
-
-    The windows are short: on a shared machine what a step takes wanders over seconds by far more
-    than what is looked for, so only windows that follow each other can be compared.
-    """
-
-    def __init__(self, first: wf.JobHandle, other: wf.JobHandle) -> None:
-        self._handles = (first, other)
-        self._at_work = [True, True]
-
-    def speeds(self, *at_work: bool, seconds: float = WINDOW) -> list[float]:
-        """In one window, with those suspended that are not to be at work."""
-        resumed = any(map(operator.gt, at_work, self._at_work))
-        for place, handle in enumerate(self._handles):
-            if self._at_work[place] and not at_work[place]:
-                handle.suspend()
-            elif at_work[place] and not self._at_work[place]:
-                handle.resume()
-        self._at_work = list(at_work)
-        time.sleep(RESUMING if resumed else SETTLING)
-        counters = [functools.partial(steps_of, handle) for handle in self._handles]
-        found = iter(speeds(list(itertools.compress(counters, at_work)), seconds))
-        return [next(found) if works else 0.0 for works in at_work]
+    slowdown: Slowdown  # of the first, as the engine has measured it
+    share: float  # the other one's steps a second beside it over those alone
 
 
 def steps_of(handle: wf.JobHandle) -> int:
@@ -145,34 +119,65 @@ def steps_of(handle: wf.JobHandle) -> int:
     return len(handle.losses)
 
 
-def windows(first: str, other: str, size: int, throttled: bool) -> Windows:
-    """Two jobs side by side, with priorities or without."""
-    ranks = ("guaranteed", "opportunistic") if throttled else ("normal", "normal")
-    found = Windows([], [], [])
+def at_next_step(handle: wf.JobHandle) -> tuple[float, int]:
+    """When the job has made its next step, and how many it has made then. One that stands still is
+    not waited for."""
+    before, began = steps_of(handle), time.perf_counter()
+    while (made := steps_of(handle)) == before and time.perf_counter() < began + PATIENCE:
+        time.sleep(POLL)
+    return time.perf_counter(), made
+
+
+def speed(handle: wf.JobHandle, seconds: float) -> float:
+    """Steps a second in so many seconds, or a little more: whole steps."""
+    begun, before = at_next_step(handle)
+    time.sleep(seconds)
+    ended, made = at_next_step(handle)
+    return (made - before) / (ended - begun)
+
+
+def speed_alone(handle: wf.JobHandle, other: wf.JobHandle, seconds: float) -> float:
+    """While the other job is suspended."""
+    other.suspend()
+    time.sleep(SETTLING)
+    found = speed(handle, seconds)
+    other.resume()
+    return found
+
+
+def side_by_side(engine: wf.Engine, one: wf.JobHandle, two: wf.JobHandle, times: Times) -> Beside:
+    """A guaranteed job beside an opportunistic one, once the duty has found its way."""
+    slowdown, measures = Slowdown(), threading.Event()
+
+    def note(event: object) -> None:
+        if isinstance(event, SlowdownMeasured) and measures.is_set():
+            slowdown.add(event.slowdown, event.error, event.seconds)
+
+    engine.subscribe(note)
+    while min(steps_of(one), steps_of(two)) < 5:
+        time.sleep(0.01)
+    alone = speed_alone(two, one, times.alone)
+    time.sleep(times.before)
+    measures.set()
+    beside = speed(two, times.measured)
+    measures.clear()
+    alone += speed_alone(two, one, times.alone)
+    return Beside(slowdown, 2 * beside / alone)
+
+
+def beside_each_other(first: str, other: str, size: int, max_slowdown: float) -> Beside:
+    """Two tasks of the zoo."""
     with wf.Engine(MEMORY, threads=1) as engine:
         sizes = [size] * BATCHES
-        one = engine.submit(job(first, "first", sizes, ENDLESS, ranks[0]))
-        two = engine.submit(job(other, "other", sizes, ENDLESS, ranks[1]))
-        while min(len(one.losses), len(two.losses)) < 5:
-            time.sleep(0.01)
-        if throttled:
-            time.sleep(BEFORE)
-        jobs, begun = Pair(one, two), time.perf_counter()
-        while time.perf_counter() < begun + SECONDS:
-            if throttled:
-                found.beside.append(jobs.speeds(True, True, seconds=UNDISTURBED)[1])
-            alone, _ = jobs.speeds(True, False)
-            beside, kept = jobs.speeds(True, True)
-            found.slowdowns.append(alone / max(beside, 1 / WINDOW) - 1)  # one step at least
-            if not throttled:  # who is guaranteed would be unknown again after a suspension
-                found.beside.append(kept)
-                found.alone.append(jobs.speeds(False, True)[1])
+        one = engine.submit(job(first, "first", sizes, ENDLESS, "guaranteed", max_slowdown))
+        two = engine.submit(job(other, "other", sizes, ENDLESS, "opportunistic"))
+        found = side_by_side(engine, one, two, TIMES)
         engine.stop_all()
     return found
 
 
-def train_plainly(task_name: str, size: int, core: int, steps: Any) -> None:
-    """The usual loop on one core; `steps` counts."""
+def train_plainly(task_name: str, size: int, core: int) -> Iterator[None]:
+    """The usual loop on one core, a step at a time."""
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
     one = job(task_name, "plain", [size] * BATCHES, ENDLESS, "normal")
@@ -182,73 +187,87 @@ def train_plainly(task_name: str, size: int, core: int, steps: Any) -> None:
             optimizer.zero_grad()
             task.loss(one.model, batch).backward()
             optimizer.step()
-            steps.value += 1
+            yield
+
+
+def train_until_killed(task_name: str, size: int, core: int, begun: Any) -> None:
+    """The same in a process of its own."""
+    for _ in train_plainly(task_name, size, core):
+        begun.set()
 
 
 @contextmanager
-def plain_loops(names: Sequence[str], size: int, cores: Sequence[int]) -> Iterator[list[Any]]:
-    """Processes of their own that train these, with the counters of their steps."""
+def other_process(task_name: str, size: int, core: int) -> Iterator[int]:
+    """A plain loop in a process of its own; its number."""
     spawn = multiprocessing.get_context("spawn")
-    loops = []
-    for name, core in zip(names, cores, strict=False):
-        steps = spawn.Value("q", 0, lock=False)
-        loop = spawn.Process(target=train_plainly, args=(name, size, core, steps), daemon=True)
-        loop.start()
-        loops.append((loop, steps))
+    begun = spawn.Event()
+    loop = spawn.Process(target=train_until_killed, args=(task_name, size, core, begun))
+    loop.start()
     try:
-        while min(steps.value for _, steps in loops) < 5:
-            time.sleep(0.01)
-        yield loops
+        begun.wait()
+        assert loop.pid is not None
+        yield loop.pid
     finally:
-        for loop, _ in loops:
-            loop.kill()
-            loop.join()
+        loop.kill()
+        loop.join()
 
 
-def hardware_slowdown(first: str, other: str, size: int) -> float | None:
-    """Of one plain loop beside another on the next core."""
-    cores = sorted(os.sched_getaffinity(0))
+def hardware_slowdown(first: str, other: str, size: int) -> Slowdown:
+    """Of one plain loop beside another, which is on the next core and stopped in turns; nothing
+    where there is one core."""
+    found, cores = Slowdown(), sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        return None
-    slowdowns = []
-    with plain_loops((first, other), size, cores) as [(_, steps), (beside, _)]:
-        begun = time.perf_counter()
-        while time.perf_counter() < begun + PLAIN_SECONDS:
-            alone_and_beside = []
-            for sent in (signal.SIGSTOP, signal.SIGCONT):
-                os.kill(beside.pid, sent)
-                time.sleep(SETTLING)
-                alone_and_beside += speeds([lambda: steps.value], WINDOW)
-            slowdowns.append(alone_and_beside[0] / alone_and_beside[1] - 1)
-    return middle(slowdowns)[0]
+        return found
+    try:
+        with other_process(other, size, cores[1]) as process:
+            steps = itertools.islice(train_plainly(first, size, cores[0]), 20, None)
+            while found.seconds < PLAIN_SECONDS:
+                begun = time.perf_counter()
+                found.add(*compared(steps, process), time.perf_counter() - begun)
+    finally:
+        os.sched_setaffinity(0, cores)
+    return found
 
 
-def middle(values: Sequence[float]) -> tuple[float, float]:
-    """The mean without a tenth at each end, and its standard error."""
-    ordered = sorted(values)
-    cut = len(ordered) // 10
-    kept = ordered[cut : len(ordered) - cut]
-    return statistics.mean(kept), statistics.stdev(ordered) / math.sqrt(len(ordered))
+def compared(steps: Iterator[None], process: int) -> tuple[float, float]:
+    """One comparison of these steps, as the engine makes it: the slowdown and its error."""
+    alternation, held = _C.Alternation(_C.Precedence(), TOLERANCE), False
+    while (harm := alternation.harm) is None:
+        if alternation.holds != held:
+            held = not held
+            os.kill(process, signal.SIGSTOP if held else signal.SIGCONT)
+        alternation.begin()
+        next(steps)
+        alternation.step_done(0)
+    return harm
 
 
 def pair(first: str, other: str, size: int, repeats: int) -> dict[str, object]:
     """One row of `pairs`."""
-    found = {True: Windows([], [], []), False: Windows([], [], [])}
+    found: dict[float, list[Beside]] = {TOLERANCE: [], math.inf: []}
     for _ in range(repeats):
-        for throttled, before in found.items():
-            for all_, new in zip(before, windows(first, other, size, throttled), strict=True):
-                all_.extend(new)
-    slowdown, error = middle(found[True].slowdowns)
-    alone, _ = middle(found[False].alone)
+        for max_slowdown, before in found.items():
+            before.append(beside_each_other(first, other, size, max_slowdown))
+    hardware = hardware_slowdown(first, other, size)
     return {
         "guaranteed": first,
         "opportunistic": other,
-        "slowdown_of_hardware": hardware_slowdown(first, other, size),
-        "slowdown_unthrottled": middle(found[False].slowdowns)[0],
-        "slowdown": slowdown,
-        "slowdown_error": error,
-        "opportunistic_share_unthrottled": middle(found[False].beside)[0] / alone,
-        "opportunistic_share": middle(found[True].beside)[0] / alone,
+        "slowdown_of_hardware": hardware.mean if hardware.seconds else None,
+        "slowdown_of_hardware_error": hardware.error if hardware.seconds else None,
+        **row(found[TOLERANCE], ""),
+        **row(found[math.inf], "_unthrottled"),
+    }
+
+
+def row(runs: Sequence[Beside], way: str) -> dict[str, float]:
+    """Keys of `pairs` from several runs of one way."""
+    all_of_them = Slowdown()
+    for run in runs:
+        all_of_them.add(run.slowdown.mean, run.slowdown.error, run.slowdown.seconds)
+    return {
+        f"slowdown{way}": all_of_them.mean,
+        f"slowdown{way}_error": all_of_them.error,
+        f"opportunistic_share{way}": statistics.median(run.share for run in runs),
     }
 
 

@@ -15,6 +15,7 @@ keeps. What is short comes first: the time may not suffice for all.
 from __future__ import annotations
 
 import functools
+import math
 import statistics
 import threading
 import time
@@ -27,8 +28,9 @@ import torch
 import waterflow as wf
 from benchmarks.gpu.jobs import Case, make_batches, make_job
 from benchmarks.gpu.options import begin, goal, keep, parser, publish
-from benchmarks.priority import Pair, Windows, middle, speeds, steps_of
+from benchmarks.priority import Times, row, side_by_side, speed
 from waterflow.common.units import parse_bytes
+from waterflow.partitioner.policies.coordinator import TOLERANCE
 
 CASES = [("resnet50", "fp32", 64), ("bert_base", "bf16", 32), ("lstm", "fp32", 64)]
 TINY_CASES = [("resnet50", "fp32", 4)]
@@ -106,17 +108,17 @@ def under_limit(case: Case, limit: int | None, memory: str, window: float) -> di
     with training(memory, case.device, job) as (engine, (handle,)):
         if has_failed(handle):
             return {"error": str(handle.result().error)}
-        (speed,) = speeds([functools.partial(steps_of, handle)], window)
+        reached = speed(handle, window)
         (run,) = engine._queue.jobs
         spilled = [step.spill for step in run.steps.cache.steps() if step.spill is not None]
     report = handle.result()
     moved = max((plan.moved_bytes for plan in spilled), default=0)
     return {
-        "steps_per_second": speed,
+        "steps_per_second": reached,
         "peak_bytes": report.peak_bytes,
         "need_bytes": run.needs.memory.alone_bytes,
         "moved_bytes": moved,
-        "moved_bytes_per_second": moved * speed,
+        "moved_bytes_per_second": moved * reached,
     }
 
 
@@ -126,7 +128,7 @@ def spilling(case: Case, memory: str, window: float) -> Iterator[dict[str, Any]]
     for ratio in (1.0, *RATIOS):
         limit = int(whole["need_bytes"] * ratio)
         found = under_limit(case, limit, memory, window)
-        speed = found.get("steps_per_second")
+        reached = found.get("steps_per_second")
         yield {
             "model": str(case),
             "limit_ratio": ratio,
@@ -189,43 +191,18 @@ def resizing(memory: str, device: str, repeats: int) -> dict[str, float]:
     }
 
 
-def beside(jobs: Sequence[wf.Job], memory: str, device: str, window: float, times: int) -> Windows:
-    """Two jobs of one engine in windows of seconds, in turn together and each alone. Where one goes
-    first, the duty of the other has found its way before."""
-    found = Windows([], [], [])
-    is_first = jobs[0].priority == "guaranteed"
-    with training(memory, device, *jobs) as (_, handles):
-        both = Pair(*handles)
-        if is_first:
-            time.sleep(_FINDING * window)
-        for _ in range(times):
-            alone, _ = both.speeds(True, False, seconds=window)
-            together, kept = both.speeds(True, True, seconds=window)
-            found.slowdowns.append(alone / together - 1)
-            found.beside.append(kept)
-            if not is_first:  # who is guaranteed would be unknown again after a suspension
-                found.alone.append(both.speeds(False, True, seconds=window)[1])
-    return found
-
-
 def pair(first: Case, other: Case, memory: str, window: float, repeats: int) -> dict[str, Any]:
     """A row of `pairs`."""
-    ranks = {"slowdown_unthrottled": ("normal",) * 2, "slowdown": ("guaranteed", "opportunistic")}
-    found = {}
-    for key, (rank, other_rank) in ranks.items():
+    found: dict[str, float] = {}
+    times = Times(_FINDING * window, 2 * _WINDOWS * repeats * window, 2 * window)
+    for max_slowdown, way in ((TOLERANCE, ""), (math.inf, "_unthrottled")):
         jobs = [
-            endless(first, "first", priority=rank),
-            endless(other, "other", priority=other_rank),
+            endless(first, "first", priority="guaranteed", max_slowdown=max_slowdown),
+            endless(other, "other", priority="opportunistic"),
         ]
-        found[key] = beside(jobs, memory, first.device, window, _WINDOWS * repeats)
-    alone = statistics.median(found["slowdown_unthrottled"].alone)
-    return {
-        "guaranteed": str(first),
-        "opportunistic": str(other),
-        **{key: middle(windows.slowdowns)[0] for key, windows in found.items()},
-        "slowdown_error": middle(found["slowdown"].slowdowns)[1],
-        "opportunistic_share": statistics.median(found["slowdown"].beside) / alone,
-    }
+        with training(memory, first.device, *jobs) as (engine, (one, two)):
+            found |= row([side_by_side(engine, one, two, times)], way)
+    return {"guaranteed": str(first), "opportunistic": str(other), **found}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

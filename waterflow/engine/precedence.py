@@ -30,7 +30,7 @@ _AGAIN_AFTER = 8
 _ANEW_AFTER = 2
 #: Jobs whose duty is 0 cannot be compared: they have done no harm in so many seconds.
 _NOTHING_SECONDS = 1.0
-#: While others are held for a comparison, eager ones among them ask so often whether they may begin.
+#: While others are held for a comparison, eager ones of them ask so often whether they may begin.
 _HELD_SECONDS = 0.005
 #: A job that is compared and makes no steps for so long leaves its place to another.
 _PATIENCE_SECONDS = 1.0

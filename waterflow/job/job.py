@@ -366,7 +366,7 @@ class Job:
         return None if self.memory_limit is None else parse_bytes(self.memory_limit)
 
     def change(self, **fields: Any) -> None:
-        """Gives its priority, weight, largest slowdown or memory limit another value, before it is submitted.
+        """Gives some of its fields, such as its priority, other values, before it is submitted.
 
         Raises:
             JobError: one of them cannot be; the job is as it was.
