@@ -58,7 +58,7 @@ class Times(NamedTuple):
     alone: float  # of the opportunistic job, once before and once after
 
 
-TIMES = Times(before=15.0, measured=30.0, alone=3.0)
+TIMES = Times(before=30.0, measured=40.0, alone=3.0)
 #: Seconds from the suspension of one job to the measurement of the other.
 SETTLING = 0.2
 #: Seconds between two looks at a job that is to make a step, and after which it stands still.
@@ -231,7 +231,7 @@ def hardware_slowdown(first: str, other: str, size: int) -> Slowdown:
 
 def compared(steps: Iterator[None], process: int) -> tuple[float, float]:
     """One comparison of these steps, as the engine makes it: the slowdown and its error."""
-    alternation, held = _C.Alternation(_C.Precedence(), TOLERANCE), False
+    alternation, held = _C.Alternation(_C.Precedence(), TOLERANCE, 4.0), False
     while (harm := alternation.harm) is None:
         if alternation.holds != held:
             held = not held

@@ -30,7 +30,8 @@ void bind_throttles(py::module_& m) {
       .def_property_readonly("is_busy", &Precedence::is_busy)
       .def_property_readonly("seconds", &Precedence::seconds);
   py::class_<Alternation, std::shared_ptr<Alternation>>(m, "Alternation")
-      .def(py::init<std::shared_ptr<Precedence>, double>(), "precedence"_a, "tolerance"_a)
+      .def(py::init<std::shared_ptr<Precedence>, double, double>(), "precedence"_a, "tolerance"_a,
+           "most_seconds"_a)
       .def("begin", &Alternation::begin)
       .def("step_done", &Alternation::step_done, "kind"_a)
       .def("leave", &Alternation::leave, "kind"_a, "steps"_a)

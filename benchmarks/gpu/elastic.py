@@ -133,7 +133,7 @@ def spilling(case: Case, memory: str, window: float) -> Iterator[dict[str, Any]]
             "model": str(case),
             "limit_ratio": ratio,
             "limit_bytes": limit,
-            "speed_ratio": None if speed is None else speed / whole["steps_per_second"],
+            "speed_ratio": None if reached is None else reached / whole["steps_per_second"],
             **found,
         }
 

@@ -28,6 +28,10 @@ _PATIENCE, _MOST_FAILURES = 2, 6
 #: A duty that did no harm and then did is tried again at the latest as if it had failed so often:
 #: a machine that is slow for a moment, again and again, must not lead down step by step.
 _SOON_AGAIN = 2
+#: Harm is told by cumulative sums (Page, Continuous Inspection Schemes, Biometrika 41, 1954): of
+#: the standard errors by which windows were above the tolerance, less what chance has them be. One
+#: that is two above is enough, or three that are one above.
+_EXPECTED, _TOO_MUCH = 0.5, 1.5
 #: Differences of duties that do not matter.
 _RESOLUTION = 0.02
 #: A cut leaves at most, and at least, these shares of a duty.
@@ -43,6 +47,7 @@ class Pace(NamedTuple):
         harmful: the smallest that is known to do harm; infinite where none is.
         calm: windows without harm since the duty was changed.
         failures: how often in a row a duty was tried that did harm.
+        doubt: what windows have told against the duty that by itself is too little to cut it.
     """
 
     duty: float = _FIRST
@@ -50,6 +55,7 @@ class Pace(NamedTuple):
     harmful: float = math.inf
     calm: int = 0
     failures: int = 0
+    doubt: float = 0.0
 
 
 def next_pace(
@@ -60,12 +66,16 @@ def next_pace(
     Args:
         pace: that of the window.
         slowdown: by how much the guaranteed job was slower in it than alone: 0.02 is 2 %.
-        error: the standard error of that; less than this above the tolerance changes nothing.
+        error: the standard error of that.
         tolerance: what it may lose.
     """
-    if slowdown > tolerance + error:
+    above = slowdown - tolerance
+    errors = above / error if error else math.copysign(math.inf, above)
+    doubt = max(0.0, pace.doubt + errors - _EXPECTED)
+    if above > 0 and doubt >= _TOO_MUCH:
         return _cut(pace, tolerance / slowdown)
-    if slowdown > tolerance:  # perhaps
+    pace = pace._replace(doubt=doubt)
+    if above > 0:  # perhaps
         return pace
     pace = pace._replace(harmless=max(pace.harmless, pace.duty), calm=pace.calm + 1)
     if pace.duty >= pace.harmful and pace.calm >= _PATIENCE:  # what did harm there is over
@@ -89,12 +99,12 @@ def _raised(pace: Pace) -> Pace:
     if pace.duty >= 1.0:
         return pace
     if math.isinf(pace.harmful):
-        return pace._replace(duty=min(1.0, 2 * max(pace.duty, _RESOLUTION)), calm=0)
+        return pace._replace(duty=min(1.0, 2 * max(pace.duty, _RESOLUTION)), calm=0, doubt=0.0)
     if pace.duty < pace.harmful and pace.calm >= 2**pace.failures:
-        return pace._replace(duty=pace.harmful, calm=0)
+        return pace._replace(duty=pace.harmful, calm=0, doubt=0.0)
     gap = pace.harmful - pace.duty  # 0 where it is tried again
     if gap > max(_RESOLUTION, pace.duty / 10) and pace.calm >= _PATIENCE:
-        return pace._replace(duty=pace.duty + gap / 2, calm=0)
+        return pace._replace(duty=pace.duty + gap / 2, calm=0, doubt=0.0)
     return pace
 
 

@@ -17,11 +17,12 @@ from waterflow.allocator_ext import _C
 pytestmark = pytest.mark.virtual
 
 TOLERANCE = 0.01
+MOST_SECONDS = 4.0
 seeds = st.integers(0, 2**32 - 1)
 
 
 def make(tolerance: float = TOLERANCE) -> _C.Alternation:
-    return _C.Alternation(_C.Precedence(), tolerance)
+    return _C.Alternation(_C.Precedence(), tolerance, MOST_SECONDS)
 
 
 def compared(
@@ -187,7 +188,7 @@ def test_steps_that_are_told_of_singly_are_not_told_of_again() -> None:
 
 def test_others_are_held_until_the_comparison_is_stopped() -> None:
     precedence = _C.Precedence()
-    alternation = _C.Alternation(precedence, TOLERANCE)
+    alternation = _C.Alternation(precedence, TOLERANCE, MOST_SECONDS)
     assert precedence.holds
     assert alternation.holds
     alternation.stop()

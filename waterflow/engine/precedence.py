@@ -28,6 +28,9 @@ from waterflow.partitioner.policies.fair_share import Priority
 _AGAIN_AFTER = 8
 #: Where others have come since, it is made after so many times as long.
 _ANEW_AFTER = 2
+#: A comparison has at most so many seconds of steps: as long as no duty is known to do harm, and
+#: later. What the first overlooks shows with twice the duty.
+_FIRST_LOOK, _LOOK = 1.0, 4.0
 #: Jobs whose duty is 0 cannot be compared: they have done no harm in so many seconds.
 _NOTHING_SECONDS = 1.0
 #: While others are held for a comparison, eager ones of them ask so often whether they may begin.
@@ -59,7 +62,8 @@ class _Guaranteed:
 
     def compare(self, precedence: _C.Precedence, tolerance: float) -> None:
         """Begins a comparison."""
-        self.comparison = _C.Alternation(precedence, tolerance)
+        seconds = _FIRST_LOOK if math.isinf(self.pace.harmful) else _LOOK
+        self.comparison = _C.Alternation(precedence, tolerance, seconds)
         self.throttle.compare(self.comparison)
         self.begun = self.noted = time.perf_counter()
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -23,19 +24,23 @@ constexpr double kAloneSeconds = 0.005, kBesideSeconds = 0.015;
 // a pause of the whole process is nobody's harm, nor is a machine that changes its speed by half
 // between two turns.
 const double kOutlier = std::log(1.15);
-// Comparisons before anything is said, seconds of turns after which all is said that can be, and
-// the standard error that is good enough before: of a percent, or of what is tolerated.
+// Comparisons before anything is said, and the standard error that is good enough: of a percent, or
+// of what is tolerated.
 constexpr std::size_t kFewest = 12;
-constexpr double kMostSeconds = 4, kExact = 0.5, kPercent = 0.01;
+constexpr double kExact = 0.5, kPercent = 0.01;
+// Comparisons that lie further from each other are taken to be independent.
+constexpr int kLags = 6;
 // So many standard errors above what is tolerated are harm at once. Few comparisons do not know
 // their own error well: it is taken for greater by this over their number.
 constexpr double kSure = 4, kUnsure = 4;
 
 }  // namespace
 
-Alternation::Alternation(std::shared_ptr<Precedence> precedence, double tolerance)
+Alternation::Alternation(std::shared_ptr<Precedence> precedence, double tolerance,
+                         double most_seconds)
     : precedence_(std::move(precedence)),
       tolerance_(tolerance),
+      most_seconds_(most_seconds),
       error_(std::numeric_limits<double>::infinity()) {
   if (!(tolerance > 0)) {
     throw std::invalid_argument("a tolerance is above 0, got " + std::to_string(tolerance));
@@ -85,7 +90,7 @@ std::optional<Harm> Alternation::harm() const {
   if (ratios_.size() < kFewest) return std::nullopt;
   const bool certain = mean_ - kSure * error_ > tolerance_;
   const bool exact = error_ < kExact * std::min(tolerance_, kPercent);
-  if (!certain && !exact && seconds_ <= kMostSeconds) return std::nullopt;
+  if (!certain && !exact && seconds_ <= most_seconds_) return std::nullopt;
   return Harm{std::expm1(mean_), error_};
 }
 
@@ -148,14 +153,18 @@ void Alternation::estimate() {
   double off = 0;
   for (const double ratio : ratios_) off += off_median(ratio) / count;
   mean_ = median + off;
-  // A turn alone is in the ratios before it and after it, so these are not independent.
-  double spread = 0, covariance = 0, last = 0;
-  for (const double ratio : ratios_) {
-    const double off_mean = off_median(ratio) - off;
-    spread += off_mean * off_mean;
-    covariance += off_mean * std::exchange(last, off_mean);
+  // A turn alone is in the ratios before it and after it, and a machine's moods last for several:
+  // these are not independent (Newey, West, A Simple, Positive Semi-definite ... Covariance Matrix,
+  // 1987).
+  std::vector<double> offs;
+  for (const double ratio : ratios_) offs.push_back(off_median(ratio) - off);
+  const double alone = std::inner_product(offs.begin(), offs.end(), offs.begin(), 0.0);
+  double spread = alone;
+  for (int lag = 1; lag <= kLags; ++lag) {
+    const double both = std::inner_product(offs.begin() + lag, offs.end(), offs.begin(), 0.0);
+    spread += 2 * both * (kLags + 1 - lag) / (kLags + 1);
   }
-  spread += 2 * std::max(0.0, covariance);
+  spread = std::max(spread, alone);
   error_ = (1 + kUnsure / count) * std::sqrt(spread / count / (count - 1));
 }
 

@@ -31,8 +31,9 @@ struct Harm {
 // job itself one thread at a time tells what it does.
 class Alternation {
  public:
-  // `precedence`: holds the others. `tolerance`: the slowdown that is no harm; positive.
-  Alternation(std::shared_ptr<Precedence> precedence, double tolerance);
+  // `precedence`: holds the others. `tolerance`: the slowdown that is no harm; positive. After
+  // turns of `most_seconds` all is said that can be.
+  Alternation(std::shared_ptr<Precedence> precedence, double tolerance, double most_seconds);
 
   // The job has a lane from now on.
   void begin();
@@ -68,6 +69,7 @@ class Alternation {
 
   const std::shared_ptr<Precedence> precedence_;
   const double tolerance_;
+  const double most_seconds_;
   mutable std::mutex mutex_;  // guards all that follows
   std::minstd_rand chance_;
   double since_ = 0;                                // when the job had a lane, or made a step

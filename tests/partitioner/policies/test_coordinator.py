@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -142,3 +144,29 @@ def test_a_duty_that_is_tried_again_is_known_to_be_harmless_after_two_calm_windo
     for _ in range(2):
         pace = next_pace(pace, 0.0)
     assert pace.duty == 0.5
+
+
+def test_windows_that_tell_little_by_themselves_tell_enough_together() -> None:
+    """Three that are one error above what is tolerated; one that is two above is enough."""
+    pace = Pace(0.5, harmless=0.25)
+    for _ in range(2):
+        pace = next_pace(pace, 0.02, error=0.01)
+        assert pace.duty == 0.5
+    assert next_pace(pace, 0.02, error=0.01).duty == 0.25
+    assert next_pace(Pace(0.5, harmless=0.25), 0.0301, error=0.01).duty == 0.25
+
+
+def test_doubt_is_forgotten_in_calm_windows() -> None:
+    pace = Pace(0.5, harmless=0.25, harmful=0.6)
+    for _ in range(20):
+        pace = next_pace(pace, 0.02, error=0.01)
+        pace = next_pace(pace, 0.0, error=0.01)
+    assert pace.duty >= 0.5
+
+
+@pytest.mark.parametrize("error", [0.0, 0.01])
+def test_whoever_tolerates_all_harm_holds_nobody_back(error: float) -> None:
+    pace = Pace()
+    for _ in range(3):
+        pace = next_pace(pace, 0.9, error, tolerance=math.inf)
+    assert pace.duty == 1.0
