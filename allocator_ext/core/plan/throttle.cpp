@@ -69,6 +69,7 @@ void Throttle::set_duty(double duty) {
   std::lock_guard lock(mutex_);
   settle();
   duty_ = duty;
+  is_throttled_.store(duty < 1, std::memory_order_relaxed);
   if (duty == 1) debt_ = 0;
 }
 
@@ -91,7 +92,10 @@ void Throttle::end() {
 }
 
 void Throttle::pause(const std::function<bool()>& awaited) {
-  if (!precedence_->is_busy()) return;
+  // Asked before each operator, and most often for nothing: without a lock, least of all one that
+  // another lane asks for as often.
+  if (is_first() || !precedence_->is_busy()) return;
+  if (!is_throttled_.load(std::memory_order_relaxed) && !precedence_->holds()) return;
   std::unique_lock lock(mutex_);
   if (settle() < kShortestRest && !is_held()) return;
   const double begun = steady_seconds();

@@ -101,6 +101,7 @@ class Throttle {
   double rested_ = 0;
   std::shared_ptr<Alternation> comparison_;
   std::atomic<bool> first_{false};
+  std::atomic<bool> is_throttled_{false};  // whether the duty is less than 1
 };
 
 }  // namespace waterflow
