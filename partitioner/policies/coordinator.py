@@ -27,11 +27,11 @@ _FIRST = 0.25
 _PATIENCE, _MOST_FAILURES = 2, 6
 #: A duty that did no harm and then did is tried again at the latest as if it had failed so often:
 #: a machine that is slow for a moment, again and again, must not lead down step by step.
-_SOON_AGAIN = 2
+_SOON_AGAIN = 3
 #: Harm is told by cumulative sums (Page, Continuous Inspection Schemes, Biometrika 41, 1954): of
 #: the standard errors by which windows were above the tolerance, less what chance has them be. One
-#: that is two above is enough, or three that are one above.
-_EXPECTED, _TOO_MUCH = 0.5, 1.5
+#: that is one and a half above is enough, or two that are one above.
+_EXPECTED, _TOO_MUCH = 0.25, 1.25
 #: Differences of duties that do not matter.
 _RESOLUTION = 0.02
 #: A cut leaves at most, and at least, these shares of a duty.
@@ -84,13 +84,15 @@ def next_pace(
 
 
 def _cut(pace: Pace, by: float) -> Pace:
-    harmful = min(pace.harmful, pace.duty)
-    failures = min(pace.failures + 1, _MOST_FAILURES)
     if 0.0 < pace.harmless < pace.duty:
-        return Pace(pace.harmless, pace.harmless, harmful, failures=failures)
+        failures = min(pace.failures + 1, _MOST_FAILURES)
+        return Pace(pace.harmless, pace.harmless, min(pace.harmful, pace.duty), failures=failures)
+    failures = min(pace.failures, _SOON_AGAIN)
     if pace.harmless:  # it did none here before: most often the machine is slow for a moment
-        failures = min(pace.failures, _SOON_AGAIN)
-        return Pace(_LEAST_CUT * pace.duty, 0.0, harmful, failures=failures)
+        return Pace(_LEAST_CUT * pace.duty, 0.0, min(pace.harmful, pace.duty), failures=failures)
+    # None is known to do no harm. Where the first of them that did is tried again, it is told
+    # whether the moment is over.
+    harmful = pace.duty if math.isinf(pace.harmful) else pace.harmful
     duty = pace.duty * min(_LEAST_CUT, max(_MOST_CUT, by))
     return Pace(duty if duty > _RESOLUTION / 4 else 0.0, 0.0, harmful, failures=failures)
 

@@ -147,13 +147,23 @@ def test_a_duty_that_is_tried_again_is_known_to_be_harmless_after_two_calm_windo
 
 
 def test_windows_that_tell_little_by_themselves_tell_enough_together() -> None:
-    """Three that are one error above what is tolerated; one that is two above is enough."""
-    pace = Pace(0.5, harmless=0.25)
-    for _ in range(2):
-        pace = next_pace(pace, 0.02, error=0.01)
-        assert pace.duty == 0.5
+    """Two that are one error above what is tolerated; one that is one and a half above."""
+    pace = next_pace(Pace(0.5, harmless=0.25), 0.02, error=0.01)
+    assert pace.duty == 0.5
     assert next_pace(pace, 0.02, error=0.01).duty == 0.25
-    assert next_pace(Pace(0.5, harmless=0.25), 0.0301, error=0.01).duty == 0.25
+    assert next_pace(Pace(0.5, harmless=0.25), 0.0251, error=0.01).duty == 0.25
+
+
+def test_after_a_burst_the_duty_that_did_no_harm_before_it_is_tried_again() -> None:
+    """However far it led down: the first cut of a series is what is tried, after eight windows."""
+    pace = Pace(0.5, harmless=0.5)
+    for _ in range(6):
+        pace = next_pace(pace, 0.4, error=0.02)
+    assert pace.duty == 0.0
+    windows = 0
+    while pace.duty < 0.5:
+        pace, windows = next_pace(pace, 0.0), windows + 1
+    assert windows <= 8
 
 
 def test_doubt_is_forgotten_in_calm_windows() -> None:
