@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <random>
 #include <stdexcept>
@@ -17,8 +18,11 @@
 #include "core/arena/arena.h"
 #include "core/check/checker.h"
 #include "core/device/arenas.h"
+#include "core/plan/alternation.h"
 #include "core/plan/gate.h"
 #include "core/plan/rehearsal.h"
+#include "core/plan/signal.h"
+#include "core/plan/throttle.h"
 #include "drive.h"
 
 namespace {
@@ -333,6 +337,53 @@ void resizing() {
   expect(arena->allocate(std::size_t{1} << 19, 0, 0) == nullptr, "more than the capacity");
 }
 
+// A job that goes first is compared with itself alone, one that is held back works beside it, and a
+// third thread changes the duty and breaks comparisons off. Who rests is always woken.
+void precedence() {
+  const auto precedence = std::make_shared<Precedence>();
+  const auto signal = std::make_shared<Signal>();
+  Throttle first(precedence, signal), other(precedence, signal);
+  first.set_first(true);
+  std::atomic<bool> over{false};
+  std::thread leading = spawn([&] {
+    for (int stretch = 0; stretch < 300; ++stretch) {
+      precedence->enter();
+      for (int step = 0; step < 20; ++step) {
+        first.begin();
+        first.pause([] { return false; });
+        first.end();
+        first.step_done(step == 0);
+      }
+      precedence->leave();
+    }
+    over.store(true);
+  });
+  std::thread following = spawn([&] {
+    while (!over.load()) {
+      if (!other.may_begin()) continue;
+      other.begin();
+      for (int piece = 0; piece < 10; ++piece) other.pause([] { return false; });
+      other.end();
+    }
+  });
+  std::mt19937 random(3);
+  while (!over.load()) {
+    const auto comparison = std::make_shared<Alternation>(precedence, 0.01, 0.01);
+    first.compare(comparison);
+    comparison->begin();
+    for (int look = 0; look < 50 && !comparison->harm() && !over.load(); ++look) {
+      other.set_duty(static_cast<double>(random() % 3) / 2);
+      precedence->disturb(static_cast<int>(random() % 2));
+      std::this_thread::yield();
+    }
+    comparison->stop();
+    first.compare(nullptr);
+    expect(!precedence->holds(), "others are held for a comparison that is over");
+  }
+  leading.join();
+  following.join();
+}
+
 }  // namespace
 
 int main() {
@@ -343,6 +394,7 @@ int main() {
     for (unsigned seed = 0; seed < 10; ++seed) PlannedRun(seed).run();
     for (int lanes : {1, 2, 3, 4}) GateRun(lanes).run(500);
     marks_of_neighbours();
+    precedence();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "stress: %s\n", error.what());
     return 1;
