@@ -133,11 +133,13 @@ class MemoryMoved(NamedTuple):
 
 
 class ShareChanged(NamedTuple):
-    """Somebody has given a job another priority, or another weight among its equals."""
+    """Somebody has given a job another priority, another weight among its equals, or says that it
+    may be slower than alone by so much as a guaranteed one."""
 
     job: str
     priority: str
     weight: float
+    max_slowdown: float
 
 
 class DutyChanged(NamedTuple):

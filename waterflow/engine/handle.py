@@ -10,7 +10,7 @@ from waterflow.common.units import parse_bytes
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.limits import Limits
-from waterflow.job.job import check_priority, check_weight
+from waterflow.job.job import check_max_slowdown, check_priority, check_weight
 from waterflow.partitioner import Policy
 from waterflow.report.job_report import JobReport, State
 
@@ -75,6 +75,16 @@ class JobHandle:
         """
         check_weight(weight, f"job {self.name!r}: ")
         self._queue.set_share(self._job, weight=weight)
+
+    def set_max_slowdown(self, slowdown: float) -> None:
+        """Says how much slower than alone the job may be as a guaranteed one: see
+        `Job.max_slowdown`.
+
+        Raises:
+            JobError: it is no positive number.
+        """
+        check_max_slowdown(slowdown, f"job {self.name!r}: ")
+        self._queue.set_share(self._job, max_slowdown=slowdown)
 
     def set_memory_limit(self, memory: int | str | None) -> None:
         """Plans the job's steps into another limit, also under what they need now: by their order

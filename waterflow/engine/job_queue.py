@@ -118,15 +118,22 @@ class JobQueue:
             self._context.wake()
 
     def set_share(
-        self, job: JobRun, priority: str | None = None, weight: float | None = None
+        self,
+        job: JobRun,
+        priority: str | None = None,
+        weight: float | None = None,
+        max_slowdown: float | None = None,
     ) -> None:
-        """Gives the job another priority, or another weight; None leaves it as it is."""
+        """Gives the job another priority, weight or largest slowdown; None leaves it as it is."""
         with self._context.state:
             if priority is not None:
                 job.priority = Priority[priority.upper()]
             if weight is not None:
                 job.weight = weight
-            changed = ShareChanged(job.name, job.priority.name.lower(), job.weight)
+            if max_slowdown is not None:
+                job.max_slowdown = max_slowdown
+            priority = job.priority.name.lower()
+            changed = ShareChanged(job.name, priority, job.weight, job.max_slowdown)
             self._context.events.publish(changed)
             self._context.wake()
 

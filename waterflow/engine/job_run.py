@@ -155,6 +155,7 @@ class JobRun:
         self._told = SpillPlanned(job.name, None, 0, 0, spill_to)
         self.priority = Priority[job.priority.upper()]
         self.weight = job.weight
+        self.max_slowdown = job.max_slowdown
         self.memory_limit = job.limit_bytes
         self.throttle = throttle or _C.Throttle(_C.Precedence(), _C.Signal())
         self.resident = False

@@ -53,6 +53,7 @@ class _Guaranteed:
 
     pace: Pace
     throttle: _C.Throttle  # the job's
+    tolerance: float  # by how much it may be slower
     met: WeakSet[JobRun] = field(default_factory=WeakSet)  # all that have been beside it
     comparison: _C.Alternation | None = None  # the one under way
     begun: float = 0.0  # when that began, or the last one
@@ -60,10 +61,10 @@ class _Guaranteed:
     took: float = 0.0  # the last one
     again: float = 0.0  # when the next one may begin
 
-    def compare(self, precedence: _C.Precedence, tolerance: float) -> None:
+    def compare(self, precedence: _C.Precedence) -> None:
         """Begins a comparison."""
         seconds = _FIRST_LOOK if math.isinf(self.pace.harmful) else _LOOK
-        self.comparison = _C.Alternation(precedence, tolerance, seconds)
+        self.comparison = _C.Alternation(precedence, self.tolerance, seconds)
         self.throttle.compare(self.comparison)
         self.begun = self.noted = time.perf_counter()
 
@@ -90,7 +91,21 @@ class _Guaranteed:
         self.met.update(new)
         self.again = min(self.again, self.begun + (1 + _ANEW_AFTER) * self.took)
         if len(new) == len(others):
-            self.pace = self.pace._replace(harmless=0.0, harmful=math.inf, calm=0, failures=0)
+            self._forget()
+
+    def tolerate(self, slowdown: float) -> None:
+        """The job may be slower by so much; what did harm, or none, is to be found out anew where
+        that is another."""
+        if slowdown != self.tolerance:
+            self.tolerance = slowdown
+            self.drop()
+            self.again = 0.0
+            self._forget()
+
+    def _forget(self) -> None:
+        """How far others go stays as it is, which duties did harm is not known any more."""
+        unknown = {"harmless": 0.0, "harmful": math.inf}
+        self.pace = self.pace._replace(**unknown, calm=0, failures=0, doubt=0.0)
 
 
 class Precedence:
@@ -115,13 +130,19 @@ class Precedence:
             if job not in first:
                 known.drop()  # its times are not of one stretch of time any more
         self._first = WeakKeyDictionary(
-            {job: self._known.setdefault(job, _Guaranteed(Pace(), job.throttle)) for job in first}
+            {
+                job: self._known.setdefault(
+                    job, _Guaranteed(Pace(), job.throttle, job.max_slowdown)
+                )
+                for job in first
+            }
         )
         self._others = [job for job in jobs if job not in self._first]
         for job in jobs:  # on a device its kernels go first, too
             job.throttle.first = job in self._first
         self._reserved = min(len(first), self._context.lanes.lanes - 1)
-        for known in self._first.values():
+        for job, known in self._first.items():
+            known.tolerate(job.max_slowdown)
             known.meet(self._others)
         self._set_duties()
 
@@ -202,7 +223,7 @@ class Precedence:
         known = self._first[job]
         comparison = known.comparison
         if comparison is None:
-            self._perhaps_compare(job, known, now)
+            self._perhaps_compare(known, now)
             return
         known.noted = now
         # Steps among which an epoch begins take longer, and are compared with such.
@@ -213,21 +234,21 @@ class Precedence:
         if harm is not None:
             self._judge(job, known, harm, now)
 
-    def _perhaps_compare(self, job: JobRun, known: _Guaranteed, now: float) -> None:
+    def _perhaps_compare(self, known: _Guaranteed, now: float) -> None:
         """Begins the comparison of a job, where it is time for one: one job has one at a time."""
         other = next((one for one in self._first.values() if one.comparison is not None), None)
         if now < known.again or (other is not None and now < other.noted + _PATIENCE_SECONDS):
             return
         if other is not None:
             other.drop()
-        known.compare(self._context.precedence, job.job.max_slowdown)
+        known.compare(self._context.precedence)
 
     def _judge(
         self, job: JobRun, known: _Guaranteed, harm: tuple[float, float], now: float
     ) -> None:
         """After a comparison, which found a slowdown with an error: others go faster, or slower."""
         duty, tried = self._duty, known.pace._replace(duty=self._duty)
-        pace = next_pace(tried, *harm, tolerance=job.job.max_slowdown)
+        pace = next_pace(tried, *harm, tolerance=known.tolerance)
         if known.pace.duty == duty or pace.duty < duty:  # else others hold them back further
             known.pace = pace
         known.end(now)

@@ -102,7 +102,10 @@ class Recorder:
             case StateChanged():
                 self._change_state(event)
             case ShareChanged():
-                self._decide(event.job, f"{event.priority}, weight {event.weight:g}")
+                what = f"{event.priority}, weight {event.weight:g}"
+                if event.priority == "guaranteed":
+                    what += f", at most {100 * event.max_slowdown:g}% slower than alone"
+                self._decide(event.job, what)
             case DutyChanged():
                 self._held_back(event)
             case SlowdownMeasured():

@@ -336,6 +336,33 @@ def test_what_is_tolerated_is_the_jobs_own_to_say(monkeypatch: pytest.MonkeyPatc
     assert told == sorted(told)
 
 
+def test_what_is_tolerated_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What did harm by the former measure is found out anew, at the duty that there is."""
+    asked: list[tuple[float, Pace]] = []
+    learnt = Pace(0.375, 0.375, 0.75, calm=1, failures=3)
+
+    def rule(pace: Pace, slowdown: float, error: float, tolerance: float) -> Pace:
+        asked.append((tolerance, pace))
+        return learnt
+
+    monkeypatch.setattr(precedence, "next_pace", rule)
+    first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
+    other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
+    with wf.Engine("64MiB", threads=1) as engine:
+        handle = engine.submit(first)
+        engine.submit(other)
+        wait_until(lambda: len(asked) >= 2)
+        assert asked[1] == (0.01, learnt)
+        handle.set_max_slowdown(0.2)
+        wait_until(lambda: asked[-1][0] == 0.2)
+        with pytest.raises(wf.JobError, match=r"job 'first': max_slowdown must be a number above"):
+            handle.set_max_slowdown(-1)
+        engine.stop_all()
+    assert next(pace for tolerance, pace in asked if tolerance == 0.2) == Pace(0.375)
+    told = [decision.what for decision in engine.report().decisions if decision.job == "first"]
+    assert "guaranteed, weight 1, at most 20% slower than alone" in told
+
+
 @pytest.mark.parametrize("capture", [True, False])
 def test_tiny_steps_beside_a_guaranteed_job_do_not_stop_it(capture: bool) -> None:
     """Steps so short that they keep the interpreter's lock are held like all others, and whoever
