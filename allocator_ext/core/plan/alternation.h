@@ -5,8 +5,8 @@
 // than the harm that is to be seen; from one step to the next it hardly does. So the others are
 // held for a moment and let go for a moment, again and again, and each turn beside them is compared
 // with the turns alone just before and just after it: what makes the machine steadily slower or
-// faster cancels out. Steps are timed one by one, where they are made: turns that were as long as
-// whole trains told a fifth as much in the same time.
+// faster cancels out. Steps are timed one by one, where they are made: turns of whole trains had
+// errors several times as large.
 #pragma once
 
 #include <cstdint>
