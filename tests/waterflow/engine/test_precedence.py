@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -26,6 +25,7 @@ from waterflow.report import summary
 pytestmark = pytest.mark.cpu
 
 ENDLESS = 10**9
+Heard = TypeVar("Heard")
 
 
 def cross_entropy(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -64,6 +64,13 @@ def make_job(name: str, priority: str = "normal", width: int = 48, **options: An
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     settings = {"data": batches(), "loss": cross_entropy, "seed": 0, **options}
     return wf.Job(name, model=model, optimizer=optimizer, priority=priority, **settings)
+
+
+def heard(engine: wf.Engine, kind: type[Heard]) -> list[Heard]:
+    """The events of one kind, as they come."""
+    events: list[Heard] = []
+    engine.subscribe(lambda event: events.append(event) if isinstance(event, kind) else None)
+    return events
 
 
 @pytest.fixture
@@ -143,9 +150,8 @@ def test_who_goes_first_can_be_changed(no_duty: None) -> None:
     """An endless guaranteed job stands aside when it is told to."""
     first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
     other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
-    changes: list[ShareChanged] = []
     with wf.Engine("64MiB", threads=1) as engine:
-        engine.subscribe(lambda e: changes.append(e) if isinstance(e, ShareChanged) else None)
+        changes = heard(engine, ShareChanged)
         one, two = engine.submit(first), engine.submit(other)
         wait_until(lambda: len(one.losses) >= 100 and two.losses)
         one.set_priority("opportunistic")
@@ -189,22 +195,13 @@ def test_duties_follow_the_rule_and_are_told_of(monkeypatch: pytest.MonkeyPatch)
         return Pace(0.5 if pace.duty != 0.5 else 0.25)
 
     monkeypatch.setattr(precedence, "next_pace", rule)
-    told: list[DutyChanged] = []
-    enough = threading.Event()
-
-    def note(event: Any) -> None:
-        if isinstance(event, DutyChanged):
-            told.append(event)
-            if len(told) == 3:
-                enough.set()
-
     first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
     other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
     with wf.Engine("64MiB", threads=1) as engine:
-        engine.subscribe(note)
+        told = heard(engine, DutyChanged)
         engine.submit(first)
         engine.submit(other)
-        assert enough.wait(300)
+        wait_until(lambda: len(told) >= 3)
         engine.stop_all()
     assert [event.duty for event in told[:3]] == [0.5, 0.25, 0.5]
     assert all(event.job == "first" and list(event.others) == ["other"] for event in told)
@@ -288,16 +285,10 @@ def test_steps_that_begin_an_epoch_are_compared_with_such(monkeypatch: pytest.Mo
 
 
 def test_what_a_guaranteed_job_loses_is_measured_and_told() -> None:
-    measured: list[SlowdownMeasured] = []
-
-    def note(event: Any) -> None:
-        if isinstance(event, SlowdownMeasured):
-            measured.append(event)
-
     first = make_job("first", "guaranteed", steps=ENDLESS, capture=True)
     other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
     with wf.Engine("64MiB", threads=1) as engine:
-        engine.subscribe(note)
+        measured = heard(engine, SlowdownMeasured)
         engine.submit(first)
         engine.submit(other)
         wait_until(lambda: len(measured) >= 2)
@@ -325,15 +316,15 @@ def test_what_is_tolerated_is_the_jobs_own_to_say(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(precedence, "next_pace", rule)
     first = make_job("first", "guaranteed", steps=ENDLESS, capture=True, max_slowdown=math.inf)
     other = make_job("other", "opportunistic", steps=ENDLESS, capture=True)
-    told: list[float] = []
     with wf.Engine("64MiB", threads=1) as engine:
-        engine.subscribe(lambda e: told.append(e.duty) if isinstance(e, DutyChanged) else None)
+        told = heard(engine, DutyChanged)
         engine.submit(first)
         engine.submit(other)
-        wait_until(lambda: 1.0 in told)
+        wait_until(lambda: any(event.duty == 1.0 for event in told))
         engine.stop_all()
     assert set(asked) == {math.inf}
-    assert told == sorted(told)
+    duties = [event.duty for event in told]
+    assert duties == sorted(duties)
 
 
 def test_what_is_tolerated_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
