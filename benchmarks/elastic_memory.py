@@ -79,11 +79,12 @@ class Bench:
         """The step planned into a limit; raises LimitTooSmallError."""
         spiller = self.steps.spiller
         spiller.set_limit(None)
-        return spiller.spilled(self.whole.origin, limit, None)
+        return spiller.spilled(spiller.origins[self.specialization], limit, None)
 
     def naive(self) -> PreparedStep:
         """The step with everything away whenever it is not used."""
-        spiller, origin = self.steps.spiller, self.whole.origin
+        spiller = self.steps.spiller
+        origin = spiller.origins[self.specialization]
         step = spiller._early(origin, None)
         if origin.use is None:
             origin.use = spiller.profiler.observe(step, None, origin.flat)

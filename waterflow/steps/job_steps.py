@@ -96,11 +96,9 @@ class JobSteps:
             profiler,
             self.spiller,
             self.prefetcher,
+            self.tiers,
             keeps_captures=self.keeps_captures,
         )
-        if self.tiers is not None:
-            builder.is_alone = self.tiers.is_alone
-            builder.stays_whole = self._stays_whole
         self.cache = StepCache(job, specializations, self.persistent, builder, opacity, self.trials)
         self.cache.collect_persistent()
         self.preparer = BatchPreparer(
@@ -115,18 +113,6 @@ class JobSteps:
             self.prefetcher,
             self.tiers,
         )
-
-    def _stays_whole(self, why: str) -> bool:
-        """Whether steps whose optimizer is eager Python, for this reason, are that as a whole: on
-        the host, in room of their own beside other jobs' steps. A captured pass before it would
-        have the lanes to itself (two jobs of an MLP with RAdam took 1.7 to 1.9 times as long so);
-        but it can be planned into a limit, and on a device saves what the host takes."""
-        if self.tiers is None or not self.tiers.is_free:
-            return False
-        if self.spiller.limit is not None or self.device.queues:
-            return False
-        self.tiers.note_stays_eager(why)
-        return True
 
     def smallest_limit(self) -> int:
         """The smallest limit that is sure to be accepted. Only while it is in no step."""

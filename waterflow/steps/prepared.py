@@ -30,7 +30,8 @@ class PreparedStep:
         optimizer: the optimizer's trace in it, None where the optimizer runs eagerly.
         memory: its profile, ready for planning.
         piles: the step piled up, where it flows.
-        origin: what it was before it was planned into a memory limit (`spilling`).
+        planned_from: what it was before it was planned into a memory limit (`spilling`); None
+            where it was not.
         spill: the plan by which its values are spilled, None where none are.
     """
 
@@ -40,13 +41,13 @@ class PreparedStep:
     memory: StepMemory = field(init=False)
     piles: Piles = field(init=False)
     valid_values: Mapping[HyperKey, Any] | None = None  # hyperparameters last found valid
-    origin: Any = None
+    planned_from: PreparedStep | None = None
     spill: SpilledStep | None = None
 
     @property
     def as_captured(self) -> PreparedStep:
         """The step as it was before it was planned into this job's limit."""
-        return self if self.origin is None else self.origin.captured  # type: ignore[no-any-return]
+        return self if self.planned_from is None else self.planned_from
 
     @property
     def creates_state(self) -> bool:

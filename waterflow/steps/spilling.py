@@ -75,6 +75,7 @@ class StepSpiller:
         folder: where the file lies, if the tier is one; None: where temporary files do.
         problem: why its steps cannot be planned into the limit; None where they can.
         is_lent: whether the limit is for others' sake: a step that knows none breaks it, then.
+        origins: of each specialization's steady step.
     """
 
     job: str
@@ -86,7 +87,7 @@ class StepSpiller:
     folder: str | None = None
     problem: BudgetError | JobError | None = None
     is_lent: bool = False
-    _fitted: list[Specialization] = field(default_factory=list)
+    origins: dict[Specialization, Origin] = field(default_factory=dict, init=False)
     _away: dict[tuple[Input, ...], int] = field(default_factory=dict)
     _problems: dict[int, LimitTooSmallError | JobError | None] = field(default_factory=dict)
     _known_away: dict[int, frozenset[Input] | None] = field(default_factory=dict)
@@ -95,27 +96,25 @@ class StepSpiller:
     @property
     def is_needed(self) -> bool:
         """Whether a step is another than was captured, since that one does not fit."""
-        steady = [one.steady for one in self._fitted if one.steady is not None]
-        return any(step.origin.captured is not step for step in steady)
+        steady = [one.steady for one in self.origins if one.steady is not None]
+        return any(step.planned_from is not None for step in steady)
 
     @property
     def copied_bytes(self) -> int:
         """What a step copies out and back, of all steps the one that copies most."""
-        steps = [one.steady for one in self._fitted if one.steady is not None]
+        steps = [one.steady for one in self.origins if one.steady is not None]
         return max((step.spill.moved_bytes for step in steps if step.spill is not None), default=0)
 
     @property
     def may_spill(self) -> bool:
         """Whether there is a step that could be planned into a limit."""
-        return any(one.steady is not None for one in self._fitted)
+        return any(one.steady is not None for one in self.origins)
 
     def is_planned(self, limit: int) -> bool:
         """Whether all steps have been planned into this limit before, or need no more."""
         return all(
-            self._needs_no_more(one.steady.origin, limit)
-            or any(known == limit for known, _ in one.steady.origin.planned)
-            for one in self._fitted
-            if one.steady is not None
+            self._needs_no_more(origin, limit) or any(known == limit for known, _ in origin.planned)
+            for origin in self.origins.values()
         )
 
     def _needs_no_more(self, origin: Origin, limit: int) -> bool:
@@ -125,11 +124,7 @@ class StepSpiller:
     def smallest(self) -> int:
         """The smallest limit that is sure to be accepted, gaps between addresses included. The
         first time each step is looked at, on copies."""
-        found = [
-            self._smallest(one.steady.origin, one.first)
-            for one in self._fitted
-            if one.steady is not None
-        ]
+        found = [self._smallest(origin, one.first) for one, origin in self.origins.items()]
         return max(found, default=0)
 
     def _smallest(self, origin: Origin, first: PreparedStep | None) -> int:
@@ -156,7 +151,7 @@ class StepSpiller:
         """
         self.limit = limit
         self._keep_away({})
-        self._fit_all(self._fitted)
+        self._fit_all([*self.origins])
 
     def fit(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Has a specialization's steady step be one that the limit allows.
@@ -171,29 +166,29 @@ class StepSpiller:
         step = specialization.steady
         if step is None or step.optimizer is None:
             return
-        step.origin = step.origin or Origin(step, flat)
-        self._fitted = [one for one in self._fitted if one is not specialization]
-        self._fitted.append(specialization)
+        known = self.origins.pop(specialization, None)
+        captured = step.as_captured
+        if known is None or known.captured is not captured:
+            known = Origin(captured, flat)
+        self.origins[specialization] = known
         if self.limit is not None:
             self._fit_all([specialization])
 
     def _fit_all(self, changed: Sequence[Specialization]) -> None:
         """Fits these, and whatever does not know yet what others have put away."""
-        stale, known = [*changed], {id(one): self._known_away.get(id(one)) for one in self._fitted}
+        stale, known = [*changed], {id(one): self._known_away.get(id(one)) for one in self.origins}
         while stale:
             for one in stale:
                 self._problems[id(one)] = self._fit(one)
                 known[id(one)] = self.persistent.away
-            stale = [one for one in self._fitted if known[id(one)] != self.persistent.away]
+            stale = [one for one in self.origins if known[id(one)] != self.persistent.away]
         self._known_away = known
-        problems = (self._problems[id(one)] for one in self._fitted)
+        problems = (self._problems[id(one)] for one in self.origins)
         self.problem = self._worst([one for one in problems if one is not None])
 
     def _fit(self, specialization: Specialization) -> LimitTooSmallError | JobError | None:
         """Plans one into the limit; returns why it cannot be."""
-        step = specialization.steady
-        assert step is not None
-        origin: Origin = step.origin
+        origin = self.origins[specialization]
         specialization.steady = origin.captured
         if self.limit is None:
             return None
@@ -267,7 +262,9 @@ class StepSpiller:
             graph = update_early(captured.graph)
             if graph is not captured.graph:
                 add_in_place(graph.graph, {graph.loss, *graph.outputs.values()}, scaled=True)
-            early = PreparedStep(graph, compile_step(graph), captured.optimizer, origin=origin)
+            early = PreparedStep(
+                graph, compile_step(graph), captured.optimizer, planned_from=captured
+            )
             early.compiled.device_input = captured.compiled.device_input
             self.profiler.profile([early] if first is None else [first, early], origin.flat)
             better = early.memory.extent < captured.memory.extent
@@ -280,7 +277,9 @@ class StepSpiller:
         compiled.device_input = step.compiled.device_input
         compiled.away = plan.away
         compiled.tape.set_tier(self._tier(plan.tier_bytes))
-        spilled = PreparedStep(step.graph, compiled, step.optimizer, origin=origin, spill=plan)
+        spilled = PreparedStep(
+            step.graph, compiled, step.optimizer, planned_from=origin.captured, spill=plan
+        )
         spilled.memory = plan.memory.of_job(self.job)
         spilled.piles = Piles(spilled.memory)
         return spilled

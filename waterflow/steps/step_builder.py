@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
@@ -40,6 +40,7 @@ from waterflow.steps.shared_captures import (
 )
 from waterflow.steps.spilling import StepSpiller
 from waterflow.steps.step_profiler import StepProfiler
+from waterflow.steps.tiers import Tiers
 from waterflow.steps.trials import Trials
 
 _Traces = tuple[OptimizerTrace | None, OptimizerTrace | None]
@@ -74,9 +75,7 @@ class StepBuilder:
         profiler: what the steps allocate.
         spiller: plans the steps into the job's limit.
         prefetcher: brings batches to the device, None where they are there already.
-        is_alone: whether no other job under way is known to look like this one.
-        stays_whole: whether a step runs as eager Python as a whole where its optimizer does, for a
-            reason that it is given.
+        tiers: whether and when it is captured, None where it is before its first step.
         draws: whether a step that was built draws random numbers on the host.
         seconds: what all that was built has taken, without waits for jobs that look alike.
         shared_with: the job whose capture the latest is; None where it is its own.
@@ -94,8 +93,7 @@ class StepBuilder:
     profiler: StepProfiler
     spiller: StepSpiller
     prefetcher: BatchPrefetcher | None = None
-    is_alone: Callable[[], bool] = lambda: False
-    stays_whole: Callable[[str], bool] = lambda why: False
+    tiers: Tiers | None = None
     draws: bool = False
     seconds: float = 0.0
     shared_with: str | None = None
@@ -252,7 +250,8 @@ class StepBuilder:
     def _captured_anew(self, flat: FlatBatch, sight: Hashable) -> Specialization:
         seen = self.trials.seen
         with self._watched(flat.signature) as watch:
-            waits = self.is_alone()  # to offer it: a check tells more, and nobody asks before
+            # To offer it: a check tells more, and nobody asks before.
+            waits = self.tiers is not None and self.tiers.is_alone
             forward, traces, kept = self._traced(flat, watch)
             known = None if waits else self._structure(watch, kept)
             assumptions = watch.assumptions
@@ -314,11 +313,23 @@ class StepBuilder:
                 f"{name} cannot be captured exactly ({error}), and a captured pass before it would "
                 "run while no other job's step does"
             )
-            if not met and self.stays_whole(why):
+            if not met and self._stays_whole(why):
                 where = users_line(None, self.job.function)
                 raise capture_error(self.job.name, why, where) from error
             self.opacity.give_up_optimizer(str(error), proved=not met)
             return None, None
+
+    def _stays_whole(self, why: str) -> bool:
+        """Whether steps whose optimizer is eager Python, for this reason, are that as a whole: on
+        the host, in room of their own beside other jobs' steps. A captured pass before it would
+        have the lanes to itself (two jobs of an MLP with RAdam took 1.7 to 1.9 times as long so);
+        but it can be planned into a limit, and on a device saves what the host takes."""
+        if self.tiers is None or not self.tiers.is_free:
+            return False
+        if self.spiller.limit is not None or self.spiller.device.queues:
+            return False
+        self.tiers.note_stays_eager(why)
+        return True
 
     def _add_steps(self, specialization: Specialization, flat: FlatBatch, traces: _Traces) -> None:
         first, steady = traces

@@ -292,6 +292,7 @@ class Tiers:
         """The job has ended."""
         self.costs.leave(self._kind, self._made)
 
+    @property
     def is_alone(self) -> bool:
         """Whether it is the only job under way whose captures others of its kind may share."""
         return self.costs.alike(self._kind) <= 1

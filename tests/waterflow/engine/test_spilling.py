@@ -153,7 +153,7 @@ def test_a_job_that_fits_is_left_alone():
     report, run = trained(zoo(CNN), None, memory="64MiB", spill=True)
     assert report.ok
     assert spills(run) == []
-    assert all(step.origin.early is None for step in steady_steps(run))
+    assert all(origin.early is None for origin in run.steps.spiller.origins.values())
 
 
 def test_order_comes_before_spilling():
@@ -180,7 +180,7 @@ def test_order_comes_before_spilling():
     assert_same_numbers(twin, wf.run_eager(twin, threads=1), one, report.jobs["deep"])
     assert report.extent_bytes <= limit
     assert spills(run) == []
-    assert all(step.origin.early is step for step in steady_steps(run))
+    assert all(origin.early is one.steady for one, origin in run.steps.spiller.origins.items())
 
 
 def test_less_than_one_operator_works_on_is_refused_before_anything_runs():
@@ -323,7 +323,7 @@ def test_a_limit_can_change_between_steps():
     assert spiller.problem is None
     spiller.set_limit(None)
     (free,) = steady_steps(run)
-    assert free is steady.origin.captured
+    assert free is steady.planned_from
     assert persistent.final_bytes == persistent.full_bytes
 
 

@@ -78,7 +78,7 @@ def needs(steps, specialization):
 @pytest.fixture(scope="module")
 def long_texts():
     steps, (specialization,) = prepared([LONG])
-    origin = specialization.steady.origin
+    origin = steps.spiller.origins[specialization]
     early, use = steps.spiller._looked_at(origin, None)
     return early, use, steps.persistent.full_bytes
 
@@ -126,7 +126,7 @@ def test_gaps_between_a_few_large_values_do_not_end_the_search_for_a_plan():
     steps = JobSteps(job, HostDevice(), JobRng(0), 1)
     eager_step(job, batch)
     steps.cache.collect_persistent()
-    origin = steps.preparer.prepare(batch).specialization.steady.origin
+    origin = steps.spiller.origins[steps.preparer.prepare(batch).specialization]
     early, use = steps.spiller._looked_at(origin, None)
     full, lowered = steps.persistent.full_bytes, early.compiled.lowered
     everything = spill_all(lowered, use, full, alignment=64)
@@ -151,7 +151,8 @@ def test_every_step_knows_what_others_have_put_away(lengths, share):
         assert needs(steps, one) <= limit
         assert step.spill is not None, "its inputs are not where it looks for them"
         known = {meaning for inputs in step.spill.away.values() for meaning in inputs}
-        used = {meaning for inputs in step.origin.use.inputs.values() for meaning in inputs}
+        use = steps.spiller.origins[one].use
+        used = {meaning for inputs in use.inputs.values() for meaning in inputs}
         assert away & used <= known
 
 
@@ -161,7 +162,7 @@ def test_one_step_that_fits_does_not_hide_another_that_cannot(lengths):
     spiller = steps.spiller
     spiller.set_limit(1 << 10)
     assert isinstance(spiller.problem, BudgetError)
-    smallest = [spiller._smallest(one.steady.origin, None) for one in spiller._fitted]
+    smallest = [spiller._smallest(origin, None) for origin in spiller.origins.values()]
     assert steps.smallest_limit() == max(smallest)
     spiller.set_limit((min(smallest) + max(smallest)) // 2)
     assert isinstance(spiller.problem, BudgetError)
@@ -195,7 +196,7 @@ def test_the_limit_that_is_named_is_enough_for_all_steps(
     for limit in (enough, enough + 64, enough):
         spiller.set_limit(limit)
         assert spiller.problem is None
-        assert max(needs(steps, one) for one in spiller._fitted) <= limit
+        assert max(needs(steps, one) for one in spiller.origins) <= limit
 
 
 @settings(max_examples=12, deadline=None)
