@@ -402,6 +402,9 @@ class Tape:
     @property
     def loss(self) -> float: ...
     def run(self, start: int, stop: int) -> None: ...
+    def run_logged(
+        self, start: int, stop: int, arena: Arena, device: LaneDevice, lane: int
+    ) -> tuple[npt.NDArray[np.void], list[int], list[Mark]]: ...
 
 class Round:
     def __init__(

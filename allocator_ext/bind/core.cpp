@@ -35,11 +35,6 @@ using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
 using StepArrays = std::tuple<Array<std::int64_t>, Array<std::int32_t>, Array<std::int32_t>>;
 using SlotTuple = std::tuple<int, int, int>;
 
-template <typename T>
-py::array_t<T> as_array(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
 std::optional<std::size_t> as_limit(std::size_t limit) {
   return limit == kNoLimit ? std::nullopt : std::optional<std::size_t>(limit);
 }

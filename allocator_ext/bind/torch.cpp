@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/core.h"
 #include "bind/device.h"
 #include "bind/errors.h"
 #include "bind/train.h"
@@ -304,6 +305,25 @@ std::vector<double> metrics_of(const std::variant<double, at::Tensor>& loss,
   return found;
 }
 
+// Runs instructions one by one. Returns the arena's log of it, how far that reaches behind each,
+// and the marks before the first and behind each.
+py::tuple run_logged(Tape& tape, int start, int stop, Arena& arena, LaneDevice& device, Lane lane) {
+  std::vector<Event> log;
+  std::vector<std::size_t> ends;
+  std::vector<Mark> marks;
+  run_unlocked([&] {
+    marks.push_back(device.mark(lane));
+    for (int index = start; index < stop; ++index) {
+      tape.run(index, index + 1);
+      marks.push_back(device.mark(lane));
+      const std::vector<Event> events = arena.take_log();
+      log.insert(log.end(), events.begin(), events.end());
+      ends.push_back(log.size());
+    }
+  });
+  return py::make_tuple(as_array(log), ends, marks);
+}
+
 void bind_tape(py::module_& m) {
   // kWrapped is not there: whether a number becomes a tensor is the schema's to say.
   py::native_enum<Argument::Kind>(m, "ArgumentKind", "enum.IntEnum")
@@ -377,7 +397,9 @@ void bind_tape(py::module_& m) {
       .def_property_readonly(
           "metrics", [](const Tape& tape) { return metrics_of(tape.loss(), tape.metrics()); })
       .def("run",
-           [](Tape& tape, int start, int stop) { run_unlocked([&] { tape.run(start, stop); }); });
+           [](Tape& tape, int start, int stop) { run_unlocked([&] { tape.run(start, stop); }); })
+      .def("run_logged", &run_logged, py::arg("start"), py::arg("stop"), py::arg("arena"),
+           py::arg("device"), py::arg("lane"));
 }
 
 // Job, plan and tape travel as plain tuples: a round is made once per step.

@@ -7,10 +7,9 @@ writes, so nothing that the job owns changes.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -127,36 +126,62 @@ class Scratch:
             watch: looks at each instruction of one more run, whose profile this is.
         """
         started = time.perf_counter()
-        profile = self._run_logged(step.tape, name)
+        ran = self._run_logged(step.tape)
         if repeatable and time.perf_counter() - started < _WARM_UP_LIMIT_SECONDS:
-            profile = self._run_logged(step.tape, name)
+            ran = self._run_logged(step.tape)
+        seconds = ran.seconds
         if watch is not None:
-            seen = self._run_logged(step.tape, name, watch)  # whose times count the watch, too
-            profile = dataclasses.replace(seen, node_seconds=profile.node_seconds)
-        return profile
+            ran = self._run_logged(step.tape, watch)  # whose times count the watch, too
+        return Profile(_events(ran), seconds, 0, "measured", name)
 
-    def _run_logged(self, tape: Any, name: str, watch: Watch | None = None) -> Profile:
+    def _run_logged(self, tape: Any, watch: Watch | None = None) -> _Ran:
+        """Runs a tape; in one call where nobody watches, as other threads of Python's are let in at
+        each."""
         self.arena.synchronize()
         self.arena.record(True)
         self.arena.take_log()
-        logs = []
-        marks = [self._clock.mark(0)]
+        where = self.arena, self._clock, 0
         try:
             with _C.LaneScope(self.arena, 0, 0):
-                for index in range(len(tape)):
-                    if watch is not None:
-                        watch.before(index)
-                    tape.run(index, index + 1)
-                    marks.append(self._clock.mark(0))
-                    logs.append(self.arena.take_log())
-                    if watch is not None:
-                        watch.after(index, logs[-1])
+                if watch is None:
+                    log, ends, marks = tape.run_logged(0, len(tape), *where)
+                else:
+                    log, ends, marks = _watched(tape, watch, where)
         finally:
             self.arena.record(False)
             self.arena.take_log()
         self._clock.wait(marks[-1])
         seconds = np.diff([self._clock.seconds(mark) for mark in marks])
-        return Profile(_events(logs), np.maximum(seconds, 0.0), 0, "measured", name)
+        return _Ran(log, ends, np.maximum(seconds, 0.0))
+
+
+class _Ran(NamedTuple):
+    """What a tape has done.
+
+    Attributes:
+        log: of the arena.
+        ends: behind each instruction, how far the log reaches.
+        seconds: of each instruction.
+    """
+
+    log: np.ndarray[Any, Any]
+    ends: Sequence[int]
+    seconds: np.ndarray[Any, Any]
+
+
+def _watched(
+    tape: Any, watch: Watch, where: tuple[Any, Any, int]
+) -> tuple[np.ndarray[Any, Any], list[int], list[Any]]:
+    """The same one by one, each between two looks."""
+    logs, ends, marks = [], [0], []
+    for index in range(len(tape)):
+        watch.before(index)
+        log, _, (before, after) = tape.run_logged(index, index + 1, *where)
+        watch.after(index, log)
+        logs.append(log)
+        ends.append(ends[-1] + len(log))
+        marks += [after] if marks else [before, after]
+    return np.concatenate(logs), ends[1:], marks
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -170,18 +195,18 @@ def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 _ALLOCATE, _FREE = 0, 2
 
 
-def _events(logs: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _events(ran: _Ran) -> np.ndarray[Any, Any]:
     """The arena's log as a profile's events: offsets become block numbers."""
     blocks: dict[int, int] = {}
     rows: list[tuple[int, int, int]] = []
     count = 0
-    for node, log in enumerate(logs):
-        for event in log:
-            offset, size, kind = int(event["offset"]), int(event["bytes"]), int(event["kind"])
-            if kind == _ALLOCATE:
-                blocks[offset] = count
-                rows.append((node, size, count))
-                count += 1
-            elif kind == _FREE and offset in blocks:
-                rows.append((node, -size, blocks.pop(offset)))
+    nodes = np.searchsorted(ran.ends, np.arange(len(ran.log)), side="right")
+    fields = (ran.log[name].tolist() for name in ("offset", "bytes", "kind"))
+    for node, offset, size, kind in zip(nodes.tolist(), *fields, strict=True):
+        if kind == _ALLOCATE:
+            blocks[offset] = count
+            rows.append((node, size, count))
+            count += 1
+        elif kind == _FREE and offset in blocks:
+            rows.append((node, -size, blocks.pop(offset)))
     return np.array(rows, dtype=EVENT)
