@@ -375,8 +375,8 @@ class Tape:
         self,
         name: str,
         overload: str,
-        arguments: Sequence[tuple[ArgumentKind, Any]],  # a list
-        results: Sequence[int | list[int]],  # a list
+        arguments: Sequence[tuple[ArgumentKind, Any]],
+        results: Sequence[int | list[int]],
         release: Sequence[int],
     ) -> None: ...
     def add_load(self, input: int, slot: int, release: Sequence[int]) -> None: ...

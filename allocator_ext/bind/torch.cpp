@@ -213,7 +213,7 @@ Argument make_argument(const py::handle& item, const c10::TypePtr& type) {
   TORCH_CHECK(false, "unknown argument kind ", kind);
 }
 
-std::vector<Result> make_results(const py::list& items) {
+std::vector<Result> make_results(const py::sequence& items) {
   std::vector<Result> results;
   for (auto item : items) {
     Result result;
@@ -229,7 +229,8 @@ std::vector<Result> make_results(const py::list& items) {
 }
 
 void add_operator(Tape& tape, const std::string& name, const std::string& overload,
-                  const py::list& arguments, const py::list& results, std::vector<int> release) {
+                  const py::sequence& arguments, const py::sequence& results,
+                  std::vector<int> release) {
   Instruction instruction;
   instruction.name = name;
   instruction.op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());

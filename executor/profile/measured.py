@@ -173,7 +173,8 @@ def _watched(
     tape: Any, watch: Watch, where: tuple[Any, Any, int]
 ) -> tuple[np.ndarray[Any, Any], list[int], list[Any]]:
     """The same one by one, each between two looks."""
-    logs, ends, marks = [], [0], []
+    logs, ends = [], [0]
+    marks: list[Any] = []
     for index in range(len(tape)):
         watch.before(index)
         log, _, (before, after) = tape.run_logged(index, index + 1, *where)

@@ -54,6 +54,17 @@ class Argument(NamedTuple):
     payload: Any
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _slot(slot: int) -> Argument:
+    """A tensor's; one for all tapes, so that there are fewer objects for collections to pass."""
+    return Argument(_C.ArgumentKind.SLOT, slot)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _register(register: int) -> Argument:
+    return Argument(_C.ArgumentKind.SCALAR, register)
+
+
 _NONE = Argument(_C.ArgumentKind.CONSTANT, None)
 
 
@@ -112,8 +123,8 @@ class CallOperator(NamedTuple):
 
     node: fx.Node
     signature: Signature
-    arguments: list[Argument]
-    results: list[int | list[int]]
+    arguments: tuple[Argument, ...]
+    results: tuple[int | list[int], ...]
     release: Sequence[int]
 
     @property
@@ -407,21 +418,21 @@ class _Lowering:
         release = [] if loss in self.step.outputs.values() else [self.slots[loss]]
         return ReadLoss(loss, self.slots[loss], release)
 
-    def _release(self, node: fx.Node) -> list[int]:
+    def _release(self, node: fx.Node) -> tuple[int, ...]:
         dying = [source for source in node.all_input_nodes if self.last_use[source] is node]
         unread = [n for n in holders_of(node) if n in self.slots and n not in self.last_use]
-        return [
+        return tuple(
             self.slots[n]
             for n in dict.fromkeys([*dying, *unread])
             if n in self.slots and n not in self.kept and self.slots[n] not in self.fixed
-        ]
+        )
 
     def _register(self, argument: Any) -> int:
         if isinstance(argument, fx.Node):
             return self.registers[argument]
         return self._constant_register(float(argument))
 
-    def _call(self, node: fx.Node, release: list[int]) -> CallOperator:
+    def _call(self, node: fx.Node, release: tuple[int, ...]) -> CallOperator:
         target = node.target
         assert isinstance(target, torch._ops.OpOverload)
         signature = signature_of(target)
@@ -435,13 +446,13 @@ class _Lowering:
         if place is not None and arguments[place] == _NONE:
             arguments[place] = Argument(_C.ArgumentKind.GENERATOR, _on_device(node))
         results = self._results(node, signature.num_returns)
-        return CallOperator(node, signature, arguments, results, release)
+        return CallOperator(node, signature, tuple(arguments), results, release)
 
     def _argument(self, value: Any) -> Argument:
         if isinstance(value, fx.Node):
             if value in self.registers:
-                return Argument(_C.ArgumentKind.SCALAR, self.registers[value])
-            return Argument(_C.ArgumentKind.SLOT, self.slots[value])
+                return _register(self.registers[value])
+            return _slot(self.slots[value])
         if isinstance(value, (list, tuple)) and any(isinstance(v, fx.Node) for v in value):
             return self._list_argument(value)
         return Argument(_C.ArgumentKind.CONSTANT, value)
@@ -461,12 +472,12 @@ class _Lowering:
         slots = [NOWHERE if v is None else self.slots[v] for v in values]
         return Argument(_C.ArgumentKind.SLOTS, slots)
 
-    def _results(self, node: fx.Node, num_returns: int) -> list[int | list[int]]:
+    def _results(self, node: fx.Node, num_returns: int) -> tuple[int | list[int], ...]:
         if num_returns == 1 and not _has_several(node):
-            return [self.slots[node]]
+            return (self.slots[node],)
         readers = {n.args[1]: n for n in node.users if n.target is operator.getitem}
         if num_returns == 1:
-            return [self._elements(readers, len(node.meta["val"]))]
+            return (self._elements(readers, len(node.meta["val"])),)
         results: list[int | list[int]] = []
         for place, value in enumerate(node.meta.get("val") or [None] * num_returns):
             reader = readers.get(place)
@@ -475,7 +486,7 @@ class _Lowering:
                 results.append(self._elements(inner, len(value)))
             else:
                 results.append(self.slots.get(reader, NOWHERE) if reader else NOWHERE)
-        return results
+        return tuple(results)
 
     def _elements(self, readers: Mapping[Any, fx.Node], count: int) -> list[int]:
         return [self.slots[readers[i]] if i in readers else NOWHERE for i in range(count)]

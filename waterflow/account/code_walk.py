@@ -324,7 +324,7 @@ class CodeWalk:
         skipped = self._skip.get(id(kind), frozenset())
         if skipped is None:
             return
-        skipped = CLASS_NOISE | skipped
+        skipped = CLASS_NOISE | skipped if skipped else CLASS_NOISE
         trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
         found = self.guards.type(kind, self.names, skipped)
         watched = functools.partial(_is_watched, self.names, skipped)

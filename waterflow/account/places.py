@@ -7,7 +7,7 @@ import operator
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,9 @@ class Mapping(Place):
         dotted: bool,
     ) -> None:
         super().__init__(trail)
-        self.holder, self.before, self.skipped, self.dotted = holder, before, skipped, dotted
+        # Most are empty: hooks of modules. The fewer objects stay, the rarer are collections.
+        self.before: Sequence[tuple[Any, Any]] = before or ()
+        self.holder, self.skipped, self.dotted = holder, skipped, dotted
 
     def text(self, part: Any) -> str:
         if part is None or self.dotted:

@@ -45,6 +45,7 @@ _VALUES = frozenset({str, int, float, bool, type(None), tuple, dict})
 MOST_BYTES = 16 << 20
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_NOTHING = frozenset[Any]()  # one for all, as there are hundreds in an account
 _MODULE_NAMES = frozenset(name for name in vars(nn.Module()) if name != "_version")
 _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 
@@ -145,7 +146,7 @@ class Walk(CodeWalk):
         self._class(kind, Trail(kind.__qualname__))
 
     def _attributes(self, value: Any, trail: Trail) -> None:
-        names, skipped = self._wanted_names(value), self._skip.get(id(value), frozenset())
+        names, skipped = self._wanted_names(value), self._skip.get(id(value), _NOTHING)
         if skipped is None:
             return
         found = self.guards.attributes(value, names, skipped or None)
@@ -206,7 +207,7 @@ class Walk(CodeWalk):
 
     def _mapping(self, value: dict[Any, Any], trail: Trail, dotted: bool = False) -> None:
         self.objects[id(value)] = trail
-        skipped = self._skip.get(id(value), frozenset())
+        skipped = self._skip.get(id(value), _NOTHING)
         if skipped is None:
             return
         found = self.guards.mapping(value, skipped or None)

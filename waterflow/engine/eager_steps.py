@@ -487,7 +487,8 @@ class EagerSteps:
         before: a peak that is older may be that of a room, which is larger than what it is for."""
         if self._ran_in_arena:
             peak = int(arena.peak(self._number))
+            taken = 1  # what takes nothing is known, too
             if peak > self._peak_before:
-                taken = peak - int(arena.held(self._number))
-                self._needs.measured_extent = max(self._needs.measured_extent, taken)
+                taken = max(taken, peak - int(arena.held(self._number)))
+            self._needs.measured_extent = max(self._needs.measured_extent, taken)
             self._ran_in_arena = False
