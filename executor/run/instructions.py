@@ -317,7 +317,7 @@ class _Lowering:
     def run(self) -> LoweredStep:
         inputs, slots = self.step.inputs.items(), self.slots
         instructions: list[Instruction] = [
-            Load(node, meaning.key, slots[node], [])  # type: ignore[arg-type]  # a place in the batch
+            Load(node, meaning.key, slots[node], ())  # type: ignore[arg-type]  # a place in the batch
             for meaning, node in inputs
             if meaning.kind == "batch"
         ]
@@ -415,7 +415,7 @@ class _Lowering:
 
     def _loss(self) -> ReadLoss:
         loss = self.step.loss
-        release = [] if loss in self.step.outputs.values() else [self.slots[loss]]
+        release = () if loss in self.step.outputs.values() else (self.slots[loss],)
         return ReadLoss(loss, self.slots[loss], release)
 
     def _release(self, node: fx.Node) -> tuple[int, ...]:

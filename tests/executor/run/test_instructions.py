@@ -37,13 +37,13 @@ def calls(lowered):
 def test_a_chain_loads_calls_releases_and_reads_its_loss():
     lowered = lower_step(step_of(lambda x: ((x**2).sum(),), X))
     load, double, total, loss = lowered.instructions
-    assert load[1:] == (0, 0, [])
+    assert load[1:] == (0, 0, ())
     assert isinstance(load, Load)
-    assert double.arguments == [Argument(SLOT, 0), Argument(CONSTANT, 2)]
-    assert (double.results, double.release) == ([1], [0])
-    assert (total.results, total.release) == ([2], [1])
+    assert double.arguments == (Argument(SLOT, 0), Argument(CONSTANT, 2))
+    assert (double.results, double.release) == ((1,), (0,))
+    assert (total.results, total.release) == ((2,), (1,))
     assert isinstance(loss, ReadLoss)
-    assert (loss.slot, loss.release) == (2, [2])
+    assert (loss.slot, loss.release) == (2, (2,))
     names = [made.name for made in lowered.instructions]
     assert names == ["load", "aten.pow.Tensor_Scalar", "aten.sum.default", "loss"]
     assert lowered.transient == [0, 1, 2]
@@ -59,7 +59,7 @@ def test_outputs_and_a_loss_that_is_one_are_kept():
     kept = {lowered.outputs["out", 0]}
     assert not kept & {slot for made in lowered.instructions for slot in made.release}
     as_output = StepGraph(step.graph, step.loss, {"loss": step.loss})
-    assert lower_step(as_output).instructions[-1].release == []
+    assert lower_step(as_output).instructions[-1].release == ()
 
 
 def test_what_is_released_is_released_once_after_its_last_reader():
@@ -147,9 +147,9 @@ def test_numbers_live_in_registers():
     found = [made[1:] for made in (dividing, negating, subtracting)]
     assert all(isinstance(made, Compute) for made in (dividing, negating, subtracting))
     assert found == [
-        (_C.Arithmetic.DIVIDE, found[0][1], reading.register, three, []),
-        (_C.Arithmetic.NEGATE, found[1][1], found[0][1], NOWHERE, []),
-        (_C.Arithmetic.SUBTRACT, found[2][1], rate_register, found[1][1], []),
+        (_C.Arithmetic.DIVIDE, found[0][1], reading.register, three, ()),
+        (_C.Arithmetic.NEGATE, found[1][1], found[0][1], NOWHERE, ()),
+        (_C.Arithmetic.SUBTRACT, found[2][1], rate_register, found[1][1], ()),
     ]
     assert scaling.arguments[1] == Argument(_C.ArgumentKind.SCALAR, found[2][1])
     registers = {rate_register, three, reading.register, *(made[1] for made in found)}

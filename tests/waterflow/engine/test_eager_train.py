@@ -410,6 +410,32 @@ def test_a_train_beside_which_none_could_run_stays_where_it_is(monkeypatch):
         assert_equal_to_loop(job, found, make(steps=20))
 
 
+def test_steps_that_take_no_memory_come_in_trains_too(monkeypatch):
+    """Each by itself they took a hundred times as long as the loop's."""
+    trained = []
+    make_train = EagerSteps.make
+
+    def noting(self, batch, memory):
+        trained.append(batch)
+        return make_train(self, batch, memory)
+
+    monkeypatch.setattr(EagerSteps, "make", noting)
+    numbers = iter(range(40))
+    model = nn.Linear(2, 2)
+    job = wf.Job(
+        "a",
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        data=[(1, 2)] * 40,
+        step=lambda batch: float(next(numbers)),
+        steps=40,
+        capture=False,
+    )
+    report = run([job])
+    assert report.jobs["a"].losses == [*map(float, range(40))]
+    assert len(trained) >= 35
+
+
 @pytest.mark.usefixtures("captures_pay")
 def test_no_capture_begins_before_the_gradients_of_the_last_step_are_gone(monkeypatch):
     """A capture reads ``p.grad``, and torch 2.13 may not be asked for it in the middle of that."""

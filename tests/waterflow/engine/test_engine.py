@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
 from tests.support.waiting import wait_until
+from waterflow.steps.step_builder import StepBuilder
 
 pytestmark = pytest.mark.cpu
 
@@ -607,11 +608,21 @@ def test_optimizer_of_another_model_is_refused() -> None:
         pytest.param({"steps": 4}, id="amid an epoch"),
     ],
 )
+@pytest.mark.parametrize("tiers", ["on", "off"])
 def test_an_open_engine_keeps_nothing_of_a_job_that_has_left(
-    capture: Any, options: dict[str, Any]
+    capture: Any, options: dict[str, Any], tiers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Thousands of trials may pass through one engine, each with a model of its own; and nobody
     collects garbage for their sake."""
+    monkeypatch.setenv("WATERFLOW_TIERS", tiers)
+    builders: list[weakref.ref[Any]] = []
+    build = StepBuilder.build
+
+    def noting(self: StepBuilder, flat: Any) -> Any:
+        builders.extend(map(weakref.ref, (self, self.spiller)))
+        return build(self, flat)
+
+    monkeypatch.setattr(StepBuilder, "build", noting)
     make_job("a")  # torch keeps the frame in which it has made a first optimizer
     with wf.Engine("32MiB", threads=1) as engine:
         gc.collect()
@@ -621,7 +632,8 @@ def test_an_open_engine_keeps_nothing_of_a_job_that_has_left(
             kept = [weakref.ref(part) for part in (job.model, job.optimizer, job.data)]
             report = engine.submit(job).result()
             del job
-            wait_until(lambda: not any(part() for part in kept), 10)  # its thread ends
+            wait_until(lambda: not any(part() for part in kept + builders), 10)  # its thread ends
+            assert bool(builders) == (capture is True or (capture == "auto" and tiers == "off"))
         finally:
             gc.enable()
         assert engine.report()["a"] is report

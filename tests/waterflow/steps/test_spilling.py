@@ -3,6 +3,9 @@ enough."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -154,6 +157,22 @@ def test_every_step_knows_what_others_have_put_away(lengths, share):
         use = steps.spiller.origins[one].use
         used = {meaning for inputs in use.inputs.values() for meaning in inputs}
         assert away & used <= known
+
+
+def test_planned_steps_go_with_their_job_and_wait_for_no_collection():
+    gc.collect()
+    gc.disable()
+    try:
+        steps, (specialization,) = prepared([LONG])
+        steps.spiller.set_limit(needs(steps, specialization) // 2)
+        planned = specialization.steady
+        assert planned.spill is not None
+        origin = steps.spiller.origins[specialization]
+        gone = [weakref.ref(one) for one in (planned, planned.planned_from, origin)]
+        del steps, specialization, planned, origin
+        assert not any(one() for one in gone)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("lengths", [(SHORT, LONG), (LONG, SHORT)])
