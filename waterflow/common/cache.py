@@ -121,7 +121,8 @@ def write_cached(folder: str, name: str, content: bytes) -> None:
         for above in (place.parent, place):
             above.mkdir(mode=0o700, exist_ok=True)
             _check(above.stat(), above)
-        write_atomically(place / name, content, private=True)
+        # Whoever reads it notices damage, and jobs are not to wait for the disk.
+        write_atomically(place / name, content, private=True, durable=False)
     except OSError as error:
         _tell(error)
 

@@ -7,20 +7,28 @@ import secrets
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
+def write_atomically(
+    path: Path, content: bytes, *, private: bool = False, durable: bool = True
+) -> None:
     """Replace the file at `path`: a reader sees the old one or the new one, never a part.
 
-    A private one can be read and written by its owner alone. Raises OSError if the folder cannot be
-    written.
+    Args:
+        path: the file.
+        content: what it is to hold.
+        private: whether its owner alone may read and write it.
+        durable: whether that holds after a power cut, too, for which this waits for the disk.
+
+    Raises:
+        OSError: the folder cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.part")
     try:
         mode = 0o600 if private else 0o666
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
-            # Without it, a power cut after the rename can leave an empty file under the good name.
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:  # else a power cut can leave an empty file under the good name
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -41,3 +41,12 @@ def test_a_reader_never_meets_a_part(tmp_path, monkeypatch):
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         write_atomically(tmp_path / "nowhere" / "file", b"")
+
+
+def test_what_can_be_made_anew_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("waits for the disk"))
+    write_atomically(path, b"one", durable=False)
+    write_atomically(path, b"two", durable=False)
+    assert path.read_bytes() == b"two"
+    assert list(tmp_path.iterdir()) == [path]
