@@ -55,13 +55,14 @@ class Argument(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _slot(slot: int) -> Argument:
+def _from_slot(slot: int) -> Argument:
     """A tensor's; one for all tapes, so that there are fewer objects for collections to pass."""
     return Argument(_C.ArgumentKind.SLOT, slot)
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _register(register: int) -> Argument:
+def _from_register(register: int) -> Argument:
+    """A number's, so, too."""
     return Argument(_C.ArgumentKind.SCALAR, register)
 
 
@@ -451,8 +452,8 @@ class _Lowering:
     def _argument(self, value: Any) -> Argument:
         if isinstance(value, fx.Node):
             if value in self.registers:
-                return _register(self.registers[value])
-            return _slot(self.slots[value])
+                return _from_register(self.registers[value])
+            return _from_slot(self.slots[value])
         if isinstance(value, (list, tuple)) and any(isinstance(v, fx.Node) for v in value):
             return self._list_argument(value)
         return Argument(_C.ArgumentKind.CONSTANT, value)

@@ -27,6 +27,8 @@ from waterflow.account.trust import (
 from waterflow.allocator_ext import _C
 
 _IMMUTABLE = 1 << 8  # a flag of classes whose attributes nobody can set
+#: One for all, as there are hundreds in an account.
+_NOTHING = frozenset[Any]()
 #: Attributes of classes that say nothing which their functions and values do not.
 CLASS_NOISE = frozenset(
     {
@@ -108,6 +110,10 @@ class CodeWalk:
         elif type(value) not in CONSTANTS and id(value) not in self.seen:
             self.seen[id(value)] = value
             self._waiting.append((value, trail))
+
+    def _skipped(self, value: Any) -> frozenset[Any] | None:
+        """What of an object's attributes or keys does not count; None: none of them does."""
+        return self._skip.get(id(value), _NOTHING)
 
     def passes_by(self, kind: type) -> bool:
         """Whether the code of a class is not to be looked into."""
@@ -321,7 +327,7 @@ class CodeWalk:
     def _own_attributes(self, kind: type) -> None:
         if kind.__flags__ & _IMMUTABLE or is_own_class(kind) or self.passes_by(kind):
             return
-        skipped = self._skip.get(id(kind), frozenset())
+        skipped = self._skipped(kind)
         if skipped is None:
             return
         skipped = CLASS_NOISE | skipped if skipped else CLASS_NOISE

@@ -45,7 +45,6 @@ _VALUES = frozenset({str, int, float, bool, type(None), tuple, dict})
 MOST_BYTES = 16 << 20
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
-_NOTHING = frozenset[Any]()  # one for all, as there are hundreds in an account
 _MODULE_NAMES = frozenset(name for name in vars(nn.Module()) if name != "_version")
 _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 
@@ -146,7 +145,7 @@ class Walk(CodeWalk):
         self._class(kind, Trail(kind.__qualname__))
 
     def _attributes(self, value: Any, trail: Trail) -> None:
-        names, skipped = self._wanted_names(value), self._skip.get(id(value), _NOTHING)
+        names, skipped = self._wanted_names(value), self._skipped(value)
         if skipped is None:
             return
         found = self.guards.attributes(value, names, skipped or None)
@@ -207,7 +206,7 @@ class Walk(CodeWalk):
 
     def _mapping(self, value: dict[Any, Any], trail: Trail, dotted: bool = False) -> None:
         self.objects[id(value)] = trail
-        skipped = self._skip.get(id(value), _NOTHING)
+        skipped = self._skipped(value)
         if skipped is None:
             return
         found = self.guards.mapping(value, skipped or None)
@@ -225,7 +224,7 @@ class Walk(CodeWalk):
     def _items(self, value: Any, trail: Trail) -> None:
         base = next(base for base in places.ITEM_BASES if is_a(value, base))
         self.objects[id(value)] = trail
-        if self._skip.get(id(value), ()) is None:
+        if self._skipped(value) is None:
             return
         found = self.guards.items(value, base)
         self.places.append(places.Items(trail, value, base, found))

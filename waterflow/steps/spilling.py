@@ -108,7 +108,7 @@ class StepSpiller:
     @property
     def may_spill(self) -> bool:
         """Whether there is a step that could be planned into a limit."""
-        return any(one.steady is not None for one in self.origins)
+        return bool(self.origins)
 
     def is_planned(self, limit: int) -> bool:
         """Whether all steps have been planned into this limit before, or need no more."""
