@@ -9,7 +9,8 @@ walked is listed, never assumed constant. Contents of tensors are not state here
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping
+import functools
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -36,9 +37,12 @@ class Account:
 
     def __init__(self, walk: Walk) -> None:
         """Takes over what a walk has found; use `take`."""
-        self._guards = walk.guards
-        #: Every place that is checked, in the order of the walk.
-        self.places: list[Place] = walk.places
+        #: Every place that is checked but for the library's, in the order of the walk.
+        self.own_places: list[Place] = walk.places
+        #: What the library's code leads to, if that is shared with other accounts.
+        self.library = walk.library
+        #: The extension's forms of the checks: of the own places, then of the library's.
+        self.guards = [walk.guards] if walk.library is None else [walk.guards, walk.library.guards]
         #: The attributes that count; None: any.
         self.names: frozenset[str] | None = walk.names
         self._executes = walk.executes
@@ -46,8 +50,9 @@ class Account:
         self._walked = walk.seen
         #: Whether all was walked that there is, but for what is unwalkable.
         self.is_whole = walk.is_whole
-        #: Code objects of the functions that the walk met, with those inside them.
-        self.codes: frozenset[CodeType] = frozenset(walk.codes.values())
+        #: Code objects of the functions that the walk met but for the library's, with those inside
+        #: them.
+        self.own_codes: frozenset[CodeType] = frozenset(walk.codes.values())
         #: Where there are objects whose state cannot be read, and their type or the reason.
         self.unwalkable: list[tuple[str, str]] = [(str(t), what) for t, what in walk.unwalkable]
         #: Built-in functions that the code met names.
@@ -55,17 +60,22 @@ class Account:
         #: Modules of torch, numpy and the standard library that the code met names.
         self.libraries = frozenset(walk.libraries)
 
+    @functools.cached_property
+    def codes(self) -> frozenset[CodeType]:
+        """Code objects of the functions that the walk met, with those inside them."""
+        return self.own_codes if self.library is None else self.own_codes | self.library.codes
+
     @property
-    def guards(self) -> Any:
-        """The extension's form of the checks."""
-        return self._guards
+    def places(self) -> list[Place]:
+        """Every place that is checked."""
+        return self.own_places if self.library is None else [*self.own_places, *self.library.places]
 
     @property
     def irrevocable(self) -> list[str]:
         """What may move when used, and could not be put back: iterators, generators, caches."""
         return [
             str(place.trail)
-            for place in self.places
+            for place in self.own_places
             if isinstance(place, Probed) and place.put_back is None and moves(place.holder)
         ]
 
@@ -117,16 +127,15 @@ class Account:
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
-        return self._guards.holds()
+        return all(guards.holds() for guards in self.guards)
 
     def difference(self) -> str | None:
         """What is not as it was, as a user would call it; None if all is."""
-        found = self._guards.difference()
-        return None if found is None else self.places[found[0]].text(found[1])
+        return next((place.text(part) for place, part in self._differing(first=True)), None)
 
     def differences(self) -> list[str]:
         """Everything that is not as it was."""
-        return [self.places[index].text(part) for index, part in self._guards.differences()]
+        return [place.text(part) for place, part in self._differing()]
 
     def restore(self) -> list[str]:
         """Puts back what was there, place by place.
@@ -134,12 +143,23 @@ class Account:
         Returns:
             What could not be put back: positions of iterators, replaced storages of tensors.
         """
-        for index, _ in self._guards.differences():
+        for place, _ in list(self._differing()):
             try:
-                self.places[index].restore()
+                place.restore()
             except Exception:
                 continue  # it shows in what still differs
         return self.differences()
+
+    def _differing(self, first: bool = False) -> Iterator[tuple[Place, Any]]:
+        """The places that are not as they were, or the first of them, and the parts that differ."""
+        known = self.own_places, () if self.library is None else self.library.places
+        for guards, held in zip(self.guards, known, strict=False):
+            if first:
+                found = guards.difference()
+                differing = [] if found is None else [found]
+            else:
+                differing = guards.differences()
+            yield from ((held[index], part) for index, part in differing)
 
     @property
     def objects(self) -> frozenset[int]:
@@ -215,6 +235,9 @@ def _walk_along(
 
 def _named(walk: Walk, executed_only: bool) -> frozenset[str] | None:
     more = names_in(walk.codes.values(), copied=not executed_only)
+    if walk.library is not None and more is not None:
+        known = walk.library.names if executed_only else walk.library.copied_names
+        more = None if known is None else more | known
     return None if more is None else more | _CALLED | walk.handed_names
 
 

@@ -121,6 +121,18 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(slot for base in kind.__mro__ for slot in _own_slots(base))
 
 
+def is_behind_function(owner: object) -> bool:
+    """Whether something is what an extension's function is bound to in place of an object: a
+    pointer, or pybind11's record of the function."""
+    kind = type(owner)
+    return kind.__name__ == "PyCapsule" or is_of_pybind(kind)
+
+
+def is_of_pybind(kind: type) -> bool:
+    """Whether a class is one of those that pybind11 makes once for all extensions."""
+    return kind.__module__ == "pybind11_builtins"
+
+
 def is_foreign(value: Any) -> bool:
     """Whether something in a trusted module or class has been put there by other code.
 

@@ -10,12 +10,15 @@ from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from waterflow.account import places
+from torch.utils.hooks import RemovableHandle
+
+from waterflow.account import library, places
 from waterflow.account.bytecode import imports_of, nested_codes
-from waterflow.account.class_parts import CONSTANTS, is_a, is_foreign
+from waterflow.account.class_parts import CONSTANTS, is_a, is_behind_function, is_foreign
 from waterflow.account.code_names import code_names
 from waterflow.account.places import Trail
 from waterflow.account.trust import (
+    is_everybodys,
     is_own_class,
     is_reporters_file,
     is_reporters_name,
@@ -38,6 +41,8 @@ CLASS_NOISE = frozenset(
         *("__subclasshook__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
     }
 )
+#: What torch counts in its classes: hooks that there ever were.
+_COUNTERS = {id(RemovableHandle): frozenset({"next_id"})}
 #: What trusted code may have in its globals that others can set: torch's hooks for all modules.
 _SWITCHES = (dict, list, set, OrderedDict)
 _READ_FURTHER = (types.FunctionType, type)
@@ -68,6 +73,10 @@ class CodeWalk:
 
     #: Whether it goes through the code of packages that only report what they are told.
     enters_reporters = True
+    #: What the library's code leads to, as far as that was walked apart.
+    library: library.LibraryPart | None = None
+    #: Whether it is.
+    leaves_library = True
 
     def __init__(
         self,
@@ -97,10 +106,12 @@ class CodeWalk:
         self.seen: dict[int, Any] = {}
         self._aside: Collection[int] = ()  # what is walked late
         self._put_aside: list[tuple[Any, Trail]] = []  # what was met of that
-        self._classes: dict[int, type] = {}
+        self.classes: dict[int, type] = {}
         self._waiting: deque[tuple[Any, Trail]] = deque()
         self._globals: dict[int, tuple[dict[str, Any], dict[str, Trail]]] = {}
-        self._read_modules: set[tuple[int, frozenset[str]]] = set()
+        self._read_modules: dict[tuple[int, frozenset[str]], dict[str, Any]] = {}
+        #: Where it would go into the library: a function, a class, or names of a module.
+        self._entries: dict[Any, tuple[Any, frozenset[str]]] = {}
         self._modules: dict[int, tuple[types.ModuleType, Trail]] = {}
 
     def reach(self, value: Any, trail: Trail) -> None:
@@ -127,7 +138,62 @@ class CodeWalk:
         kind = type(value)
         self.unwalkable.append((trail, what or f"{kind.__module__}.{kind.__qualname__}"))
 
+    # The library
+
+    def _read_library(self) -> None:
+        """Goes where the library's code leads to."""
+        if not self._entries:
+            return
+        entries = dict(self._entries)
+        codes = None if self._codes is None else frozenset(self._codes)
+        key = frozenset(entries), self.names, codes, self.enters_reporters
+        part = library.part_for(key, (entries, self._codes), lambda: self._walk_apart(entries))
+        asked_apart = (*self._skip, *self._aside)
+        if part is not None and part.identities.isdisjoint(asked_apart):
+            self.library = part
+            return
+        self.leaves_library, self.library = False, None
+        self._entries.clear()
+        for met in (self.seen, self.classes, self._read_modules):
+            for entry in entries:
+                met.pop(entry, None)
+        self._walk_entries(entries)
+
+    def _walk_apart(self, entries: Mapping[Any, Any]) -> library.LibraryPart | None:
+        walk = type(self)(self.names, None, {})
+        walk._codes, walk.enters_reporters = self._codes, self.enters_reporters
+        walk.leaves_library = False
+        walk._walk_entries(entries)
+        if not library.is_librarys(walk):
+            return None
+        walk._guard_names()
+        asked: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for (_, names), namespace in walk._read_modules.items():
+            asked.setdefault(id(namespace), (namespace, set()))[1].update(names)
+        for value in walk.seen.values():
+            if type(value) is types.FunctionType and keeps_switches(value.__code__.co_filename):
+                names = code_names(value.__code__).global_names
+                asked.setdefault(id(value.__globals__), (value.__globals__, set()))[1].update(names)
+        return library.LibraryPart(walk, asked)
+
+    def _walk_entries(self, entries: Mapping[Any, tuple[Any, frozenset[str]]]) -> None:
+        for value, names in sorted(entries.values(), key=_order):
+            if is_a(value, types.ModuleType):
+                self._read_module(value, names, Trail(value.__name__))
+            else:
+                self.reach(value, Trail(value.__qualname__))
+        self._empty()
+
+    def _guard_names(self) -> None:
+        """Adds the checks of all variables of modules that were met."""
+        for namespace, trails in self._globals.values():
+            self.guards.keys(namespace, list(trails))
+            self.places.append(places.Names(namespace, trails))
+
     # What `Walk` has for objects
+
+    def _empty(self) -> None:
+        raise NotImplementedError
 
     def _attributes(self, value: Any, trail: Trail) -> None:
         raise NotImplementedError
@@ -142,10 +208,13 @@ class CodeWalk:
         if not self.enters_reporters and is_reporters_file(code.co_filename):
             self._cells(value, guarded=False)  # it may wrap what is the user's
             return
+        trusted = is_trusted_code(code)
+        if trusted and not value.__closure__ and self._enters(value):
+            return
         for part in nested_codes(code):
             self.codes[id(part)] = part
         executed = self.executes(code)
-        if is_trusted_code(code):
+        if trusted:
             if executed:
                 self._trusted_function(value, trail)
             return
@@ -156,6 +225,13 @@ class CodeWalk:
             self._defaults(value, trail)
             self._cells(value, guarded=True)
             self._globals_of(value)
+
+    def _enters(self, value: types.FunctionType | type) -> bool:
+        """Whether a function or class of the library's is left to the walk along that."""
+        if self.leaves_library and is_everybodys(value):
+            self._entries[id(value)] = value, _NOTHING
+            return True
+        return False
 
     def _trusted_function(self, value: types.FunctionType, trail: Trail) -> None:
         """Its own state is none of the user's, but it may wrap what is, as decorators do."""
@@ -257,11 +333,15 @@ class CodeWalk:
     def _read_module(self, module: types.ModuleType, names: frozenset[str], trail: Trail) -> None:
         if (id(module), names) in self._read_modules:
             return
-        self._read_modules.add((id(module), names))
         namespace = _C.instance_dict(module) or {}
-        if not self.enters_reporters and is_reporters_name(namespace.get("__name__")):
+        self._read_modules[id(module), names] = namespace
+        called = namespace.get("__name__")
+        if not self.enters_reporters and is_reporters_name(called):
             return
-        trusted = is_trusted_name(namespace.get("__name__"))
+        trusted = is_trusted_name(called)
+        if trusted and self.leaves_library and sys.modules.get(called) is module:
+            self._entries[id(module), names] = module, names
+            return
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
             names = names | {"__getattr__"} | (self.names or frozenset())
@@ -286,7 +366,7 @@ class CodeWalk:
 
     def _bound(self, value: Any, trail: Trail) -> None:
         owner = value.__self__
-        if type(owner).__name__ != "PyCapsule" and not is_a(owner, types.ModuleType):
+        if not (is_behind_function(owner) or is_a(owner, types.ModuleType)):
             self.reach(owner, trail.attribute("__self__"))
 
     def _method(self, value: types.MethodType, trail: Trail) -> None:
@@ -318,19 +398,20 @@ class CodeWalk:
 
     def _class(self, kind: type, trail: Trail) -> None:
         for base in kind.__mro__:
-            if id(base) not in self._classes:
-                self._classes[id(base)] = base
-                self._own_attributes(base)
+            if id(base) not in self.classes:
+                self.classes[id(base)] = base
+                if base.__flags__ & _IMMUTABLE or is_own_class(base) or self.passes_by(base):
+                    continue
+                if not (is_trusted_class(base) and self._enters(base)):
+                    self._own_attributes(base)
         if type(kind) is not type and not is_trusted_class(type(kind)):
             self.reach(type(kind), Trail(type(kind).__qualname__))
 
     def _own_attributes(self, kind: type) -> None:
-        if kind.__flags__ & _IMMUTABLE or is_own_class(kind) or self.passes_by(kind):
-            return
         skipped = self._skipped(kind)
         if skipped is None:
             return
-        skipped = CLASS_NOISE | skipped if skipped else CLASS_NOISE
+        skipped = frozenset().union(CLASS_NOISE, skipped, _COUNTERS.get(id(kind), ()))
         trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
         found = self.guards.type(kind, self.names, skipped)
         watched = functools.partial(_is_watched, self.names, skipped)
@@ -338,6 +419,14 @@ class CodeWalk:
         for name, value in found:
             if not trusted or is_foreign(value) or is_a(value, types.FunctionType):
                 self.reach(value, trail.attribute(name))
+
+
+def _order(entry: tuple[Any, frozenset[str]]) -> tuple[str, str, list[str]]:
+    """One in all processes."""
+    value, names = entry
+    if is_a(value, types.ModuleType):
+        return value.__name__, "", sorted(names)
+    return value.__module__, value.__qualname__, []
 
 
 def _where(code: types.CodeType) -> str:

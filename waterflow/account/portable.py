@@ -22,12 +22,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from waterflow.account.class_parts import base_of, is_a, slots_of
-from waterflow.account.trust import is_trusted_class, is_trusted_code, is_trusted_name
+from waterflow.account.class_parts import base_of, is_a, is_of_pybind, slots_of
+from waterflow.account.trust import (
+    is_everybodys,
+    is_trusted_class,
+    is_trusted_code,
+    is_trusted_name,
+)
 from waterflow.allocator_ext import _C
 
-#: The module of classes that pybind11 makes, one set for all extensions.
-_PYBIND = "pybind11_builtins"
 #: So many digests of code are remembered.
 _MOST_CODES = 20_000
 _HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
@@ -107,18 +110,9 @@ def _class(value: type) -> str:
     is_made = value.__flags__ & _HEAP_TYPE and not value.__flags__ & _IMMUTABLE
     is_fixed = not is_made and is_trusted_name(value.__module__)
     is_known = is_fixed or (is_trusted_class(value) and is_everybodys(value))
-    if not (is_known or value.__module__ == _PYBIND):
+    if not (is_known or is_of_pybind(value)):
         raise NotPortableError(f"the class {name}")
     return f"class {name}"
-
-
-def is_everybodys(value: Any) -> bool:
-    """Whether a function or class is what its module has under its name, and was not made for one
-    job."""
-    found: Any = sys.modules.get(value.__module__)
-    for name in value.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is value
 
 
 def _module(value: types.ModuleType) -> str:
@@ -180,7 +174,7 @@ def _built_in(value: Any) -> str:
         where = owner.__dict__.get("__name__")
     elif is_a(owner, type):
         return f"built-in of the {_class(owner)} {value.__qualname__}"
-    elif type(owner).__module__ == _PYBIND:
+    elif is_of_pybind(type(owner)):
         return f"built-in {value.__qualname__}"
     else:
         where = value.__module__

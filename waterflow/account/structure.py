@@ -38,15 +38,16 @@ import torch
 from torch import nn
 
 from waterflow.account import places
-from waterflow.account.class_parts import is_a
+from waterflow.account.class_parts import is_a, is_behind_function
 from waterflow.account.code_names import code_names
-from waterflow.account.portable import NotPortableError, is_everybodys, portable_name
+from waterflow.account.portable import NotPortableError, portable_name
 from waterflow.account.probes import UNSET, Memo, is_plain, told_apart
-from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.account.trust import is_everybodys, is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 
 if TYPE_CHECKING:
     from waterflow.account.account import Account
+    from waterflow.account.library import LibraryPart
 
 #: Numbers may be told apart by `is`; whether two equal texts are one object is up to Python.
 _NUMBERS = frozenset({int, float, complex})
@@ -110,15 +111,17 @@ class Structure:
         """
         if account.unwalkable:
             raise NoStructureError(str(account.unwalkable[0][0]))
-        writer = _Writer(account, numbers_aside)
+        library = None if account.library is None else _written(account.library)
+        writer = _Writer(account.own_places, account.executes, library, numbers_aside)
         for root in roots:
             writer.value(root)
         writer.run()
-        if id(id) in writer.pinned or any(map(_may_hash, filter(account.executes, account.codes))):
+        own_codes = [code for code in account.own_codes if account.executes(code)]
+        if id(id) in writer.pinned or any(map(_may_hash, own_codes)):
             raise NoStructureError("code that may look at addresses")
-        self.digest = _digest(writer.words)
-        self.portable = _portable(writer, account) if portable else None
-        self.pinned: Collection[Any] = list(writer.pinned.values())
+        self.digest = _digest([*writer.words, None if library is None else library.digest])
+        self.portable = _portable(writer, own_codes, library) if portable else None
+        self.pinned: Collection[Any] = [*writer.pinned.values(), library]
         self.tensors: Mapping[int, torch.Tensor] = {
             number: value for number, value in enumerate(writer.met) if is_a(value, torch.Tensor)
         }
@@ -153,14 +156,21 @@ class _Rules(NamedTuple):
 
 
 class _Writer:
-    def __init__(self, account: Account, numbers_aside: Collection[int]) -> None:
+    def __init__(
+        self,
+        written: Collection[places.Place],
+        executes: Callable[[types.CodeType], bool],
+        library: _Written | None = None,
+        numbers_aside: Collection[int] = (),
+    ) -> None:
         self.words: list[Any] = []
         self.pinned: dict[int, Any] = {}
         self.pins: list[int] = []  # where among the words their addresses are
         self.environment = slice(0, 0)  # where the process's environment is
         self.kinds: list[type] = []  # whose rules are known
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
-        self._account = account
+        self._places, self._executes = written, executes
+        self._librarys: Mapping[int, int] = {} if library is None else library.numbers
         self._numbers_aside = numbers_aside
         self._numbers: dict[int, int] = {}
         self._hook_keys: dict[int, int] = {}
@@ -168,12 +178,12 @@ class _Writer:
         self._storages: dict[int, int] = {}
         self._waiting: collections.deque[Any] = collections.deque()
         self._rules: dict[int, _Rules] = {}  # by the identities of types
-        self._placed = {id(_holder_of(place)) for place in account.places}
+        self._placed = {id(_holder_of(place)) for place in written}
 
     def run(self) -> None:
         """Writes every place, in the order of the walk."""
         self._drain()
-        for place in self._account.places:
+        for place in self._places:
             began = len(self.words)
             self.words += "@", type(place).__name__
             self.value(_holder_of(place))
@@ -197,7 +207,7 @@ class _Writer:
         elif kind in _NUMBERS:
             if self._is_new(value):
                 self.words += kind.__name__, value if kind is not float else value.hex()
-        elif self._is_pinned(value, kind):
+        elif id(value) in self._librarys or self._is_pinned(value, kind):
             self._pin(value)
         elif self._is_new(value):
             self._waiting.append(value)
@@ -206,6 +216,8 @@ class _Writer:
         self.pinned[id(value)] = value
         self.words += "!", id(value)
         self.pins.append(len(self.words) - 1)
+        if self._librarys:
+            self.words.append(self._librarys.get(id(value)))
 
     def _everybodys(self, value: Any) -> None:
         """A value that a class or a module has: of torch's, not all are walked."""
@@ -238,10 +250,9 @@ class _Writer:
                 value.__closure__ is None or is_everybodys(value)
             )
         if kind is types.BuiltinFunctionType:
-            owner = type(value.__self__)
-            return issubclass(owner, (types.ModuleType, type, type(None))) or (
-                owner.__name__ == "PyCapsule" or owner.__module__ == "pybind11_builtins"
-            )
+            owner = value.__self__
+            own_kind = types.ModuleType, type, type(None)
+            return is_a(owner, own_kind) or is_behind_function(owner)
         return self._rules_for(kind).is_pinned
 
     def _rules_for(self, kind: type) -> _Rules:
@@ -271,7 +282,7 @@ class _Writer:
 
     def _function(self, value: types.FunctionType) -> None:
         self.value(value.__code__)
-        if not self._account.executes(value.__code__):
+        if not self._executes(value.__code__):
             return
         self.value(value.__defaults__)
         self.value(value.__kwdefaults__)
@@ -437,14 +448,43 @@ def _digest(words: list[Any]) -> str:
     return hashlib.sha256(repr(words).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _portable(writer: _Writer, account: Account) -> str | None:
+class _Written(NamedTuple):
+    """A part of the library, written once for all accounts that have it.
+
+    Attributes:
+        digest: equal for equal parts, as long as `pinned` live.
+        portable: equal for equal parts of all processes, None where there is none.
+        numbers: of the objects in it, by their identities.
+        pinned: objects that are in the digest by their addresses.
+    """
+
+    digest: str
+    portable: str | None
+    numbers: Mapping[int, int]
+    pinned: tuple[Any, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _written(part: LibraryPart) -> _Written:
+    writer = _Writer(part.places, part.executes)
+    writer.run()
+    objects = [*writer.met, *writer.pinned.values()]
+    numbers = {id(value): number for number, value in enumerate(objects)}
+    return _Written(_digest(writer.words), _portable(writer, (), None), numbers, tuple(objects))
+
+
+def _portable(
+    writer: _Writer, own_codes: Iterable[types.CodeType], library: _Written | None
+) -> str | None:
     """The digest with names in place of addresses.
 
     Without the process's environment, which no account tells from what code reads of it: where the
     user's code names it, there is none.
     """
-    own = (c for c in account.codes if account.executes(c) and not is_trusted_code(c))
+    own = (code for code in own_codes if not is_trusted_code(code))
     if any(_READS_ENVIRONMENT & code_names(code).names for code in own):
+        return None
+    if library is not None and library.portable is None:
         return None
     words = list(writer.words)
     try:
@@ -457,7 +497,8 @@ def _portable(writer: _Writer, account: Account) -> str | None:
         return None
     for place in writer.pins:
         words[place] = names[words[place]]
-    return _digest(words[: writer.environment.start] + words[writer.environment.stop :])
+    kept = words[: writer.environment.start] + words[writer.environment.stop :]
+    return _digest([*kept, None if library is None else library.portable])
 
 
 #: Names by which code reads variables of the environment.

@@ -173,6 +173,15 @@ def is_of_trusted_classes(value: object) -> bool:
     return all(map(is_trusted_class, type(value).__mro__))
 
 
+def is_everybodys(value: Any) -> bool:
+    """Whether a function or class is what its module has under its name, and was not made for one
+    job."""
+    found: Any = sys.modules.get(value.__module__)
+    for name in value.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found is value
+
+
 @functools.cache
 def is_reporters_file(filename: str) -> bool:
     """Whether a source file is of an installed package that only reports what it is told."""

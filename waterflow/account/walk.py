@@ -71,10 +71,10 @@ class Walk(CodeWalk):
             del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
         self._empty()
         self._read_modules_met()
+        self._read_library()  # where it leads to what is walked late, that counts
         self._walk_late([(roots[name], Trail(name)) for name in roots if name in late.roots], late)
-        for namespace, trails in self._globals.values():
-            self.guards.keys(namespace, list(trails))
-            self.places.append(places.Names(namespace, trails))
+        self._read_library()
+        self._guard_names()
 
     def _walk_late(self, roots: list[tuple[Any, Trail]], late: Late) -> None:
         self._aside = frozenset()

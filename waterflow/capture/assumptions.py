@@ -175,7 +175,7 @@ class Assumptions:
     @property
     def guards(self) -> list[Any]:
         """What the fast look looks at, in the extension's form; another list after `narrow`."""
-        return [self._own, self._account.guards]
+        return [self._own, *self._account.guards]
 
     def hold(self) -> bool:
         """Whether everything is as it was: the fast look, before each step."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from waterflow.allocator_ext import _C
 from waterflow.job.several import optimizers_in
@@ -123,10 +122,8 @@ def live_places(
     """
     notes = {"_opt_called", "_step_count", "_need_device_dtype_check_for_fused"}
     own = {"state"} if read is None else {"state"} | (notes - set(read))
-    places = {id(RemovableHandle): {"next_id"}}
-    for member in optimizers_in(optimizer):
-        places.update({id(member): own, id(vars(member)): own})
-    return places
+    members = optimizers_in(optimizer)
+    return {each: own for member in members for each in (id(member), id(vars(member)))}
 
 
 def hyperparameter_places(optimizer: torch.optim.Optimizer) -> dict[int, set[str]]:

@@ -1,0 +1,112 @@
+"""What the code of torch, numpy and the standard library leads to: walked once for all jobs.
+
+Most of what a step can read is the library's: hundreds of functions, the modules whose names they
+use, classes with their methods. Which of it a job comes to is told by where its own objects and code
+enter the library, and by the names and the code that count. For equal entries a walk finds the
+same, as long as nobody has changed anything on the way: so it is kept, with checks of all that it
+has gone by, and looked at anew before it is used again. Where somebody's own objects hang in the
+library, as hooks for all modules do, nothing is shared.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from waterflow.account import places
+from waterflow.account.class_parts import is_a, is_of_pybind
+from waterflow.account.code_names import names_in
+from waterflow.account.trust import is_trusted_class, is_trusted_code
+from waterflow.allocator_ext import _C
+
+if TYPE_CHECKING:
+    from waterflow.account.code_walk import CodeWalk
+
+#: So many parts are remembered, of the kinds of jobs that were there last.
+_MOST_PARTS = 256
+#: What the library consists of, where nobody has hung anything of his own into it.
+_PLACES = (places.Names, places.ClassAttributes, places.Mapping, places.Items)
+
+
+class LibraryPart:
+    """What some entries of the library lead to.
+
+    Attributes:
+        guards: the extension's form of the checks.
+        places: what is checked.
+        codes: code objects of the functions, with those inside them.
+        identities: of all objects that were met.
+        names: of the attributes that this code can read; None: it can read any.
+        copied_names: the same with those that are only copied along with their objects.
+    """
+
+    def __init__(self, walk: CodeWalk, namespaces: Mapping[int, tuple[dict[str, Any], set[str]]]):
+        """Takes over what a walk has found, which `is_librarys`.
+
+        Args:
+            walk: along the library alone.
+            namespaces: the variables of modules that it has looked for, found or not.
+        """
+        self.guards = walk.guards
+        self.places: tuple[places.Place, ...] = tuple(walk.places)
+        self.codes = frozenset(walk.codes.values())
+        self.executes = walk.executes
+        self.names = names_in(self.codes, copied=False)
+        self.copied_names = names_in(self.codes)
+        self.identities = frozenset((*walk.seen, *walk.classes, *namespaces))
+        self._seen = tuple(walk.seen.values())
+        self._way = _C.Guards()  # what a walk goes by without its being state
+        for namespace, names in namespaces.values():
+            self._way.keys(namespace, sorted(names))
+        for value in self._seen:
+            if type(value) is types.FunctionType:
+                self._way.function(value)
+                for cell in value.__closure__ or ():
+                    self._way.cell(cell)
+
+    def is_as_found(self) -> bool:
+        """Whether a walk would find the same now."""
+        return bool(self.guards.holds() and self._way.holds())
+
+
+_parts: OrderedDict[Hashable, tuple[LibraryPart, Any]] = OrderedDict()
+
+
+def part_for(
+    key: Hashable, kept: Any, walked: Callable[[], LibraryPart | None]
+) -> LibraryPart | None:
+    """What some entries lead to.
+
+    Args:
+        key: of the entries, and of how they are walked; it may have identities.
+        kept: objects whose identities are in the key.
+        walked: walks them; None where somebody's own objects are among what they lead to.
+    """
+    known = _parts.pop(key, None)
+    part = known[0] if known is not None and known[0].is_as_found() else walked()
+    if part is not None:
+        _parts[key] = part, kept
+        while len(_parts) > _MOST_PARTS:
+            _parts.popitem(last=False)
+    return part
+
+
+def is_librarys(walk: CodeWalk) -> bool:
+    """Whether a walk has met nothing that is not the library's own and there for all."""
+    finds = (walk.objects, walk.unwalkable, walk.handed_names, walk.module_names)
+    if any(finds) or walk.built_ins or walk.libraries:
+        return False
+    return (
+        all(type(place) in _PLACES for place in walk.places)
+        and all(map(is_trusted_code, walk.codes.values()))
+        and all(map(_is_trusted, (*walk.classes.values(), *walk.seen.values())))
+    )
+
+
+def _is_trusted(value: Any) -> bool:
+    if type(value) is types.FunctionType:
+        return is_trusted_code(value.__code__)
+    kind = value if is_a(value, type) else type(value)
+    return is_trusted_class(kind) or is_of_pybind(kind)
