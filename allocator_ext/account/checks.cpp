@@ -308,6 +308,13 @@ bool MappingCheck::same_entries(Part* part) const {
   return entry == entries_.end() || differs_at(part, entry->first);
 }
 
+bool EmptiesCheck::holds(Part* part) {
+  for (std::size_t i = 0; i < dicts_.size(); ++i) {
+    if (PyDict_GET_SIZE(dicts_[i]) != 0) return differs_at(part, py::int_(i).ptr());
+  }
+  return true;
+}
+
 ItemsCheck::ItemsCheck(PyObject* object, PyTypeObject* base) : object_(object), base_(base) {
   py::object iterator = iterate();
   if (!iterator) throw py::error_already_set();

@@ -150,6 +150,16 @@ class MappingCheck final : public Check {
   Version version_;
 };
 
+// Dictionaries that nobody has put anything into, as nearly all hooks of modules.
+class EmptiesCheck final : public Check {
+ public:
+  explicit EmptiesCheck(std::vector<PyObject*> dicts) : dicts_(std::move(dicts)) {}
+  bool holds(Part* part) override;
+
+ private:
+  std::vector<PyObject*> dicts_;
+};
+
 // What the iterator of a built-in base (list, set, deque) gives, whatever a subclass overrides.
 class ItemsCheck final : public Check {
  public:

@@ -43,9 +43,11 @@ template <typename Entries>
 py::list Guards::hold_entries(const Entries& entries) {
   py::list found;
   for (const auto& [key, value] : entries) {
-    found.append(py::make_tuple(py::reinterpret_borrow<py::object>(key), borrowed(value)));
+    auto held_key = py::reinterpret_borrow<py::object>(key);
+    hold(held_key);
+    hold(borrowed(value));
+    found.append(py::make_tuple(held_key, borrowed(value)));
   }
-  hold(found);
   return found;
 }
 
@@ -53,7 +55,7 @@ py::list Guards::attributes(py::object holder, py::object names, py::object skip
   const Watched watched{set_or_null(names), set_or_null(skipped), false};
   hold(names);
   hold(skipped);
-  return hold_entries(add<AttributesCheck>(hold(holder), watched).space().entries()).attr("copy")();
+  return hold_entries(add<AttributesCheck>(hold(holder), watched).space().entries());
 }
 
 py::list Guards::type(py::object type, py::object names, py::object skipped) {
@@ -63,7 +65,7 @@ py::list Guards::type(py::object type, py::object names, py::object skipped) {
   hold(skipped);
   auto* checked = reinterpret_cast<PyTypeObject*>(hold(type));
   hold(borrowed(checked->tp_mro));
-  return hold_entries(add<TypeCheck>(checked, watched).space().entries()).attr("copy")();
+  return hold_entries(add<TypeCheck>(checked, watched).space().entries());
 }
 
 void Guards::keys(py::dict dict, const py::list& keys) {
@@ -79,7 +81,17 @@ void Guards::keys(py::dict dict, const py::list& keys) {
 py::list Guards::mapping(py::dict dict, py::object skipped) {
   hold(skipped);
   auto& check = add<MappingCheck>(hold(dict), set_or_null(skipped));
-  return hold_entries(check.entries()).attr("copy")();
+  return hold_entries(check.entries());
+}
+
+void Guards::empties(const py::list& dicts) {
+  std::vector<PyObject*> empty;
+  for (py::handle dict : dicts) {
+    require(PyDict_Check(dict.ptr()) && PyDict_GET_SIZE(dict.ptr()) == 0,
+            "empties() takes empty dictionaries");
+    empty.push_back(hold(borrowed(dict.ptr())));
+  }
+  add<EmptiesCheck>(empty);
 }
 
 py::list Guards::items(py::object container, py::object base) {
@@ -89,19 +101,21 @@ py::list Guards::items(py::object container, py::object base) {
   require(type->tp_iter != nullptr, "items() takes a base that can be iterated");
   py::list found;
   for (PyObject* item : add<ItemsCheck>(hold(container), type).items()) {
+    hold(borrowed(item));
     found.append(borrowed(item));
   }
-  hold(found);
-  return found.attr("copy")();
+  return found;
 }
 
 py::list Guards::cell(py::object cell) {
   require(PyCell_Check(cell.ptr()), "cell() takes a closure's cell");
   py::list found;
-  if (PyObject* value = PyCell_GET(cell.ptr())) found.append(borrowed(value));
-  hold(found);
+  if (PyObject* value = PyCell_GET(cell.ptr())) {
+    hold(borrowed(value));
+    found.append(borrowed(value));
+  }
   add<CellCheck>(hold(cell));
-  return found.attr("copy")();
+  return found;
 }
 
 void Guards::function(py::object function) {
@@ -207,6 +221,7 @@ void bind_guards(py::module_& m) {
       .def("type", &Guards::type)
       .def("keys", &Guards::keys)
       .def("mapping", &Guards::mapping)
+      .def("empties", &Guards::empties)
       .def("items", &Guards::items)
       .def("cell", &Guards::cell)
       .def("function", &Guards::function)

@@ -25,6 +25,8 @@ class Guards {
   pybind11::list type(pybind11::object type, pybind11::object names, pybind11::object skipped);
   void keys(pybind11::dict dict, const pybind11::list& keys);
   pybind11::list mapping(pybind11::dict dict, pybind11::object skipped);
+  // Of dictionaries that are empty; what it tells of one that is no longer is its index.
+  void empties(const pybind11::list& dicts);
   pybind11::list items(pybind11::object container, pybind11::object base);
   pybind11::list cell(pybind11::object cell);
   void function(pybind11::object function);

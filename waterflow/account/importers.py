@@ -6,6 +6,7 @@ asks the finders on ``sys.meta_path``, some of which installed packages have put
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Collection, Iterator
 from types import CodeType, FunctionType
@@ -29,8 +30,8 @@ def _finders() -> Iterator[type]:
         yield from kind.__mro__
 
 
-def _codes_of(kind: type) -> Iterator[CodeType]:
-    for value in vars(kind).values():
-        function = getattr(value, "__func__", value)
-        if type(function) is FunctionType:
-            yield from nested_codes(function.__code__)
+@functools.lru_cache(maxsize=64)
+def _codes_of(kind: type) -> tuple[CodeType, ...]:
+    functions = [getattr(value, "__func__", value) for value in vars(kind).values()]
+    own = [function for function in functions if type(function) is FunctionType]
+    return tuple(code for function in own for code in nested_codes(function.__code__))

@@ -15,6 +15,8 @@ import numpy as np
 from waterflow.account.class_parts import is_a
 from waterflow.allocator_ext import _C
 
+#: What modules have their parameters, buffers and modules in, called as their attributes.
+REGISTRIES = ("_parameters", "_buffers", "_modules")
 _PLAIN_KEYS = (str, int, float, bool, bytes, complex, type(None))
 
 
@@ -187,6 +189,27 @@ class Mapping(Place):
 
     def _is_skipped(self, key: Any) -> bool:
         return type(key) in (str, int) and key in (self.skipped or ())
+
+
+class Empties(Place):
+    """Attributes of a module that are empty dictionaries, as nearly all of its hooks are."""
+
+    __slots__ = ("holders", "names")
+
+    def __init__(self, trail: Trail, attributes: Collection[tuple[str, dict[Any, Any]]]) -> None:
+        super().__init__(trail)
+        self.names = tuple(name for name, _ in attributes)
+        self.holders = tuple(holder for _, holder in attributes)
+
+    def text(self, part: Any) -> str:
+        name, key = self.names[part], next(iter(self.holders[part]), None)
+        if name in REGISTRIES:
+            return str(self.trail.attribute(str(key)))
+        return str(self.trail.attribute(name).item(key))
+
+    def restore(self) -> None:
+        for holder in self.holders:
+            holder.clear()
 
 
 class Items(Place):

@@ -178,7 +178,7 @@ class _Writer:
         self._storages: dict[int, int] = {}
         self._waiting: collections.deque[Any] = collections.deque()
         self._rules: dict[int, _Rules] = {}  # by the identities of types
-        self._placed = {id(_holder_of(place)) for place in written}
+        self._placed = {id(holder) for place in written for holder in _holders_of(place)}
 
     def run(self) -> None:
         """Writes every place, in the order of the walk."""
@@ -186,10 +186,12 @@ class _Writer:
         for place in self._places:
             began = len(self.words)
             self.words += "@", type(place).__name__
-            self.value(_holder_of(place))
+            holders = _holders_of(place)
+            for holder in holders:
+                self.value(holder)
             _PLACES[type(place)](self, place)
             self._drain()
-            if _holder_of(place) is _ENVIRONMENT:
+            if holders[0] is _ENVIRONMENT:
                 self.environment = slice(began, len(self.words))
 
     def _drain(self) -> None:
@@ -409,8 +411,8 @@ class _Writer:
     def _contents(self, place: Any) -> None:
         self._sequence(place.before)
 
-    def _function_place(self, place: places.Function) -> None:
-        """Is described with the function."""
+    def _only_holders(self, place: places.Function | places.Empties) -> None:
+        """All else is described with them."""
 
     def _tensor_place(self, place: places.Tensor) -> None:
         for hooks in (place.tensor._backward_hooks, place.tensor._post_accumulate_grad_hooks):
@@ -505,8 +507,10 @@ def _portable(
 _READS_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
 
 
-def _holder_of(place: Any) -> Any:
-    return getattr(place, _HOLDERS.get(type(place), "holder"))
+def _holders_of(place: Any) -> tuple[Any, ...]:
+    if type(place) is places.Empties:
+        return place.holders
+    return (getattr(place, _HOLDERS.get(type(place), "holder")),)
 
 
 def _may_hash(code: types.CodeType) -> bool:
@@ -553,7 +557,8 @@ _PLACES: dict[type, Callable[[_Writer, Any], None]] = {
     places.Mapping: _Writer._mapping,
     places.Items: _Writer._contents,
     places.Cell: _Writer._contents,
-    places.Function: _Writer._function_place,
+    places.Empties: _Writer._only_holders,
+    places.Function: _Writer._only_holders,
     places.Slot: _Writer._slot,
     places.Tensor: _Writer._tensor_place,
     places.Memory: _Writer._memory,

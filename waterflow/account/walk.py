@@ -44,7 +44,6 @@ _VALUES = frozenset({str, int, float, bool, type(None), tuple, dict})
 #: Larger arrays are not compared.
 MOST_BYTES = 16 << 20
 
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
 _MODULE_NAMES = frozenset(name for name in vars(nn.Module()) if name != "_version")
 _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 
@@ -153,11 +152,30 @@ class Walk(CodeWalk):
         if names is None and self.names is not None:
             for _, inner in found:
                 self._hand(inner)
+        if is_a(value, nn.Module):
+            found = self._but_empties(found, trail)
         for name, inner in found:
-            if name in _REGISTRIES and type(inner) is dict:
+            if name in places.REGISTRIES and type(inner) is dict:
                 self._registry(inner, trail)
             else:
                 self.reach(inner, trail.attribute(name))
+
+    def _but_empties(self, found: list[tuple[str, Any]], trail: Trail) -> list[tuple[str, Any]]:
+        """A module's attributes without its empty dictionaries, which one check looks after."""
+        empty = [entry for entry in found if self._is_empty(*entry)]
+        if not empty:
+            return found
+        for _, inner in empty:
+            self.seen[id(inner)] = inner
+            self.objects[id(inner)] = trail
+        self.guards.empties([inner for _, inner in empty])
+        self.places.append(places.Empties(trail, empty))
+        return [entry for entry in found if id(entry[1]) not in self.seen]
+
+    def _is_empty(self, name: str, value: Any) -> bool:
+        own = name in _MODULE_NAMES and type(value) in (dict, OrderedDict) and not value
+        known = id(value) in self.seen or id(value) in self._aside or id(value) in self._skip
+        return own and not known
 
     def _wanted_names(self, value: Any) -> frozenset[str] | None:
         if self.passes_by(type(value)):

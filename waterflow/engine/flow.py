@@ -202,6 +202,7 @@ class _Stretch:
         self._growing: set[JobRun] = set()  # those of them that wait for a larger room
         self._captured = 0  # captured steps under way
         self._stepped: set[JobRun] = set()
+        self._flows: dict[JobRun, bool] = {}  # as was found when the stretch was over
         self.left: Batches = []
 
     def serve(self, lane: int) -> None:
@@ -301,7 +302,11 @@ class _Stretch:
 
     def _may_have_last_step(self, job: JobRun) -> bool:
         """Whoever has not had a step yet gets one: else others could starve him."""
-        return job not in self._stepped and not job.is_called_away and job.can_flow
+        if job in self._stepped or job.is_called_away:
+            return False
+        if job not in self._flows:  # a close look, at hundreds of jobs perhaps
+            self._flows[job] = job.can_flow
+        return self._flows[job]
 
     def _take(self, job: JobRun) -> FeedItem[PreparedBatch]:
         self._busy.add(job)
