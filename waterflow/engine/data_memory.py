@@ -38,8 +38,10 @@ class DataMemory:
         self._hands_out = not (isinstance(data, SharedData) or makes_batches_anew(data))
         self._data = data.source if isinstance(data, SharedData) else data
         self._shared = Spans()  # with other jobs' data
+        self._meets_shared = functools.cache(self._shared.meets)
         self._written = Spans()  # by its steps, as far as torch tells
-        self._watched: list[tuple[torch.Tensor, int]] = []
+        self._watched: list[torch.Tensor] = []
+        self._versions: list[int] = []  # theirs, as they were
         self._lent: list[tuple[torch.Tensor, int]] = []
 
     @functools.cached_property
@@ -78,10 +80,13 @@ class DataMemory:
         """What others have is watched, but for tensors that are watched already."""
         if not common - self._shared:
             return
+        meets = functools.cache(common.meets)  # most tensors are rows of a few
         for one in {id(one): one for one in tensors_in(self._data) or ()}.values():
-            if common.meets(*_span(one)) and self._is_own(one):
-                self._watched.append((one, _version(one)))
+            if meets(*_span(one)) and self._is_own(one):
+                self._watched.append(one)
+                self._versions.append(_version(one))
         self._shared |= common
+        self._meets_shared = functools.cache(self._shared.meets)
 
     def check(self) -> None:
         """Whether what several jobs read is as it was.
@@ -89,7 +94,7 @@ class DataMemory:
         Raises:
             JobError: somebody's Python, which was given no copy, has changed it in place.
         """
-        if any(_version(one) != version for one, version in self._watched):
+        if list(map(_version, self._watched)) != self._versions:
             raise JobError(
                 f"job {self._name!r}: its data were changed in place while another job had the "
                 f"same tensors as data, so that its numbers depend on when: {_REMEDY}"
@@ -107,7 +112,7 @@ class DataMemory:
         return batch
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        return not self._shared.meets(*_span(tensor))
+        return not self._meets_shared(*_span(tensor))
 
     def take_back(self, lent: Any, batch: Any) -> None:
         """The step has been made.

@@ -6,7 +6,7 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -178,12 +178,12 @@ class JobRun:
         self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
         # Its parts know it weakly: its model and data are gone with the last who holds it, without
         # a garbage collection, which may be long in coming.
-        in_turn, callback = _weakly(self._python), _weakly(self._callback)
+        in_turn, callback = _Weakly(self._python), _Weakly(self._callback)
         self.data = DataMemory(job.name, job.data)
         self.eager = EagerSteps(
-            number, self.steps, self.captured, self.needs, _weakly(self._at_home), events, self.data
+            number, self.steps, self.captured, self.needs, _Weakly(self._at_home), events, self.data
         )
-        self.loop = UserLoop(job, in_turn, _weakly(self.end), events, callback)
+        self.loop = UserLoop(job, in_turn, _Weakly(self.end), events, callback)
         self.loop.check_epoch = self.data.check
         self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
@@ -197,20 +197,20 @@ class JobRun:
         self.feeder: Feeder[PreparedBatch] = Feeder(
             job.data,
             self.steps.preparer.prepare,
-            _weakly(self._fetch),
+            _Weakly(self._fetch),
             epochs=job.epochs,
             steps=job.steps,
-            may_run_ahead=_weakly(self.may_fetch_ahead),
+            may_run_ahead=_Weakly(self.may_fetch_ahead),
             enter_epoch=self.loop.enter_epoch,
             adopt_thread=lanes.adopt_helper,
             roam=lanes.roam,
-            on_ready=_weakly(self._tell_ready),
+            on_ready=_Weakly(self._tell_ready),
             name=job.name,
             prepares_at_once=None if self._device.queues else self.steps.preparer.all_at_once,
-            ahead=_weakly(self.batches_ahead),
+            ahead=_Weakly(self.batches_ahead),
             begin=begin if self.cursor is None else self.cursor.begin,
             start=start,
-            before_due=_weakly(self._before_boundary),
+            before_due=_Weakly(self._before_boundary),
             rests_at_ends=self.loop.at_found_ends,
         )
         events.publish(JobJoined(job.name, number, job.total_steps, self.report))
@@ -782,16 +782,19 @@ class JobRun:
             yield from _tensors_in(vars(module))
 
 
-def _weakly(method: Callable[..., Result]) -> Callable[..., Result]:
+class _Weakly(Generic[Result]):
     """A bound method that does not keep its object: whoever calls it does."""
-    reference = weakref.WeakMethod(method)
 
-    def call(*arguments: Any) -> Result:
-        found = reference()
-        assert found is not None
-        return found(*arguments)
+    __slots__ = ("_function", "_owner")
 
-    return call
+    def __init__(self, method: Callable[..., Result]) -> None:
+        self._owner = weakref.ref(method.__self__)  # type: ignore[attr-defined]
+        self._function = method.__func__  # type: ignore[attr-defined]
+
+    def __call__(self, *arguments: Any) -> Result:
+        owner = self._owner()
+        assert owner is not None
+        return self._function(owner, *arguments)  # type: ignore[no-any-return]
 
 
 def _are_same(one: list[Any], other: list[Any]) -> bool:
