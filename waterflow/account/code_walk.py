@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from torch.utils.hooks import RemovableHandle
 
-from waterflow.account import library, places
+from waterflow.account import places
 from waterflow.account.bytecode import imports_of, nested_codes
 from waterflow.account.class_parts import CONSTANTS, is_a, is_behind_function, is_foreign
 from waterflow.account.code_names import code_names
+from waterflow.account.library import LibraryPart, are_librarys, part_for
 from waterflow.account.places import Trail
 from waterflow.account.trust import (
     is_everybodys,
@@ -74,7 +75,7 @@ class CodeWalk:
     #: Whether it goes through the code of packages that only report what they are told.
     enters_reporters = True
     #: What the library's code leads to, as far as that was walked apart.
-    library: library.LibraryPart | None = None
+    library: LibraryPart | None = None
     #: Whether it is.
     leaves_library = True
 
@@ -147,7 +148,7 @@ class CodeWalk:
         entries = dict(self._entries)
         codes = None if self._codes is None else frozenset(self._codes)
         key = frozenset(entries), self.names, codes, self.enters_reporters
-        part = library.part_for(key, (entries, self._codes), lambda: self._walk_apart(entries))
+        part = part_for(key, (entries, self._codes), lambda: self._walk_apart(entries))
         asked_apart = (*self._skip, *self._aside)
         if part is not None and part.identities.isdisjoint(asked_apart):
             self.library = part
@@ -159,22 +160,31 @@ class CodeWalk:
                 met.pop(entry, None)
         self._walk_entries(entries)
 
-    def _walk_apart(self, entries: Mapping[Any, Any]) -> library.LibraryPart | None:
+    def _walk_apart(self, entries: Mapping[Any, Any]) -> LibraryPart | None:
         walk = type(self)(self.names, None, {})
         walk._codes, walk.enters_reporters = self._codes, self.enters_reporters
         walk.leaves_library = False
         walk._walk_entries(entries)
-        if not library.is_librarys(walk):
+        met = walk.seen | walk.classes
+        finds = (walk.objects, walk.unwalkable, walk.handed_names, walk.module_names)
+        if any((*finds, walk.built_ins, walk.libraries)):
+            return None
+        if not are_librarys(walk.places, walk.codes.values(), met.values()):
             return None
         walk._guard_names()
-        asked: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        for (_, names), namespace in walk._read_modules.items():
-            asked.setdefault(id(namespace), (namespace, set()))[1].update(names)
-        for value in walk.seen.values():
+        found = walk.guards, walk.places, walk.codes.values(), walk.executes
+        return LibraryPart(*found, met, walk._looked_for())
+
+    def _looked_for(self) -> Mapping[int, tuple[dict[str, Any], set[str]]]:
+        """The variables of modules that it has looked for, by the identities of these."""
+        found: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for (_, names), namespace in self._read_modules.items():
+            found.setdefault(id(namespace), (namespace, set()))[1].update(names)
+        for value in self.seen.values():
             if type(value) is types.FunctionType and keeps_switches(value.__code__.co_filename):
-                names = code_names(value.__code__).global_names
-                asked.setdefault(id(value.__globals__), (value.__globals__, set()))[1].update(names)
-        return library.LibraryPart(walk, asked)
+                namespace, names = value.__globals__, code_names(value.__code__).global_names
+                found.setdefault(id(namespace), (namespace, set()))[1].update(names)
+        return found
 
     def _walk_entries(self, entries: Mapping[Any, tuple[Any, frozenset[str]]]) -> None:
         for value, names in sorted(entries.values(), key=_order):
@@ -335,7 +345,7 @@ class CodeWalk:
             return
         namespace = _C.instance_dict(module) or {}
         self._read_modules[id(module), names] = namespace
-        called = namespace.get("__name__")
+        called: Any = namespace.get("__name__")
         if not self.enters_reporters and is_reporters_name(called):
             return
         trusted = is_trusted_name(called)

@@ -1,8 +1,8 @@
 """What the code of torch, numpy and the standard library leads to: walked once for all jobs.
 
 Most of what a step can read is the library's: hundreds of functions, the modules whose names they
-use, classes with their methods. Which of it a job comes to is told by where its own objects and code
-enter the library, and by the names and the code that count. For equal entries a walk finds the
+use, classes with their methods. Which of it a job comes to is told by where its own objects and
+code enter the library, and by the names and the code that count. For equal entries a walk finds the
 same, as long as nobody has changed anything on the way: so it is kept, with checks of all that it
 has gone by, and looked at anew before it is used again. Where somebody's own objects hang in the
 library, as hooks for all modules do, nothing is shared.
@@ -10,19 +10,16 @@ library, as hooks for all modules do, nothing is shared.
 
 from __future__ import annotations
 
-import types
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from types import CodeType, FunctionType
+from typing import Any
 
 from waterflow.account import places
 from waterflow.account.class_parts import is_a, is_of_pybind
 from waterflow.account.code_names import names_in
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
-
-if TYPE_CHECKING:
-    from waterflow.account.code_walk import CodeWalk
 
 #: So many parts are remembered, of the kinds of jobs that were there last.
 _MOST_PARTS = 256
@@ -42,26 +39,38 @@ class LibraryPart:
         copied_names: the same with those that are only copied along with their objects.
     """
 
-    def __init__(self, walk: CodeWalk, namespaces: Mapping[int, tuple[dict[str, Any], set[str]]]):
-        """Takes over what a walk has found, which `is_librarys`.
+    def __init__(
+        self,
+        guards: _C.Guards,
+        held: Collection[places.Place],
+        codes: Collection[CodeType],
+        executes: Callable[[CodeType], bool],
+        met: Mapping[int, Any],
+        namespaces: Mapping[int, tuple[dict[str, Any], set[str]]],
+    ) -> None:
+        """Takes over what a walk along the library has found.
 
         Args:
-            walk: along the library alone.
-            namespaces: the variables of modules that it has looked for, found or not.
+            guards: the checks.
+            held: what is checked.
+            codes: of the functions met.
+            executes: whether a function of some code is looked into.
+            met: all objects met, by identity.
+            namespaces: the variables of modules that were looked for, found or not.
         """
-        self.guards = walk.guards
-        self.places: tuple[places.Place, ...] = tuple(walk.places)
-        self.codes = frozenset(walk.codes.values())
-        self.executes = walk.executes
+        self.guards = guards
+        self.places = tuple(held)
+        self.codes = frozenset(codes)
+        self.executes = executes
         self.names = names_in(self.codes, copied=False)
         self.copied_names = names_in(self.codes)
-        self.identities = frozenset((*walk.seen, *walk.classes, *namespaces))
-        self._seen = tuple(walk.seen.values())
+        self.identities = frozenset((*met, *namespaces))
+        self._met = tuple(met.values())
         self._way = _C.Guards()  # what a walk goes by without its being state
         for namespace, names in namespaces.values():
             self._way.keys(namespace, sorted(names))
-        for value in self._seen:
-            if type(value) is types.FunctionType:
+        for value in self._met:
+            if type(value) is FunctionType:
                 self._way.function(value)
                 for cell in value.__closure__ or ():
                     self._way.cell(cell)
@@ -93,20 +102,19 @@ def part_for(
     return part
 
 
-def is_librarys(walk: CodeWalk) -> bool:
-    """Whether a walk has met nothing that is not the library's own and there for all."""
-    finds = (walk.objects, walk.unwalkable, walk.handed_names, walk.module_names)
-    if any(finds) or walk.built_ins or walk.libraries:
-        return False
+def are_librarys(
+    held: Iterable[places.Place], codes: Iterable[CodeType], met: Iterable[Any]
+) -> bool:
+    """Whether places, code and objects are the library's own, and there for all."""
     return (
-        all(type(place) in _PLACES for place in walk.places)
-        and all(map(is_trusted_code, walk.codes.values()))
-        and all(map(_is_trusted, (*walk.classes.values(), *walk.seen.values())))
+        all(type(place) in _PLACES for place in held)
+        and all(map(is_trusted_code, codes))
+        and all(map(_is_librarys, met))
     )
 
 
-def _is_trusted(value: Any) -> bool:
-    if type(value) is types.FunctionType:
+def _is_librarys(value: Any) -> bool:
+    if type(value) is FunctionType:
         return is_trusted_code(value.__code__)
     kind = value if is_a(value, type) else type(value)
     return is_trusted_class(kind) or is_of_pybind(kind)
