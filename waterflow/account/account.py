@@ -10,6 +10,7 @@ walked is listed, never assumed constant. Contents of tensors are not state here
 from __future__ import annotations
 
 import functools
+from collections import ChainMap
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
@@ -46,7 +47,9 @@ class Account:
         #: The attributes that count; None: any.
         self.names: frozenset[str] | None = walk.names
         self._executes = walk.executes
-        self._objects: dict[int, Trail] = walk.objects
+        self._objects: Mapping[int, Trail] = walk.objects
+        if walk.library is not None and walk.library.objects:
+            self._objects = ChainMap(walk.objects, walk.library.objects)
         self._walked = walk.seen
         #: Whether all was walked that there is, but for what is unwalkable.
         self.is_whole = walk.is_whole
@@ -168,7 +171,8 @@ class Account:
 
     def instances(self, kind: type[Wanted]) -> list[Wanted]:
         """The objects of a type that the walk met."""
-        return [value for value in self._walked.values() if is_a(value, kind)]
+        met = self._walked.values(), () if self.library is None else self.library.met
+        return [value for values in met for value in values if is_a(value, kind)]
 
     def shared(self, other: Account) -> list[str]:
         """What this and another account both reach and could change, as this one calls it."""

@@ -113,6 +113,7 @@ class CodeWalk:
         self._read_modules: dict[tuple[int, frozenset[str]], dict[str, Any]] = {}
         #: Where it would go into the library: a function, a class, or names of a module.
         self._entries: dict[Any, tuple[Any, frozenset[str]]] = {}
+        self._left = 0  # so many of them are walked apart
         self._modules: dict[int, tuple[types.ModuleType, Trail]] = {}
 
     def reach(self, value: Any, trail: Trail) -> None:
@@ -143,9 +144,9 @@ class CodeWalk:
 
     def _read_library(self) -> None:
         """Goes where the library's code leads to."""
-        if not self._entries:
+        if len(self._entries) == self._left:
             return
-        entries = dict(self._entries)
+        self._left, entries = len(self._entries), dict(self._entries)
         codes = None if self._codes is None else frozenset(self._codes)
         key = frozenset(entries), self.names, codes, self.enters_reporters
         part = part_for(key, (entries, self._codes), lambda: self._walk_apart(entries))
@@ -155,6 +156,7 @@ class CodeWalk:
             return
         self.leaves_library, self.library = False, None
         self._entries.clear()
+        self._left = 0
         for met in (self.seen, self.classes, self._read_modules):
             for entry in entries:
                 met.pop(entry, None)
@@ -166,14 +168,14 @@ class CodeWalk:
         walk.leaves_library = False
         walk._walk_entries(entries)
         met = walk.seen | walk.classes
-        finds = (walk.objects, walk.unwalkable, walk.handed_names, walk.module_names)
+        finds = (walk.unwalkable, walk.handed_names, walk.module_names)
         if any((*finds, walk.built_ins, walk.libraries)):
             return None
         if not are_librarys(walk.places, walk.codes.values(), met.values()):
             return None
         walk._guard_names()
         found = walk.guards, walk.places, walk.codes.values(), walk.executes
-        return LibraryPart(*found, met, walk._looked_for())
+        return LibraryPart(*found, met, walk.objects, walk._looked_for())
 
     def _looked_for(self) -> Mapping[int, tuple[dict[str, Any], set[str]]]:
         """The variables of modules that it has looked for, by the identities of these."""

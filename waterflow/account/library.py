@@ -24,7 +24,9 @@ from waterflow.allocator_ext import _C
 #: So many parts are remembered, of the kinds of jobs that were there last.
 _MOST_PARTS = 256
 #: What the library consists of, where nobody has hung anything of his own into it.
-_PLACES = (places.Names, places.ClassAttributes, places.Mapping, places.Items)
+_PLACES = frozenset(
+    {places.Names, places.ClassAttributes, places.Attributes, places.Mapping, places.Items}
+)
 
 
 class LibraryPart:
@@ -34,7 +36,9 @@ class LibraryPart:
         guards: the extension's form of the checks.
         places: what is checked.
         codes: code objects of the functions, with those inside them.
-        identities: of all objects that were met.
+        met: all objects that the walk met.
+        identities: theirs.
+        objects: those that can change, by identity, and how they were reached.
         names: of the attributes that this code can read; None: it can read any.
         copied_names: the same with those that are only copied along with their objects.
     """
@@ -46,6 +50,7 @@ class LibraryPart:
         codes: Collection[CodeType],
         executes: Callable[[CodeType], bool],
         met: Mapping[int, Any],
+        objects: dict[int, places.Trail],
         namespaces: Mapping[int, tuple[dict[str, Any], set[str]]],
     ) -> None:
         """Takes over what a walk along the library has found.
@@ -56,6 +61,7 @@ class LibraryPart:
             codes: of the functions met.
             executes: whether a function of some code is looked into.
             met: all objects met, by identity.
+            objects: those of them that can change, and how they were reached.
             namespaces: the variables of modules that were looked for, found or not.
         """
         self.guards = guards
@@ -65,11 +71,12 @@ class LibraryPart:
         self.names = names_in(self.codes, copied=False)
         self.copied_names = names_in(self.codes)
         self.identities = frozenset((*met, *namespaces))
-        self._met = tuple(met.values())
+        self.objects = objects
+        self.met = tuple(met.values())
         self._way = _C.Guards()  # what a walk goes by without its being state
         for namespace, names in namespaces.values():
             self._way.keys(namespace, sorted(names))
-        for value in self._met:
+        for value in self.met:
             if type(value) is FunctionType:
                 self._way.function(value)
                 for cell in value.__closure__ or ():
@@ -80,13 +87,15 @@ class LibraryPart:
         return bool(self.guards.holds() and self._way.holds())
 
 
-_parts: OrderedDict[Hashable, tuple[LibraryPart, Any]] = OrderedDict()
+#: By their keys, with what these are of; None where somebody's own objects were in a part: then it
+#: is not tried again.
+_parts: OrderedDict[Hashable, tuple[LibraryPart | None, Any]] = OrderedDict()
 
 
 def part_for(
     key: Hashable, kept: Any, walked: Callable[[], LibraryPart | None]
 ) -> LibraryPart | None:
-    """What some entries lead to.
+    """What some entries lead to; None where that is not to be shared.
 
     Args:
         key: of the entries, and of how they are walked; it may have identities.
@@ -94,11 +103,12 @@ def part_for(
         walked: walks them; None where somebody's own objects are among what they lead to.
     """
     known = _parts.pop(key, None)
-    part = known[0] if known is not None and known[0].is_as_found() else walked()
-    if part is not None:
-        _parts[key] = part, kept
-        while len(_parts) > _MOST_PARTS:
-            _parts.popitem(last=False)
+    part = known[0] if known is not None else walked()
+    if part is not None and not part.is_as_found():
+        part = walked()
+    _parts[key] = part, kept
+    while len(_parts) > _MOST_PARTS:
+        _parts.popitem(last=False)
     return part
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -193,3 +194,28 @@ def test_few_parts_are_kept(monkeypatch):
     for name in ("one", "two", "three"):
         Account.take(roots(), names={name, "forward"})
     assert len(library._parts) == 2
+
+
+KINDS = {
+    "convolutions": lambda: nn.Sequential(nn.Conv2d(1, 1, 3), nn.BatchNorm2d(1), nn.MaxPool2d(2)),
+    "recurrent": lambda: nn.LSTM(3, 3),
+    "attention": lambda: nn.TransformerEncoderLayer(4, 2, batch_first=True),
+    "sparse": lambda: nn.EmbeddingBag(5, 3),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_common_models_lead_to_is_shared(kind):
+    one, other = (Account.take({"model": KINDS[kind](), "loss": loss}) for _ in range(2))
+    assert one.library is not None
+    assert one.library is other.library
+
+
+def test_what_leads_to_a_generator_of_everybodys_is_not_shared():
+    def noisy(model, batch):
+        return model(batch[0]).sum() * np.random.random()
+
+    for _ in range(2):
+        account = Account.take({"loss": noisy})
+        assert account.library is None
+        assert account.unwalkable
