@@ -161,11 +161,10 @@ class CodeWalk:
             for entry in entries:
                 met.pop(entry, None)
         self._walk_entries(entries)
+        self._read_modules_met()
 
     def _walk_apart(self, entries: Mapping[Any, Any]) -> LibraryPart | None:
-        walk = type(self)(self.names, None, {})
-        walk._codes, walk.enters_reporters = self._codes, self.enters_reporters
-        walk.leaves_library = False
+        walk = self._apart()
         walk._walk_entries(entries)
         met = walk.seen | walk.classes
         finds = (walk.unwalkable, walk.handed_names, walk.module_names)
@@ -204,7 +203,13 @@ class CodeWalk:
 
     # What `Walk` has for objects
 
+    def _apart(self) -> CodeWalk:
+        raise NotImplementedError
+
     def _empty(self) -> None:
+        raise NotImplementedError
+
+    def _read_modules_met(self) -> None:
         raise NotImplementedError
 
     def _attributes(self, value: Any, trail: Trail) -> None:

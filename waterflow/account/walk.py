@@ -83,6 +83,13 @@ class Walk(CodeWalk):
             self._empty()
         self._read_modules_met()
 
+    def _apart(self) -> Walk:
+        """A walk along the library, by the same rules."""
+        walk = Walk(self.names, None, {})
+        walk._codes, walk.most = self._codes, self.most
+        walk.enters_reporters, walk.leaves_library = self.enters_reporters, False
+        return walk
+
     def _read_modules_met(self) -> None:
         scanned: set[str] | None = None
         while scanned != self.module_names and not self._is_full():

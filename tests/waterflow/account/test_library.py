@@ -16,6 +16,9 @@ from waterflow.account.structure import Structure
 pytestmark = pytest.mark.cpu
 
 
+EPS = [1e-3]
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -146,6 +149,24 @@ def test_changes_in_the_library_are_seen(change):
     assert again.holds()
     assert found(again) == found(before)
     assert before.holds()
+
+
+def test_a_hook_of_all_modules_leads_on_as_the_users_own_code_does():
+    def noted(module, given, made):
+        return functional.normalize(made, eps=EPS[0])
+
+    taken = roots()
+    assert Account.take(taken).library is not None
+    handle = nn.modules.module.register_module_forward_hook(noted)
+    try:
+        account = Account.take(taken)
+        assert id(EPS) in account.objects
+        assert noted.__code__ in account.codes
+        EPS[0] = 2e-3
+        assert "EPS" in account.difference()
+    finally:
+        handle.remove()
+        EPS[0] = 1e-3
 
 
 def test_the_library_is_walked_once_for_jobs_of_a_kind():
