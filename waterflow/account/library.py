@@ -87,9 +87,7 @@ class LibraryPart:
         return bool(self.guards.holds() and self._way.holds())
 
 
-#: By their keys, with what these are of; None where somebody's own objects were in a part: then it
-#: is not tried again.
-_parts: OrderedDict[Hashable, tuple[LibraryPart | None, Any]] = OrderedDict()
+_parts: OrderedDict[Hashable, tuple[LibraryPart, Any]] = OrderedDict()
 
 
 def part_for(
@@ -100,15 +98,15 @@ def part_for(
     Args:
         key: of the entries, and of how they are walked; it may have identities.
         kept: objects whose identities are in the key.
-        walked: walks them; None where somebody's own objects are among what they lead to.
+        walked: walks them; None where somebody's own objects are among what they lead to. It is
+            asked anew each time: an account with a part has another structure than one without.
     """
     known = _parts.pop(key, None)
-    part = known[0] if known is not None else walked()
-    if part is not None and not part.is_as_found():
-        part = walked()
-    _parts[key] = part, kept
-    while len(_parts) > _MOST_PARTS:
-        _parts.popitem(last=False)
+    part = known[0] if known is not None and known[0].is_as_found() else walked()
+    if part is not None:
+        _parts[key] = part, kept
+        while len(_parts) > _MOST_PARTS:
+            _parts.popitem(last=False)
     return part
 
 

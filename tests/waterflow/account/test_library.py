@@ -147,6 +147,7 @@ def test_changes_in_the_library_are_seen(change):
         assert change == "a function's code" or not before.holds() or found(now) != found(before)
     again = Account.take(taken)
     assert again.holds()
+    assert again.library is not None  # another structure, if there were none any more
     assert found(again) == found(before)
     assert before.holds()
 
