@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections import ChainMap
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -42,8 +42,9 @@ class Account:
         self.own_places: list[Place] = walk.places
         #: What the library's code leads to, if that is shared with other accounts.
         self.library = walk.library
-        #: The extension's forms of the checks: of the own places, then of the library's.
-        self.guards = [walk.guards] if walk.library is None else [walk.guards, walk.library.guards]
+        self._checked: list[tuple[Any, Sequence[Place]]] = [(walk.guards, walk.places)]
+        if walk.library is not None:
+            self._checked.append((walk.library.guards, walk.library.places))
         #: The attributes that count; None: any.
         self.names: frozenset[str] | None = walk.names
         self._executes = walk.executes
@@ -69,9 +70,14 @@ class Account:
         return self.own_codes if self.library is None else self.own_codes | self.library.codes
 
     @property
+    def guards(self) -> list[Any]:
+        """The extension's forms of the checks."""
+        return [guards for guards, _ in self._checked]
+
+    @property
     def places(self) -> list[Place]:
         """Every place that is checked."""
-        return self.own_places if self.library is None else [*self.own_places, *self.library.places]
+        return [place for _, held in self._checked for place in held]
 
     @property
     def irrevocable(self) -> list[str]:
@@ -134,7 +140,11 @@ class Account:
 
     def difference(self) -> str | None:
         """What is not as it was, as a user would call it; None if all is."""
-        return next((place.text(part) for place, part in self._differing(first=True)), None)
+        for guards, held in self._checked:
+            found = guards.difference()
+            if found is not None:
+                return held[found[0]].text(found[1])
+        return None
 
     def differences(self) -> list[str]:
         """Everything that is not as it was."""
@@ -146,23 +156,20 @@ class Account:
         Returns:
             What could not be put back: positions of iterators, replaced storages of tensors.
         """
-        for place, _ in list(self._differing()):
+        for place, _ in self._differing():
             try:
                 place.restore()
             except Exception:
                 continue  # it shows in what still differs
         return self.differences()
 
-    def _differing(self, first: bool = False) -> Iterator[tuple[Place, Any]]:
-        """The places that are not as they were, or the first of them, and the parts that differ."""
-        known = self.own_places, () if self.library is None else self.library.places
-        for guards, held in zip(self.guards, known, strict=False):
-            if first:
-                found = guards.difference()
-                differing = [] if found is None else [found]
-            else:
-                differing = guards.differences()
-            yield from ((held[index], part) for index, part in differing)
+    def _differing(self) -> list[tuple[Place, Any]]:
+        """The places that are not as they were, and the parts of them that differ."""
+        return [
+            (held[index], part)
+            for guards, held in self._checked
+            for index, part in guards.differences()
+        ]
 
     @property
     def objects(self) -> frozenset[int]:

@@ -16,7 +16,7 @@ from waterflow.account import places
 from waterflow.account.bytecode import imports_of, nested_codes
 from waterflow.account.class_parts import CONSTANTS, is_a, is_behind_function, is_foreign
 from waterflow.account.code_names import code_names
-from waterflow.account.library import LibraryPart, are_librarys, part_for
+from waterflow.account.library import LibraryPart
 from waterflow.account.places import Trail
 from waterflow.account.trust import (
     is_everybodys,
@@ -42,14 +42,16 @@ CLASS_NOISE = frozenset(
         *("__subclasshook__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
     }
 )
-#: What torch counts in its classes: hooks that there ever were.
-_COUNTERS = {id(RemovableHandle): frozenset({"next_id"})}
+#: The same of a class in which torch counts the hooks that there ever were.
+_NOISE_OF = {id(RemovableHandle): CLASS_NOISE | {"next_id"}}
 #: What trusted code may have in its globals that others can set: torch's hooks for all modules.
 _SWITCHES = (dict, list, set, OrderedDict)
 _READ_FURTHER = (types.FunctionType, type)
 #: What code gets from trusted modules and may hold something of the user's.
 _READ_IN_TRUSTED = (types.ModuleType, types.FunctionType, type)
 Skipped = Mapping[int, Collection[Any] | None]
+#: A function or class of the library's, or a module with the names that are read in it.
+Entry = tuple[Any, frozenset[str]]
 
 
 class Late(NamedTuple):
@@ -112,7 +114,7 @@ class CodeWalk:
         self._globals: dict[int, tuple[dict[str, Any], dict[str, Trail]]] = {}
         self._read_modules: dict[tuple[int, frozenset[str]], dict[str, Any]] = {}
         #: Where it would go into the library: a function, a class, or names of a module.
-        self._entries: dict[Any, tuple[Any, frozenset[str]]] = {}
+        self._entries: dict[Any, Entry] = {}
         self._left = 0  # so many of them are walked apart
         self._modules: dict[int, tuple[types.ModuleType, Trail]] = {}
 
@@ -140,77 +142,7 @@ class CodeWalk:
         kind = type(value)
         self.unwalkable.append((trail, what or f"{kind.__module__}.{kind.__qualname__}"))
 
-    # The library
-
-    def _read_library(self) -> None:
-        """Goes where the library's code leads to."""
-        if len(self._entries) == self._left:
-            return
-        self._left, entries = len(self._entries), dict(self._entries)
-        codes = None if self._codes is None else frozenset(self._codes)
-        key = frozenset(entries), self.names, codes, self.enters_reporters
-        part = part_for(key, (entries, self._codes), lambda: self._walk_apart(entries))
-        asked_apart = (*self._skip, *self._aside)
-        if part is not None and part.identities.isdisjoint(asked_apart):
-            self.library = part
-            return
-        self.leaves_library, self.library = False, None
-        self._entries.clear()
-        self._left = 0
-        for met in (self.seen, self.classes, self._read_modules):
-            for entry in entries:
-                met.pop(entry, None)
-        self._walk_entries(entries)
-        self._read_modules_met()
-
-    def _walk_apart(self, entries: Mapping[Any, Any]) -> LibraryPart | None:
-        walk = self._apart()
-        walk._walk_entries(entries)
-        met = walk.seen | walk.classes
-        finds = (walk.unwalkable, walk.handed_names, walk.module_names)
-        if any((*finds, walk.built_ins, walk.libraries)):
-            return None
-        if not are_librarys(walk.places, walk.codes.values(), met.values()):
-            return None
-        walk._guard_names()
-        found = walk.guards, walk.places, walk.codes.values(), walk.executes
-        return LibraryPart(*found, met, walk.objects, walk._looked_for())
-
-    def _looked_for(self) -> Mapping[int, tuple[dict[str, Any], set[str]]]:
-        """The variables of modules that it has looked for, by the identities of these."""
-        found: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        for (_, names), namespace in self._read_modules.items():
-            found.setdefault(id(namespace), (namespace, set()))[1].update(names)
-        for value in self.seen.values():
-            if type(value) is types.FunctionType and keeps_switches(value.__code__.co_filename):
-                namespace, names = value.__globals__, code_names(value.__code__).global_names
-                found.setdefault(id(namespace), (namespace, set()))[1].update(names)
-        return found
-
-    def _walk_entries(self, entries: Mapping[Any, tuple[Any, frozenset[str]]]) -> None:
-        for value, names in sorted(entries.values(), key=_order):
-            if is_a(value, types.ModuleType):
-                self._read_module(value, names, Trail(value.__name__))
-            else:
-                self.reach(value, Trail(value.__qualname__))
-        self._empty()
-
-    def _guard_names(self) -> None:
-        """Adds the checks of all variables of modules that were met."""
-        for namespace, trails in self._globals.values():
-            self.guards.keys(namespace, list(trails))
-            self.places.append(places.Names(namespace, trails))
-
     # What `Walk` has for objects
-
-    def _apart(self) -> CodeWalk:
-        raise NotImplementedError
-
-    def _empty(self) -> None:
-        raise NotImplementedError
-
-    def _read_modules_met(self) -> None:
-        raise NotImplementedError
 
     def _attributes(self, value: Any, trail: Trail) -> None:
         raise NotImplementedError
@@ -428,7 +360,8 @@ class CodeWalk:
         skipped = self._skipped(kind)
         if skipped is None:
             return
-        skipped = frozenset().union(CLASS_NOISE, skipped, _COUNTERS.get(id(kind), ()))
+        noise = _NOISE_OF.get(id(kind), CLASS_NOISE)
+        skipped = noise | skipped if skipped else noise
         trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
         found = self.guards.type(kind, self.names, skipped)
         watched = functools.partial(_is_watched, self.names, skipped)
@@ -436,14 +369,6 @@ class CodeWalk:
         for name, value in found:
             if not trusted or is_foreign(value) or is_a(value, types.FunctionType):
                 self.reach(value, trail.attribute(name))
-
-
-def _order(entry: tuple[Any, frozenset[str]]) -> tuple[str, str, list[str]]:
-    """One in all processes."""
-    value, names = entry
-    if is_a(value, types.ModuleType):
-        return value.__name__, "", sorted(names)
-    return value.__module__, value.__qualname__, []
 
 
 def _where(code: types.CodeType) -> str:

@@ -10,6 +10,7 @@ library, as hooks for all modules do, nothing is shared.
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from types import CodeType, FunctionType
@@ -39,8 +40,6 @@ class LibraryPart:
         met: all objects that the walk met.
         identities: theirs.
         objects: those that can change, by identity, and how they were reached.
-        names: of the attributes that this code can read; None: it can read any.
-        copied_names: the same with those that are only copied along with their objects.
     """
 
     def __init__(
@@ -68,8 +67,6 @@ class LibraryPart:
         self.places = tuple(held)
         self.codes = frozenset(codes)
         self.executes = executes
-        self.names = names_in(self.codes, copied=False)
-        self.copied_names = names_in(self.codes)
         self.identities = frozenset((*met, *namespaces))
         self.objects = objects
         self.met = tuple(met.values())
@@ -81,6 +78,16 @@ class LibraryPart:
                 self._way.function(value)
                 for cell in value.__closure__ or ():
                     self._way.cell(cell)
+
+    @functools.cached_property
+    def names(self) -> frozenset[str] | None:
+        """Of the attributes that this code can read; None: it can read any."""
+        return names_in(self.codes, copied=False)
+
+    @functools.cached_property
+    def copied_names(self) -> frozenset[str] | None:
+        """The same with those that are only copied along with their objects."""
+        return names_in(self.codes)
 
     def is_as_found(self) -> bool:
         """Whether a walk would find the same now."""

@@ -31,9 +31,11 @@ from waterflow.account.class_parts import (
     is_constant_class,
     slots_of,
 )
-from waterflow.account.code_walk import NOTHING_LATE, CodeWalk, Late
+from waterflow.account.code_names import code_names
+from waterflow.account.code_walk import NOTHING_LATE, CodeWalk, Entry, Late
+from waterflow.account.library import LibraryPart, are_librarys, part_for
 from waterflow.account.places import Trail
-from waterflow.account.trust import is_trusted_class, keeps_records
+from waterflow.account.trust import is_trusted_class, keeps_records, keeps_switches
 
 #: More objects than this are not walked.
 MOST_OBJECTS = 200_000
@@ -83,13 +85,6 @@ class Walk(CodeWalk):
             self._empty()
         self._read_modules_met()
 
-    def _apart(self) -> Walk:
-        """A walk along the library, by the same rules."""
-        walk = Walk(self.names, None, {})
-        walk._codes, walk.most = self._codes, self.most
-        walk.enters_reporters, walk.leaves_library = self.enters_reporters, False
-        return walk
-
     def _read_modules_met(self) -> None:
         scanned: set[str] | None = None
         while scanned != self.module_names and not self._is_full():
@@ -97,6 +92,71 @@ class Walk(CodeWalk):
             for module, trail in list(self._modules.values()):
                 self._read_module(module, frozenset(scanned), trail)
             self._empty()
+
+    # The library
+
+    def _read_library(self) -> None:
+        """Goes where the library's code leads to."""
+        if len(self._entries) == self._left:
+            return
+        self._left, entries = len(self._entries), dict(self._entries)
+        codes = None if self._codes is None else frozenset(self._codes)
+        key = frozenset(entries), self.names, codes, self.enters_reporters
+        part = part_for(key, (entries, self._codes), lambda: self._walk_apart(entries))
+        asked_apart = (*self._skip, *self._aside)
+        if part is not None and part.identities.isdisjoint(asked_apart):
+            self.library = part
+            return
+        self.leaves_library, self.library = False, None
+        self._entries.clear()
+        self._left = 0
+        for met in (self.seen, self.classes, self._read_modules):
+            for entry in entries:
+                met.pop(entry, None)
+        self._walk_entries(entries)
+        self._read_modules_met()
+
+    def _walk_apart(self, entries: Mapping[Any, Entry]) -> LibraryPart | None:
+        walk = Walk(self.names, None, {})
+        walk._codes, walk.most = self._codes, self.most
+        walk.enters_reporters, walk.leaves_library = self.enters_reporters, False
+        walk._walk_entries(entries)
+        met = walk.seen | walk.classes
+        finds = (walk.unwalkable, walk.handed_names, walk.module_names)
+        if any((*finds, walk.built_ins, walk.libraries)):
+            return None
+        if not are_librarys(walk.places, walk.codes.values(), met.values()):
+            return None
+        walk._guard_names()
+        found = walk.guards, walk.places, walk.codes.values(), walk.executes
+        return LibraryPart(*found, met, walk.objects, walk._looked_for())
+
+    def _looked_for(self) -> Mapping[int, tuple[dict[str, Any], set[str]]]:
+        """The variables of modules that it has looked for, by the identities of these."""
+        found: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for (_, names), namespace in self._read_modules.items():
+            found.setdefault(id(namespace), (namespace, set()))[1].update(names)
+        for value in self.seen.values():
+            if type(value) is types.FunctionType and keeps_switches(value.__code__.co_filename):
+                namespace, names = value.__globals__, code_names(value.__code__).global_names
+                found.setdefault(id(namespace), (namespace, set()))[1].update(names)
+        return found
+
+    def _walk_entries(self, entries: Mapping[Any, Entry]) -> None:
+        for value, names in sorted(entries.values(), key=_order):
+            if is_a(value, types.ModuleType):
+                self._read_module(value, names, Trail(value.__name__))
+            else:
+                self.reach(value, Trail(value.__qualname__))
+        self._empty()
+
+    def _guard_names(self) -> None:
+        """Adds the checks of all variables of modules that were met."""
+        for namespace, trails in self._globals.values():
+            self.guards.keys(namespace, list(trails))
+            self.places.append(places.Names(namespace, trails))
+
+    # Objects
 
     def _empty(self) -> None:
         while self._waiting:
@@ -329,6 +389,14 @@ class Walk(CodeWalk):
 
     def _reference(self, value: weakref.ref[Any], trail: Trail) -> None:
         self._probe(value, probes.PROBES[weakref.ref], trail)
+
+
+def _order(entry: Entry) -> tuple[str, str, list[str]]:
+    """One in all processes."""
+    value, names = entry
+    if is_a(value, types.ModuleType):
+        return value.__name__, "", sorted(names)
+    return value.__module__, value.__qualname__, []
 
 
 _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {

@@ -38,7 +38,6 @@ class DataMemory:
         self._hands_out = not (isinstance(data, SharedData) or makes_batches_anew(data))
         self._data = data.source if isinstance(data, SharedData) else data
         self._shared = Spans()  # with other jobs' data
-        self._meets_shared = functools.cache(self._shared.meets)
         self._written = Spans()  # by its steps, as far as torch tells
         self._watched: list[torch.Tensor] = []
         self._versions: list[int] = []  # theirs, as they were
@@ -80,13 +79,17 @@ class DataMemory:
         """What others have is watched, but for tensors that are watched already."""
         if not common - self._shared:
             return
-        meets = functools.cache(common.meets)  # most tensors are rows of a few
+        shared = self._shared
+
+        @functools.cache  # most tensors are rows of a few
+        def is_new(start: int, end: int) -> bool:
+            return common.meets(start, end) and not shared.meets(start, end)
+
         for one in {id(one): one for one in tensors_in(self._data) or ()}.values():
-            if meets(*_span(one)) and self._is_own(one):
+            if is_new(*_span(one)):
                 self._watched.append(one)
                 self._versions.append(_version(one))
         self._shared |= common
-        self._meets_shared = functools.cache(self._shared.meets)
 
     def check(self) -> None:
         """Whether what several jobs read is as it was.
@@ -112,7 +115,7 @@ class DataMemory:
         return batch
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        return not self._meets_shared(*_span(tensor))
+        return not self._shared.meets(*_span(tensor))
 
     def take_back(self, lent: Any, batch: Any) -> None:
         """The step has been made.
