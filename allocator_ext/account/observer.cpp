@@ -40,8 +40,54 @@ py::object unbound(PyObject* function) {
   return py::reinterpret_borrow<py::object>(function);
 }
 
-py::object code_of(PyFrameObject* frame) {
-  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+py::object code_of(const py::object& frame) {
+  auto* code = PyFrame_GetCode(reinterpret_cast<PyFrameObject*>(frame.ptr()));
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(code));
+}
+
+py::object caller_of(const py::object& frame) {
+  auto* back = PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(frame.ptr()));
+  return py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(back));
+}
+
+// The functions of Python's import system in which all that happens is part of an import, and
+// those in which a module is looked for, perhaps without one.
+struct ImportSystem {
+  py::object imports;
+  py::object looks;
+
+  static const ImportSystem& get() {
+    // Never freed: the interpreter may be gone before static objects are.
+    static const auto* system = [] {
+      const py::module_ bootstrap = py::module_::import("importlib._bootstrap");
+      return new ImportSystem{bootstrap.attr("_find_and_load").attr("__code__"),
+                              bootstrap.attr("_find_spec").attr("__code__")};
+    }();
+    return *system;
+  }
+};
+
+// What a frame is to the import system.
+struct PartInImport {
+  bool imports = false;  // a module that is not there yet
+  py::object looks;      // the outermost frame that looks for one, null if none does
+};
+
+PartInImport part_in_import(py::object frame) {
+  const ImportSystem& system = ImportSystem::get();
+  PartInImport part;
+  for (; frame; frame = caller_of(frame)) {
+    const py::object code = code_of(frame);
+    if (code.is(system.imports)) {
+      part.imports = true;
+      break;
+    }
+    if (code.is(system.looks)) part.looks = frame;
+    // A module's body: what it does is the module's.
+    auto* name = reinterpret_cast<PyCodeObject*>(code.ptr())->co_name;
+    if (PyUnicode_CompareWithASCIIString(name, "<module>") == 0) break;
+  }
+  return part;
 }
 
 }  // namespace
@@ -89,8 +135,13 @@ int Observer::on_event(PyObject* self, PyFrameObject* frame, int what, PyObject*
 }
 
 void Observer::entered(PyFrameObject* frame) {
-  py::object code = code_of(frame);
-  if (codes_.emplace(code.ptr(), code).second) order_.push_back(code);
+  auto entering = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(frame));
+  py::object code = code_of(entering);
+  if (codes_.count(code.ptr()) != 0) return;
+  const PartInImport part = part_in_import(std::move(entering));
+  if (part.imports || part.looks) return;
+  codes_.emplace(code.ptr(), code);
+  order_.push_back(code);
 }
 
 bool Observer::is_transparent(PyObject* code) {
@@ -104,26 +155,38 @@ bool Observer::is_transparent(PyObject* code) {
 }
 
 // The innermost frame whose code is not seen through; the outermost if there is none.
-py::object Observer::responsible(PyFrameObject* frame) {
-  auto current = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(frame));
-  if (see_through_.is_none()) return current;
-  while (is_transparent(code_of(reinterpret_cast<PyFrameObject*>(current.ptr())).ptr())) {
-    auto* back = PyFrame_GetBack(reinterpret_cast<PyFrameObject*>(current.ptr()));
-    if (back == nullptr) break;
-    current = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(back));
+py::object Observer::responsible(py::object frame) {
+  if (see_through_.is_none()) return frame;
+  while (is_transparent(code_of(frame).ptr())) {
+    py::object back = caller_of(frame);
+    if (!back) break;
+    frame = std::move(back);
   }
-  return current;
+  return frame;
 }
 
 void Observer::called(PyFrameObject* frame, PyObject* function) {
-  py::object responsible_frame = responsible(frame);
-  auto* caller_frame = reinterpret_cast<PyFrameObject*>(responsible_frame.ptr());
-  py::object caller = code_of(caller_frame);
+  auto calling = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(frame));
+  py::object caller_frame = responsible(calling);
   // Bound methods are made anew at every call; their definition is one.
   const void* definition = reinterpret_cast<PyCFunctionObject*>(function)->m_ml;
+  if (has_called(definition, caller_frame)) return;
+  const PartInImport part = part_in_import(calling);
+  if (part.imports) return;
+  if (part.looks) {
+    // Whoever has it looked for asks the files, and not the hooks that do.
+    caller_frame = responsible(caller_of(part.looks));
+    if (has_called(definition, caller_frame)) return;
+  }
   // The caller is kept alive by its entry, so that its address stays its own.
-  if (!seen_.emplace(std::make_pair(definition, caller.ptr()), calls_.size()).second) return;
-  calls_.push_back({unbound(function), std::move(caller), PyFrame_GetLineNumber(caller_frame)});
+  py::object caller = code_of(caller_frame);
+  seen_.insert({definition, caller.ptr()});
+  const int line = PyFrame_GetLineNumber(reinterpret_cast<PyFrameObject*>(caller_frame.ptr()));
+  calls_.push_back({unbound(function), std::move(caller), line});
+}
+
+bool Observer::has_called(const void* definition, const py::object& caller) const {
+  return seen_.count({definition, code_of(caller).ptr()}) != 0;
 }
 
 py::list Observer::codes() const {

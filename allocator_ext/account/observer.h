@@ -5,12 +5,17 @@
 // on its own thread only. What is kept per event is two pointers in a hash set; everything that
 // takes time happens once for each distinct one. A profiler that was set before goes on receiving
 // all events.
+//
+// Libraries import parts of themselves where they are first used, and hooks that packages have put
+// on `sys.meta_path` run then. What imports a module happens once and has no part in what the code
+// computes, so it is not kept; the body of the module is, which may also be run again.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -49,7 +54,8 @@ class Observer {
   static int on_event(PyObject* self, PyFrameObject* frame, int what, PyObject* argument);
   void entered(PyFrameObject* frame);
   void called(PyFrameObject* frame, PyObject* function);
-  pybind11::object responsible(PyFrameObject* frame);
+  pybind11::object responsible(pybind11::object frame);
+  bool has_called(const void* definition, const pybind11::object& caller) const;
   bool is_transparent(PyObject* code);
 
   pybind11::object see_through_;
@@ -60,7 +66,7 @@ class Observer {
   pybind11::object former_argument_;
   std::unordered_map<const void*, pybind11::object> codes_;
   std::vector<pybind11::object> order_;
-  std::unordered_map<std::pair<const void*, const void*>, std::size_t, PairHash> seen_;
+  std::unordered_set<std::pair<const void*, const void*>, PairHash> seen_;  // in `calls_`
   std::vector<Call> calls_;
 };
 

@@ -1,5 +1,8 @@
 """What an observer sees: code that is entered and C functions that it calls, on its own thread."""
 
+import importlib
+import importlib.util
+import os
 import sys
 import threading
 
@@ -131,3 +134,48 @@ def test_calls_are_those_of_the_code_not_seen_through():
     assert [(function, code) for function, code, _ in seen.calls()] == [(len, outer.__code__)]
     with pytest.raises(KeyError), _C.Observer(lambda code: {}[code]):
         plain()
+
+
+class Hook:
+    """A finder of modules that has others do its work, as packages install them."""
+
+    def find_spec(self, name, path, target=None):
+        looked_for(name)
+        return None
+
+
+def looked_for(name):
+    os.stat(os.curdir)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "imported_late.py").write_text("def twice(x):\n    return abs(x) * 2\n\ntwice(1)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])
+    yield "imported_late"
+    sys.modules.pop("imported_late", None)
+
+
+def test_what_imports_a_module_is_not_kept_and_its_body_is(module):
+    with _C.Observer() as seen:
+        importlib.import_module(module)
+    names = [code.co_name for code in seen.codes()]
+    assert names == ["import_module", "_gcd_import", "_sanity_check", "<module>", "twice"]
+    called = {(function, code.co_name) for function, code, _ in seen.calls()}
+    assert (abs, "twice") in called
+    assert "looked_for" not in {name for _, name in called}
+    with _C.Observer() as again:
+        looked_for(module)  # outside of an import it is code as any other
+    assert again.codes() == [looked_for.__code__]
+
+
+def test_who_looks_for_a_module_asks_the_files(module):
+    def looks():
+        return importlib.util.find_spec(module)
+
+    through = ("importlib", "os.py")
+    with _C.Observer(lambda code: any(map(code.co_filename.__contains__, through))) as seen:
+        looks()
+    assert looked_for.__code__ not in seen.codes()
+    assert (os.stat, looks.__code__) in [(function, code) for function, code, _ in seen.calls()]

@@ -22,7 +22,6 @@ import torch
 from waterflow.account.account import Account
 from waterflow.account.code_names import code_names, names_in
 from waterflow.account.code_walk import Late
-from waterflow.account.importers import without_importers
 from waterflow.account.purity import impure_calls, may_touch_the_world, undisturbed
 from waterflow.account.structure import Structure
 from waterflow.account.trust import (
@@ -69,7 +68,7 @@ class Seen:
     @classmethod
     def by(cls, observer: Any) -> Seen:
         """What an observer (`purity.observer`) has seen."""
-        codes, calls = without_importers(observer.codes(), observer.calls())
+        codes, calls = observer.codes(), observer.calls()
         return cls(frozenset(codes), names_in(codes, calls))
 
 
@@ -243,7 +242,7 @@ class Assumptions:
             Why the step cannot be replayed, None where it can: a call whose result may change, or
             state that cannot be looked at.
         """
-        codes, calls = without_importers(observer.codes(), observer.calls())
+        codes, calls = observer.codes(), observer.calls()
         impurities = impure_calls(calls, codes)
         if impurities:
             first = impurities[0]

@@ -1,5 +1,7 @@
 """What a captured step takes for granted: seen to change, put back, narrowed by observation."""
 
+import sys
+
 import pytest
 import torch
 from torch import optim
@@ -120,6 +122,37 @@ def test_a_step_with_an_impure_call_cannot_be_replayed():
     problem = assumed(job_of(loss=printing)).narrow(observed_step(job_of(loss=printing)))
     assert problem.startswith("the step calls builtins.print, which prints (")
     assert "test_assumptions.py" in problem
+
+
+class Hook:
+    def find_spec(self, name, path, target=None):
+        looked_for.append(name)
+        print_of(name)
+        return None
+
+
+looked_for: list[str] = []
+
+
+def print_of(name):
+    print(end="")
+
+
+def importing(model, batch):
+    import colorsys
+
+    return cross_entropy(model, batch) * colorsys.ONE_THIRD
+
+
+def test_hooks_that_import_have_no_part_in_a_step(monkeypatch):
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Hook(), *sys.meta_path])
+    job = job_of(loss=importing)
+    assumptions = assumed(job)
+    assert assumptions.narrow(observed_step(job)) is None
+    assert "colorsys" in looked_for
+    looked_for.append("more")
+    assert assumptions.hold()
 
 
 numbers = iter(range(100))
