@@ -55,24 +55,6 @@ bool takes_a_while(const at::Tensor& tensor) {
   return !tensor.is_cpu() || !tensor.has_storage() || tensor.storage().nbytes() > kFewBytes;
 }
 
-// Rows of each tensor, stacked. Where they are few the interpreter lock stays: operators called
-// from Python give it up one by one.
-std::vector<at::Tensor> select_rows(const std::vector<at::Tensor>& tensors,
-                                    const std::vector<std::int64_t>& rows) {
-  std::size_t bytes = 0;
-  for (const at::Tensor& tensor : tensors) {
-    const auto all = static_cast<std::size_t>(std::max<std::int64_t>(tensor.size(0), 1));
-    bytes += tensor.nbytes() / all * rows.size();
-  }
-  std::optional<py::gil_scoped_release> unlocked;
-  if (bytes > kFewBytes) unlocked.emplace();
-  const at::Tensor index = at::tensor(rows, at::TensorOptions().dtype(at::kLong));
-  std::vector<at::Tensor> selected;
-  selected.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) selected.push_back(tensor.index_select(0, index));
-  return selected;
-}
-
 // Whether a tensor's elements are what its memory holds. Asked from Python, a tensor gives up the
 // interpreter lock for each of these questions.
 bool has_plain_bits(const at::Tensor& tensor) {
@@ -104,6 +86,62 @@ std::tuple<bool, bool, bool, bool, bool, bool> tensor_flags(const at::Tensor& te
 bool has_plain_rows(const at::Tensor& tensor) {
   return has_plain_bits(tensor) && tensor.is_cpu() && tensor.dim() > 0 && tensor.is_contiguous() &&
          !tensor.requires_grad() && !tensor.is_inference();
+}
+
+// What an index of a batch stands for by way of subsets' indices, the outermost first: lists,
+// tuples or ranges of whole numbers. None where it is no whole number, or out of range.
+std::optional<std::int64_t> mapped(const py::list& subsets, py::handle index) {
+  auto number = py::reinterpret_borrow<py::object>(index);
+  for (py::handle own : subsets) {
+    if (!PyLong_CheckExact(number.ptr())) return std::nullopt;
+    const Py_ssize_t at = PyLong_AsSsize_t(number.ptr());
+    PyObject* item = PyErr_Occurred() ? nullptr : PySequence_GetItem(own.ptr(), at);
+    if (item == nullptr) {
+      PyErr_Clear();
+      return std::nullopt;
+    }
+    number = py::reinterpret_steal<py::object>(item);
+  }
+  if (!PyLong_CheckExact(number.ptr())) return std::nullopt;
+  const std::int64_t found = PyLong_AsLongLong(number.ptr());
+  if (PyErr_Occurred()) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  return found;
+}
+
+// Rows of each tensor, stacked. Where they are few the interpreter lock stays: operators called
+// from Python give it up one by one. None where that may not be what a data loader would make of
+// the items, or where it would raise an error.
+std::optional<std::vector<at::Tensor>> select_rows(const py::tuple& tensors,
+                                                   const py::list& subsets,
+                                                   const py::list& indices) {
+  std::vector<std::int64_t> rows;
+  rows.reserve(indices.size());
+  for (py::handle index : indices) {
+    const auto row = mapped(subsets, index);
+    if (!row) return std::nullopt;
+    rows.push_back(*row);
+  }
+  if (rows.empty()) return std::nullopt;
+  const auto [least, most] = std::minmax_element(rows.begin(), rows.end());
+  std::size_t bytes = 0;
+  std::vector<at::Tensor> sources;
+  for (py::handle each : tensors) {
+    if (!THPVariable_CheckExact(each.ptr())) return std::nullopt;
+    const at::Tensor& tensor = THPVariable_Unpack(each.ptr());
+    if (!has_plain_rows(tensor) || *least < 0 || *most >= tensor.size(0)) return std::nullopt;
+    bytes += tensor.nbytes() / static_cast<std::size_t>(tensor.size(0)) * rows.size();
+    sources.push_back(tensor);
+  }
+  std::optional<py::gil_scoped_release> unlocked;
+  if (bytes > kFewBytes) unlocked.emplace();
+  const at::Tensor index = at::tensor(rows, at::TensorOptions().dtype(at::kLong));
+  std::vector<at::Tensor> selected;
+  selected.reserve(sources.size());
+  for (const at::Tensor& tensor : sources) selected.push_back(tensor.index_select(0, index));
+  return selected;
 }
 
 using LaneManager = Manager<LaneScope, LaneContext>;
@@ -616,7 +654,7 @@ void bind_torch(py::module_& m) {
   m.def("has_same_bits", &has_same_bits, py::arg("left"), py::arg("right"));
   m.def("tensor_flags", &tensor_flags, py::arg("tensor"));
   m.def("has_plain_rows", &has_plain_rows, py::arg("tensor"));
-  m.def("select_rows", &select_rows, py::arg("tensors"), py::arg("rows"));
+  m.def("select_rows", &select_rows, py::arg("tensors"), py::arg("subsets"), py::arg("indices"));
   py::class_<LaneManager>(m, "LaneScope")
       .def(py::init([](std::shared_ptr<Arena> arena, int lane, int job,
                        std::optional<py::function> more, std::shared_ptr<Arena> whole) {

@@ -10,7 +10,6 @@ cores, 22 November 2026).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 import os
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import profiler
 from torch.utils.data import (
     BatchSampler,
     Dataset,
@@ -29,7 +29,7 @@ from torch.utils.data import (
     TensorDataset,
     dataloader,
 )
-from torch.utils.data._utils import collate, fetch
+from torch.utils.data._utils import collate, fetch, worker
 
 from waterflow.allocator_ext import _C
 
@@ -43,6 +43,7 @@ _DTYPES = frozenset(
 )
 
 _LISTS = (list, tuple, range)
+_SAMPLERS = (RandomSampler, SequentialSampler)
 
 #: Iterators that run no code of anybody's, so it does not matter when and where they are asked.
 PLAIN_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())))
@@ -67,12 +68,8 @@ _PATH: tuple[tuple[Any, str], ...] = (
     (torch, "stack"),
     (torch.Tensor, "__getitem__"),
 )
-
-
-def _now() -> list[object]:
-    """The functions of the path as they are, and what Python runs for them."""
-    found = [getattr(where, name) for where, name in _PATH]
-    return [*found, *(getattr(function, "__code__", None) for function in found)]
+#: What would be in its way if it were there.
+_ASIDE: tuple[tuple[Any, str], ...] = ((TensorDataset, "__getitems__"), (worker, "_worker_info"))
 
 
 def _is_torchs(function: object) -> bool:
@@ -82,15 +79,31 @@ def _is_torchs(function: object) -> bool:
     return function.__code__.co_filename.startswith(folder)
 
 
-_OWN = _now()
+def _guards_of_path() -> _C.Guards:
+    """They hold as long as the functions are those of now, and Python runs the same for them."""
+    guards = _C.Guards()
+    for where, name in (*_PATH, *_ASIDE):
+        for holder in where.__mro__[:-1] if isinstance(where, type) else (where,):
+            add = guards.type if isinstance(holder, type) else guards.attributes
+            add(holder, {name}, None)
+    for where, name in _PATH:
+        if isinstance(function := getattr(where, name), FunctionType):
+            guards.function(function)
+    guards.mapping(collate.default_collate_fn_map, None)
+    return guards
+
+
 _COLLATE = collate.default_collate
-_OWN_COLLATIONS = dict(collate.default_collate_fn_map)
+_COLLATIONS = collate.default_collate_fn_map
 #: Somebody may have patched torch before this module came.
 _PRISTINE = (
     all(_is_torchs(getattr(where, name)) for where, name in _PATH)
-    and _OWN_COLLATIONS.get(torch.Tensor) is collate.collate_tensor_fn
-    and not any(issubclass(tuple, kind) for kind in _OWN_COLLATIONS)
+    and not hasattr(TensorDataset, "__getitems__")
+    and worker._worker_info is None
+    and _COLLATIONS.get(torch.Tensor) is collate.collate_tensor_fn
+    and not any(issubclass(tuple, kind) for kind in _COLLATIONS)
 )
+_PATH_GUARDS = _guards_of_path()
 
 
 def batches_of(data: Iterable[Any]) -> Iterator[Any]:
@@ -133,31 +146,37 @@ def undrawn(iterator: Iterator[Any]) -> int:
     if not (drawn or type(sampler) is SequentialSampler):
         return 0
     own = sampler.data_source is iterator._dataset
-    if not (own and iterator._dataset_fetcher.selects):
+    if not own or iterator._dataset_fetcher.rows is None:
         return 0
     return max(0, len(batches) - iterator._num_yielded)
 
 
-@contextlib.contextmanager
-def in_one_go(iterator: Iterator[Any]) -> Iterator[Callable[[], Any]]:
+def in_one_go(iterator: Iterator[Any]) -> Callable[[], Any]:
     """What fetches the next batch of an iterator that has one `undrawn`, again and again: what a
     fetch depends on is looked at once, as no code but torch's own runs in between."""
     if type(iterator) in PLAIN_ITERATORS:
-        yield iterator.__next__
-        return
+        return iterator.__next__
     fetcher: _Selection = iterator._dataset_fetcher  # type: ignore[attr-defined]
-    fetcher.stacks_now = fetcher._stacks
-    try:
-        yield functools.partial(_next_undrawn, iterator)
-    finally:
-        fetcher.stacks_now = None
+    rows = fetcher.rows
+    return iterator.__next__ if rows is None else functools.partial(fetcher.next, iterator, rows)
 
 
-def _next_undrawn(iterator: Any) -> Any:
-    """As `next` makes it, without the two operators that tell torch's profiler of the time."""
-    batch = iterator._next_data()
-    iterator._num_yielded += 1
-    return batch
+def next_batch(iterator: Iterator[Any]) -> Any:
+    """The next batch, as `next` makes it. Where that is torch's own code alone, by the short way:
+    between two steps, which leave little of Python's in a core's caches, the loader's own takes as
+    long as the rest of a small step.
+
+    Raises:
+        StopIteration: there is none.
+        Whatever the data raises.
+    """
+    if type(iterator) is dataloader._SingleProcessDataLoaderIter:
+        fetcher: Any = iterator._dataset_fetcher
+        if type(fetcher) is _Selection and fetcher.is_all_of(iterator):
+            rows = fetcher.rows
+            if rows is not None:
+                return fetcher.next(iterator, rows)
+    return next(iterator)
 
 
 def tensors_behind(data: Iterable[Any]) -> tuple[torch.Tensor, ...] | None:
@@ -169,9 +188,47 @@ def tensors_behind(data: Iterable[Any]) -> tuple[torch.Tensor, ...] | None:
     if type(batches) is not BatchSampler or "_get_iterator" in vars(data):
         return None
     sampler: Any = batches.sampler
-    if type(sampler) not in (RandomSampler, SequentialSampler):
+    if type(sampler) not in _SAMPLERS:
         return None
     return _rows_of(data.dataset) if sampler.data_source is data.dataset else None
+
+
+class _Rows:
+    """What a loader's batches are rows of, as long as the guards hold: of these tensors, by way of
+    these subsets' indices, the outermost first."""
+
+    def __init__(self, fetcher: Any) -> None:
+        """Takes a fetcher of torch's, of whose batches torch's own code makes each.
+
+        Raises:
+            ValueError: somebody else's code does, or other data are in the way.
+        """
+        self.guards = _C.Guards()
+        self.guards.attributes(fetcher, {"auto_collation", "collate_fn", "dataset"}, None)
+        subsets, inner = _unwrapped(fetcher.dataset)
+        tensors = _selectable(inner)
+        own = fetcher.auto_collation and fetcher.collate_fn is _COLLATE
+        if not own or tensors is None or not all(map(_is_plain_subset, subsets)):
+            raise ValueError
+        for subset in subsets:
+            self.guards.attributes(subset, {"dataset", "indices", "__getitems__"}, None)
+        self.guards.attributes(inner, {"tensors"}, None)
+        self._tensors = tensors
+        self._subsets = [subset.indices for subset in subsets]
+        self._has_lists = all(type(indices) in _LISTS for indices in self._subsets)
+
+    def select(self, indices: Any) -> list[torch.Tensor] | None:
+        """What `default_collate` makes of the items; None where that is not known for sure."""
+        if type(indices) is not list:
+            return None
+        if self._has_lists:
+            return _C.select_rows(self._tensors, self._subsets, indices)
+        for own in self._subsets:
+            mapped = _mapped(own, indices)
+            if mapped is None:
+                return None
+            indices = mapped
+        return _C.select_rows(self._tensors, [], indices)
 
 
 class _Selection:
@@ -179,51 +236,58 @@ class _Selection:
 
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
-        self.stacks_now: bool | None = None  # as looked at; None: to be looked at
+        self._rows: _Rows | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
 
     @property
-    def selects(self) -> bool:
-        """Whether a batch that is fetched now runs torch's own code alone, whichever it is."""
-        return _rows_of(self._fetcher.dataset) is not None and self._stacks
+    def rows(self) -> _Rows | None:
+        """Of what a batch that is fetched now is rows, by way of torch's own code alone; None where
+        that is not so. What it depends on may have changed since the last one."""
+        if not _is_unpatched():
+            return None
+        if self._rows is None or not self._rows.guards.holds():
+            try:
+                self._rows = _Rows(self._fetcher)
+            except ValueError:
+                self._rows = None
+        return self._rows
+
+    def is_all_of(self, iterator: Any) -> bool:
+        """Whether the iterator, which is under way, does nothing but to have this fetch what one of
+        torch's samplers says, and to tell a profiler, if there is one."""
+        batches = iterator._index_sampler
+        return bool(
+            iterator._num_yielded
+            and not iterator._pin_memory
+            and type(batches) is BatchSampler
+            and type(batches.sampler) in _SAMPLERS
+            and not profiler._is_profiler_enabled
+        )
+
+    def next(self, iterator: Any, rows: _Rows) -> Any:
+        """The next batch of an iterator that this is all of."""
+        indices = next(iterator._sampler_iter)
+        selected = rows.select(indices)
+        batch = self._fetcher.fetch(indices) if selected is None else selected
+        iterator._num_yielded += 1
+        return batch
 
     def fetch(self, indices: Any) -> Any:
-        """A batch; what a fetch depends on may have changed since the last one."""
-        stacks = self._stacks if self.stacks_now is None else self.stacks_now
-        found = _selected(self._fetcher.dataset, indices) if stacks else None
-        return self._fetcher.fetch(indices) if found is None else found
-
-    @property
-    def _stacks(self) -> bool:
-        """Whether a batch is items put together by torch's own functions."""
-        fetcher = self._fetcher
-        return bool(fetcher.auto_collation and fetcher.collate_fn is _COLLATE and _is_unpatched())
+        """A batch."""
+        rows = self.rows
+        selected = None if rows is None else rows.select(indices)
+        return self._fetcher.fetch(indices) if selected is None else selected
 
 
 def _is_unpatched() -> bool:
     """Whether the functions are those of the beginning, and nobody watches operators."""
     return (
-        _now() == _OWN
-        and collate.default_collate_fn_map == _OWN_COLLATIONS
+        _PATH_GUARDS.holds()
         and torch._C._len_torch_function_stack() == 0
         and torch._C._len_torch_dispatch_stack() == 0
-        and torch.utils.data.get_worker_info() is None
     )
-
-
-def _selected(dataset: Dataset[Any], indices: Any) -> list[torch.Tensor] | None:
-    """What `default_collate` makes of the items; None where that is not known for sure."""
-    subsets, dataset = _unwrapped(dataset)
-    for subset in subsets:
-        indices = _mapped(subset.indices, indices) if _is_plain_subset(subset) else None
-    tensors = _selectable(dataset)
-    if tensors is None or not _are_whole_numbers(indices):
-        return None
-    if min(indices) < 0 or max(indices) >= min(len(tensor) for tensor in tensors):
-        return None  # counted from the end, or an error that is the loader's to raise
-    return _C.select_rows(tensors, indices)
 
 
 def _rows_of(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:

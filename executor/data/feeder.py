@@ -15,6 +15,7 @@ from waterflow.executor.data.batches import (
     PLAIN_ITERATORS,
     batches_of,
     in_one_go,
+    next_batch,
     undrawn,
 )
 
@@ -337,18 +338,18 @@ class Feeder(Generic[Item]):
         epoch = self._epoch
         try:
             prepare = self._prepares_at_once()
-            with in_one_go(self._iterator) as fetch:
-                for _ in range(count):
-                    batch = fetch()
-                    self._fetched += 1
-                    item = prepare(batch)
-                    if item is None:
-                        self._begun = epoch, batch
-                        break
-                    made.append(FeedItem(item, epoch))
-                    if len(made) == _AT_ONCE or not self._queue:  # somebody may wait for it
-                        self._append(made)
-                        made = []
+            fetch = in_one_go(self._iterator)
+            for _ in range(count):
+                batch = fetch()
+                self._fetched += 1
+                item = prepare(batch)
+                if item is None:
+                    self._begun = epoch, batch
+                    break
+                made.append(FeedItem(item, epoch))
+                if len(made) == _AT_ONCE or not self._queue:  # somebody may wait for it
+                    self._append(made)
+                    made = []
         except BaseException as error:
             self._error = error
         self._append(made)
@@ -514,4 +515,4 @@ class Feeder(Generic[Item]):
     def _next(self, iterator: Iterator[Any]) -> Any:
         if type(iterator) in PLAIN_ITERATORS:
             return next(iterator)
-        return self._python(functools.partial(next, iterator))
+        return self._python(functools.partial(next_batch, iterator))

@@ -70,11 +70,24 @@ def epoch(loader, begin):
     return found, torch.get_rng_state().tolist()
 
 
+class Short:
+    """An epoch, each batch of it by `next_batch`."""
+
+    def __init__(self, loader):
+        self.iterator = batches_of(loader)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return batches.next_batch(self.iterator)
+
+
 @pytest.fixture
 def selected(monkeypatch):
     """Counts batches that were selected as a whole."""
     counted = []
-    original = batches._selected
+    original = batches._Rows.select
 
     def select(*given):
         found = original(*given)
@@ -82,15 +95,15 @@ def selected(monkeypatch):
             counted.append(found)
         return found
 
-    monkeypatch.setattr(batches, "_selected", select)
+    monkeypatch.setattr(batches._Rows, "select", select)
     return counted
 
 
 def assert_same(make, selected, fast):
     """A loader's epochs are equal either way, and selected as a whole exactly where `fast`."""
     one, other = make(), make()
-    assert epoch(one, iter) == epoch(other, batches_of)
-    assert epoch(one, iter) == epoch(other, batches_of)
+    for begin in (batches_of, Short, batches_of):
+        assert epoch(one, iter) == epoch(other, begin)
     assert bool(selected) == fast
 
 
@@ -246,24 +259,52 @@ def test_patches_count_from_the_next_batch_on(number, selected):
         return before, during, look(next(iterator))
 
     before, during, after = read(iter)
-    assert read(batches_of) == (before, during, after)
-    assert len(selected) == 2
+    for begin in (batches_of, Short):
+        assert read(begin) == (before, during, after)
+    assert len(selected) == 4
     made = dataset()
     assert during != look([tensor[4:8] for tensor in made.tensors]), "a patch that does nothing"
 
 
-def test_changes_of_the_data_count_from_the_next_batch_on(selected):
+@pytest.mark.parametrize("begin", [batches_of, Short])
+def test_changes_of_the_data_count_from_the_next_batch_on(begin, selected):
     made = dataset()
-    iterator = batches_of(DataLoader(made, batch_size=4))
+    iterator = begin(DataLoader(made, batch_size=4))
     next(iterator)
     made.tensors = tuple(tensor + 1 for tensor in made.tensors)
     assert torch.equal(next(iterator)[0], made.tensors[0][4:8])
     made.tensors[0].mul_(2)
     assert torch.equal(next(iterator)[0], made.tensors[0][8:12])
-    made.tensors = (OwnTensor(made.tensors[0]),)
+    made.tensors[0].requires_grad_()
+    assert next(iterator)[0].requires_grad
+    made.tensors = (OwnTensor(made.tensors[0].detach()),)
     assert type(next(iterator)[0]) is OwnTensor
     assert len(selected) == 3
 
+
+@pytest.mark.parametrize("begin", [batches_of, Short])
+def test_changes_of_a_subset_count_from_the_next_batch_on(begin, selected):
+    made, order = dataset(), list(range(20))
+    outer = Subset(Subset(made, order), range(20))
+    iterator = begin(DataLoader(outer, batch_size=4))
+    next(iterator)
+    order[4:8] = [0, 1, np.int64(1), 2]
+    assert torch.equal(next(iterator)[0], made.tensors[0][[0, 1, 1, 2]])
+    outer.indices = np.arange(20)[::-1].copy()
+    assert torch.equal(next(iterator)[0], made.tensors[0][[11, 10, 9, 8]])
+    outer.dataset = made
+    assert torch.equal(next(iterator)[0], made.tensors[0][[7, 6, 5, 4]])
+    outer.__getitems__ = lambda indices: [(torch.zeros(1),)] * len(indices)
+    assert torch.equal(next(iterator)[0], torch.zeros(4, 1))
+    assert len(selected) == 3, "not where an index is no whole number, nor what is the subset's own"
+
+
+def test_a_profiler_is_told_of_each_batch():
+    iterator = Short(DataLoader(dataset(), batch_size=4))
+    next(iterator)
+    with torch.profiler.profile() as seen:
+        next(iterator)
+    assert any("DataLoader" in event.key for event in seen.key_averages())
 
 def test_a_batch_is_memory_of_its_own():
     made = dataset()
@@ -310,8 +351,8 @@ def test_in_one_go_it_is_looked_once_what_a_fetch_depends_on(monkeypatch, select
     found = [look(next(iterator))]
     unpatched = batches._is_unpatched
     monkeypatch.setattr(batches, "_is_unpatched", lambda: looks.append(0) or unpatched())
-    with batches.in_one_go(iterator) as fetch:
-        found += [look(fetch()) for _ in range(2)]
+    fetch = batches.in_one_go(iterator)
+    found += [look(fetch()) for _ in range(2)]
     assert len(looks) == 1
     monkeypatch.setattr(batches.collate, "default_collate", None)
     found += [look(next(iterator)) for _ in range(len(alone) - 3)]
@@ -331,8 +372,8 @@ def test_what_follows_an_epochs_first_batch_draws_nothing(name):
     while left:
         assert batches.undrawn(iterator) == left
         before = torch.get_rng_state().tolist()
-        with batches.in_one_go(iterator) as fetch:
-            found.append(look(fetch()))
+        fetch = batches.in_one_go(iterator)
+        found.append(look(fetch()))
         assert drawn_by(lambda: None) == before
         left -= 1
     assert batches.undrawn(iterator) == 0
@@ -383,8 +424,8 @@ def test_the_tensors_behind_a_loader():
 def test_a_list_draws_nothing():
     iterator = batches_of([1, 2, 3])
     assert batches.undrawn(iterator) == 3
-    with batches.in_one_go(iterator) as fetch:
-        assert fetch() == 1
+    fetch = batches.in_one_go(iterator)
+    assert fetch() == 1
     assert batches.undrawn(iterator) == 2
     assert batches.undrawn(iter({1: 2})) == 0
     assert batches.undrawn(number for number in range(3)) == 0
