@@ -286,6 +286,8 @@ class JobRun:
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
         caller = self.steps.caller
+        if caller.is_inside:  # in a train, between two steps
+            return function()
         run = caller.run_apart if self.may_fetch_ahead() else caller.run
         return run(self._rng, function)
 

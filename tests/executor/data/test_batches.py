@@ -306,6 +306,7 @@ def test_a_profiler_is_told_of_each_batch():
         next(iterator)
     assert any("DataLoader" in event.key for event in seen.key_averages())
 
+
 def test_a_batch_is_memory_of_its_own():
     made = dataset()
     kept = look(made.tensors)[1]
