@@ -196,19 +196,10 @@ class _Rows:
     """What a loader's batches are rows of, as long as the guards hold: of these tensors, by way of
     these subsets' indices, the outermost first."""
 
-    def __init__(self, fetcher: Any) -> None:
-        """Takes a fetcher of torch's, of whose batches torch's own code makes each.
-
-        Raises:
-            ValueError: somebody else's code does, or other data are in the way.
-        """
+    def __init__(self, fetcher: Any, tensors: tuple[torch.Tensor, ...]) -> None:
         self.guards = _C.Guards()
         self.guards.attributes(fetcher, {"auto_collation", "collate_fn", "dataset"}, None)
         subsets, inner = _unwrapped(fetcher.dataset)
-        tensors = _selectable(inner)
-        own = fetcher.auto_collation and fetcher.collate_fn is _COLLATE
-        if not own or tensors is None or not all(map(_is_plain_subset, subsets)):
-            raise ValueError
         for subset in subsets:
             self.guards.attributes(subset, {"dataset", "indices", "__getitems__"}, None)
         self.guards.attributes(inner, {"tensors"}, None)
@@ -216,9 +207,18 @@ class _Rows:
         self._subsets = [subset.indices for subset in subsets]
         self._has_lists = all(type(indices) in _LISTS for indices in self._subsets)
 
+    @classmethod
+    def of(cls, fetcher: Any) -> _Rows | None:
+        """Of a fetcher of torch's; None where somebody else's code makes its batches, or they are
+        of other data."""
+        if not (fetcher.auto_collation and fetcher.collate_fn is _COLLATE):
+            return None
+        tensors = _rows_of(fetcher.dataset)
+        return None if tensors is None else cls(fetcher, tensors)
+
     def select(self, indices: Any) -> list[torch.Tensor] | None:
         """What `default_collate` makes of the items; None where that is not known for sure."""
-        if type(indices) is not list:
+        if type(indices) is not list or any(one.dtype not in _DTYPES for one in self._tensors):
             return None
         if self._has_lists:
             return _C.select_rows(self._tensors, self._subsets, indices)
@@ -247,10 +247,7 @@ class _Selection:
         if not _is_unpatched():
             return None
         if self._rows is None or not self._rows.guards.holds():
-            try:
-                self._rows = _Rows(self._fetcher)
-            except ValueError:
-                self._rows = None
+            self._rows = _Rows.of(self._fetcher)
         return self._rows
 
     def is_all_of(self, iterator: Any) -> bool:
@@ -308,8 +305,7 @@ def _unwrapped(dataset: Dataset[Any]) -> tuple[list[Subset[Any]], Dataset[Any]]:
 def _is_plain_subset(subset: Subset[Any]) -> bool:
     """Whether no code but torch's own says which items it has; of a list of other things than
     whole numbers, torch's own code fetches them."""
-    own = subset.indices
-    return "__getitems__" not in vars(subset) and (type(own) in _LISTS or _holds_whole_numbers(own))
+    return "__getitems__" not in vars(subset) and _has_plain_items(subset.indices)
 
 
 def _selectable(dataset: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
@@ -328,7 +324,7 @@ def _are_whole_numbers(indices: Any) -> bool:
 
 def _mapped(own: Any, indices: Any) -> list[Any] | None:
     """Items of a plain subset's indices, as whole numbers where an array or a tensor holds them."""
-    if not _are_whole_numbers(indices):
+    if not (_are_whole_numbers(indices) and _has_plain_items(own)):
         return None
     try:
         found = [own[index] for index in indices]
@@ -337,7 +333,9 @@ def _mapped(own: Any, indices: Any) -> list[Any] | None:
     return found if type(own) in _LISTS else [int(item) for item in found]
 
 
-def _holds_whole_numbers(own: Any) -> bool:
+def _has_plain_items(own: Any) -> bool:
+    if type(own) in _LISTS:
+        return True
     if type(own) is np.ndarray:
         return own.ndim == 1 and own.dtype.kind == "i"
     return type(own) is torch.Tensor and own.dim() == 1 and own.dtype == torch.int64

@@ -299,6 +299,19 @@ def test_changes_of_a_subset_count_from_the_next_batch_on(begin, selected):
     assert len(selected) == 3, "not where an index is no whole number, nor what is the subset's own"
 
 
+@pytest.mark.parametrize("begin", [batches_of, Short])
+def test_types_that_change_in_place_count_from_the_next_batch_on(begin, selected):
+    made, order = dataset(), np.arange(20)
+    iterator = begin(DataLoader(Subset(made, order), batch_size=4))
+    next(iterator)
+    made.tensors[0].data = made.tensors[0].to(torch.float8_e4m3fn)
+    assert next(iterator)[0].dtype is torch.float8_e4m3fn
+    order.dtype = np.float64
+    with pytest.raises(IndexError):
+        next(iterator)
+    assert len(selected) == 1
+
+
 def test_a_profiler_is_told_of_each_batch():
     iterator = Short(DataLoader(dataset(), batch_size=4))
     next(iterator)
