@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import dis
 import inspect
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ _GLOBAL_OPCODES = frozenset(
 )
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 #: The instruction before which the arguments of a call are on the stack.
 _TAKES_ARGUMENTS = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 #: Calls that read attributes by names given to them.
@@ -42,6 +44,9 @@ _READERS = frozenset(
 )
 #: What gives all attributes at once.
 _READ_ALL = ("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgetter", "methodcaller")
+#: Names that read by names given to them, or everything, and are no functions that anybody calls.
+_READ_UNSEEN = frozenset({"__dict__", "__getstate__", "__getattribute__", "__globals__"})
+_CALLABLES = ("getattr", "hasattr", "vars", "dir")
 
 
 class CodeNames(NamedTuple):
@@ -51,6 +56,9 @@ class CodeNames(NamedTuple):
     global_names: frozenset[str]
     imports: bool
 
+
+#: Attributes in the fields of a format.
+_OF_FIELDS = re.compile(r"\.([^\W\d]\w*)")
 
 _KNOWN: dict[int, tuple[CodeType, CodeNames]] = {}
 
@@ -100,7 +108,7 @@ def names_in(
         copied: whether attributes count that are only copied along with their object. Nothing of
             them is executed but for the methods of the copy protocol.
     """
-    callers = {id(code) for function, code, _ in calls if _reads_by_name(function)}
+    callers = {id(code) for function, code, _ in calls if reads_by_name(function)}
     names: set[str] = set()
     for code in codes:
         names |= code_names(code).names
@@ -115,7 +123,8 @@ def names_in(
     return frozenset(names)
 
 
-def _reads_by_name(function: Any) -> bool:
+def reads_by_name(function: Any) -> bool:
+    """Whether a function reads attributes by names that it is given."""
     return any(function is reader for reader in (getattr, hasattr, vars, dir))
 
 
@@ -125,20 +134,40 @@ def _constants(constants: Iterable[Any]) -> Iterator[str]:
         if isinstance(value, str):
             if value.isidentifier():
                 yield value
+            elif "{" in value:
+                yield from _OF_FIELDS.findall(value)
         elif isinstance(value, (tuple, frozenset)):
             yield from _constants(value)
 
 
 def _reads_any(code: CodeType, called: bool) -> bool:
-    if "__dict__" in code.co_names or "__getstate__" in code.co_names:
+    if not _READ_UNSEEN.isdisjoint(code.co_names) or _matches_by_position(code):
         return True
-    if not called or not set(code.co_names).intersection((*_READ_BY_NAME, *_READ_ALL)):
+    if set(code.co_names).isdisjoint((*_READ_BY_NAME, *_READ_ALL)):
+        return False
+    found = list(dis.get_instructions(code))
+    # Handed to a function of C's, which calls it: nobody sees that.
+    if any(_is_handed_on(found, i) for i, each in enumerate(found) if each.argval in _CALLABLES):
+        return True
+    if not called:
         return False
     if set(code.co_names).intersection(_READ_ALL):
         return True
-    found = list(dis.get_instructions(code))
     uses = [i for i, each in enumerate(found) if each.argval in _READ_BY_NAME]
     return not all(_name_is_constant(found, i) for i in uses)
+
+
+def _matches_by_position(code: CodeType) -> bool:
+    """Whether it has patterns of attributes that only the class names (`__match_args__`)."""
+    return any(opcode == _MATCH_CLASS and count for opcode, count in _instructions(code.co_code))
+
+
+def _is_handed_on(found: Sequence[dis.Instruction], index: int) -> bool:
+    """Whether the instruction gets a function in order to do something else than to call it."""
+    each, before = found[index], found[index - 1].opname if index else ""
+    if each.opname == "LOAD_GLOBAL":
+        return not (each.arg or 0) & 1  # as the lowest bit says
+    return each.opname == "LOAD_NAME" and before != "PUSH_NULL"
 
 
 def _name_is_constant(found: Sequence[dis.Instruction], start: int) -> bool:
