@@ -179,6 +179,11 @@ class Account:
         """Ids of all objects that can change, and addresses of the tensors' storages."""
         return frozenset(self._objects)
 
+    def trail_of(self, value: object) -> str | None:
+        """How an object that can change was reached; None where it was not, or cannot."""
+        trail = self._objects.get(id(value))
+        return None if trail is None else str(trail)
+
     def instances(self, kind: type[Wanted]) -> list[Wanted]:
         """The objects of a type that the walk met."""
         met = self._walked.values(), () if self.library is None else self.library.met

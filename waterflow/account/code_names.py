@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import dis
 import inspect
+import operator
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType
@@ -42,6 +43,7 @@ _READERS = frozenset(
         *((inspect.__file__, name) for name in ("getmembers", "_getmembers", "getattr_static")),
     }
 )
+_READER_FUNCTIONS = (getattr, hasattr, vars, dir, operator.attrgetter, operator.methodcaller)
 #: What gives all attributes at once.
 _READ_ALL = ("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgetter", "methodcaller")
 #: Names that read by names given to them, or everything, and are no functions that anybody calls.
@@ -125,7 +127,7 @@ def names_in(
 
 def reads_by_name(function: Any) -> bool:
     """Whether a function reads attributes by names that it is given."""
-    return any(function is reader for reader in (getattr, hasattr, vars, dir))
+    return any(function is reader for reader in _READER_FUNCTIONS)
 
 
 def _constants(constants: Iterable[Any]) -> Iterator[str]:

@@ -179,6 +179,7 @@ class CodeWalk:
 
     def _enters(self, value: types.FunctionType | type) -> bool:
         """Whether a function or class of the library's is left to the walk along that."""
+        self.holds_reader = self.holds_reader or reads_by_name(value)
         if self.leaves_library and is_everybodys(value):
             self._entries[id(value)] = value, _NOTHING
             return True

@@ -196,7 +196,7 @@ class Order(Place):
 
     __slots__ = ("before", "holder")
 
-    def __init__(self, trail: Trail, holder: OrderedDict[Any, Any], before: list[Any]) -> None:
+    def __init__(self, trail: Trail, holder: Any, before: list[Any]) -> None:
         super().__init__(trail)
         self.holder, self.before = holder, before
 

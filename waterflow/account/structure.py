@@ -208,6 +208,7 @@ class _Writer:
         if kind in _SINGLE or kind in _TORCH_ATOMS:
             self.words.append(repr(value))
         elif kind is tuple or kind is torch.Size:
+            self.words.append(kind.__name__)
             self._sequence(value)
         elif kind in _NUMBERS:
             if self._is_new(value):
@@ -287,6 +288,7 @@ class _Writer:
 
     def _function(self, value: types.FunctionType) -> None:
         self.value(value.__code__)
+        self.words.append(value.__name__)
         if not self._executes(value.__code__):
             return
         self.value(value.__defaults__)

@@ -209,7 +209,11 @@ class Assumptions:
             return None
         members = optimizers_in(job.optimizer)
         own = all(map(is_of_trusted_classes, members)) and not self._reads_defaults()
-        aside = {id(one.defaults) for one in members} if own else set()
+        aside = (
+            {id(one.defaults) for one in members if self._is_its_own(one.defaults)}
+            if own
+            else set()
+        )
         roots = [*self._roots().values(), tuple(trained_parameters(job.optimizer))]
         try:
             found = Structure(self._account, roots, aside, portable)
@@ -218,6 +222,11 @@ class Assumptions:
         gradients = self._gradients.layouts()
         key = found.digest, self._flags, job.rules, context, self._with_optimizer, gradients
         return JobStructure(key, found)
+
+    def _is_its_own(self, defaults: dict[str, Any]) -> bool:
+        """Whether only its optimizer, which is walked last, leads to a dictionary."""
+        trail = self._account.trail_of(defaults)
+        return trail is None or trail.startswith("optimizer")
 
     def _reads_defaults(self) -> bool:
         """Whether code of the user's may look at an optimizer's defaults."""

@@ -21,7 +21,8 @@ from torch.utils._pytree import tree_map_only
 from waterflow.capture.device_guard import keep_device_guard
 from waterflow.capture.formulas import check_function
 from waterflow.capture.recording import Recorder, Recording
-from waterflow.common.errors import CaptureError, text_of
+from waterflow.common.errors import CaptureError
+from waterflow.common.text import text_of
 
 #: A trace puts back what it has changed in the process: one at a time.
 TRACE_LOCK = threading.RLock()

@@ -9,14 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def text_of(error: BaseException) -> str:
-    """What an error of the user's says; its own `__str__` may fail."""
-    try:
-        return str(error)
-    except Exception as failure:
-        return f"its text cannot be made ({type(failure).__name__})"
-
-
 class WaterflowError(Exception):
     """Base of all errors that waterflow raises on purpose."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from waterflow.common.errors import text_of
+from waterflow.common.text import text_of
 from waterflow.common.units import format_bytes
 from waterflow.engine.events import (
     BudgetChanged,

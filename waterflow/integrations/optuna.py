@@ -21,7 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from waterflow.common.errors import JobError, text_of
+from waterflow.common.errors import JobError
+from waterflow.common.text import text_of
 from waterflow.engine.engine import Engine
 from waterflow.engine.handle import JobHandle, as_completed
 from waterflow.job.evaluation import read_answer
