@@ -224,9 +224,9 @@ class Assumptions:
         return JobStructure(key, found)
 
     def _is_its_own(self, defaults: dict[str, Any]) -> bool:
-        """Whether only its optimizer, which is walked last, leads to a dictionary."""
+        """Whether a dictionary was met as an optimizer's attribute first, which is walked last."""
         trail = self._account.trail_of(defaults)
-        return trail is None or trail.startswith("optimizer")
+        return trail is None or trail.endswith(".defaults")
 
     def _reads_defaults(self) -> bool:
         """Whether code of the user's may look at an optimizer's defaults."""
