@@ -52,11 +52,13 @@ _CALLABLES = ("getattr", "hasattr", "vars", "dir")
 
 
 class CodeNames(NamedTuple):
-    """What code, with the functions inside it, names."""
+    """What code, with the functions inside it, names; `positions`: whether it has patterns of
+    attributes that only a class names (`__match_args__`)."""
 
     names: frozenset[str]
     global_names: frozenset[str]
     imports: bool
+    positions: bool
 
 
 #: Attributes in the fields of a format.
@@ -76,7 +78,7 @@ def code_names(code: CodeType) -> CodeNames:
 def _scan(code: CodeType) -> CodeNames:
     names: set[str] = set()
     global_names: set[str] = set()
-    imports = False
+    imports = positions = False
     for part in nested_codes(code):
         names.update(part.co_names)
         for opcode, argument in _instructions(part.co_code):
@@ -85,7 +87,8 @@ def _scan(code: CodeType) -> CodeNames:
                 if name.isidentifier():  # others are no user's: pytest puts some into asserts
                     global_names.add(name)
             imports = imports or opcode == _IMPORT_NAME
-    return CodeNames(frozenset(names), frozenset(global_names), imports)
+            positions = positions or (opcode == _MATCH_CLASS and argument > 0)
+    return CodeNames(frozenset(names), frozenset(global_names), imports, positions)
 
 
 def _instructions(text: bytes) -> Iterator[tuple[int, int]]:
@@ -118,6 +121,8 @@ def names_in(
             return None
         if is_trusted_code(code):
             continue
+        if code_names(code).positions:
+            return None
         for part in nested_codes(code):
             names.update(_constants(part.co_consts))
             if _reads_any(part, called=not calls or id(part) in callers):
@@ -143,7 +148,7 @@ def _constants(constants: Iterable[Any]) -> Iterator[str]:
 
 
 def _reads_any(code: CodeType, called: bool) -> bool:
-    if not _READ_UNSEEN.isdisjoint(code.co_names) or _matches_by_position(code):
+    if not _READ_UNSEEN.isdisjoint(code.co_names):
         return True
     if set(code.co_names).isdisjoint((*_READ_BY_NAME, *_READ_ALL)):
         return False
@@ -157,11 +162,6 @@ def _reads_any(code: CodeType, called: bool) -> bool:
         return True
     uses = [i for i, each in enumerate(found) if each.argval in _READ_BY_NAME]
     return not all(_name_is_constant(found, i) for i in uses)
-
-
-def _matches_by_position(code: CodeType) -> bool:
-    """Whether it has patterns of attributes that only the class names (`__match_args__`)."""
-    return any(opcode == _MATCH_CLASS and count for opcode, count in _instructions(code.co_code))
 
 
 def _is_handed_on(found: Sequence[dis.Instruction], index: int) -> bool:
