@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import dis
+import functools
 import inspect
 import operator
 import re
@@ -152,16 +153,22 @@ def _reads_any(code: CodeType, called: bool) -> bool:
         return True
     if set(code.co_names).isdisjoint((*_READ_BY_NAME, *_READ_ALL)):
         return False
-    found = list(dis.get_instructions(code))
-    # Handed to a function of C's, which calls it: nobody sees that.
-    if any(_is_handed_on(found, i) for i, each in enumerate(found) if each.argval in _CALLABLES):
+    if _hands_on(code):  # to a function of C's, which calls it: nobody sees that
         return True
     if not called:
         return False
     if set(code.co_names).intersection(_READ_ALL):
         return True
+    found = list(dis.get_instructions(code))
     uses = [i for i, each in enumerate(found) if each.argval in _READ_BY_NAME]
     return not all(_name_is_constant(found, i) for i in uses)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hands_on(code: CodeType) -> bool:
+    """Whether code gets a function that reads by name, and does not call it there."""
+    found = list(dis.get_instructions(code))
+    return any(_is_handed_on(found, i) for i, each in enumerate(found) if each.argval in _CALLABLES)
 
 
 def _is_handed_on(found: Sequence[dis.Instruction], index: int) -> bool:
