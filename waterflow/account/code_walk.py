@@ -177,9 +177,14 @@ class CodeWalk:
             self._cells(value, guarded=True)
             self._globals_of(value)
 
+    def _note_reader(self, value: Any) -> None:
+        """The library's own tables have them, too, and read nothing of the user's by them."""
+        if self.leaves_library:
+            self.holds_reader = self.holds_reader or reads_by_name(value)
+
     def _enters(self, value: types.FunctionType | type) -> bool:
         """Whether a function or class of the library's is left to the walk along that."""
-        self.holds_reader = self.holds_reader or reads_by_name(value)
+        self._note_reader(value)
         if self.leaves_library and is_everybodys(value):
             self._entries[id(value)] = value, _NOTHING
             return True
@@ -319,7 +324,7 @@ class CodeWalk:
         self._read_module(value, frozenset(self.module_names), trail)
 
     def _bound(self, value: Any, trail: Trail) -> None:
-        self.holds_reader = self.holds_reader or reads_by_name(value)
+        self._note_reader(value)
         owner = value.__self__
         if not (is_behind_function(owner) or is_a(owner, types.ModuleType)):
             self.reach(owner, trail.attribute("__self__"))
