@@ -147,4 +147,7 @@ class Device:
 
 def cannot_have(budget: int, error: Exception) -> JobError:
     """What to raise where a budget is refused."""
-    return JobError(f"a budget of {format_bytes(budget)} cannot be had: {error}")
+    return JobError(
+        f"a budget of {format_bytes(budget)} cannot be had: {error}; memory= is what all jobs "
+        "together may hold"
+    )

@@ -27,7 +27,7 @@ class HostDevice(Device):
         """See `Device`."""
         try:
             return _C.Arena.host(budget, lanes), _C.LaneDevice()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise cannot_have(budget, error) from error
 
     @property

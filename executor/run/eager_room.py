@@ -68,9 +68,20 @@ class EagerRoom:
         self._blocks: list[int] = []
         self.size = 0
         self._former_peak = 0  # before something that steps have made was kept
-        self._arena: Any = _C.Arena.host(_ADDRESSES * lanes.budget, 1)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._arena: Any = _C.Arena.host(_ADDRESSES * int(self._budget.statistics().capacity), 1)
         _C.register_arena(self._arena)
-        self._arena.set_limit(job, 0)
+        self._arena.set_limit(self._job, 0)
+
+    def _begin_anew(self) -> None:
+        """With more addresses, where the budget has grown and nothing lies here."""
+        before, after = self._arena.statistics().capacity, self._budget.statistics().capacity
+        if before < _ADDRESSES * after and not self._arena.held(self._job):
+            self._former_peak = self.peak
+            _C.retire_arena(self._arena)
+            self._begin()
 
     @property
     def is_open(self) -> bool:
@@ -107,6 +118,7 @@ class EagerRoom:
         least = max(need, self.peak, held)
         is_limited = self._budget.limit(self._job) is not None  # perhaps to no more than it needs
         self.close()
+        self._begin_anew()
         if not (self._add(max(_ample(need), least)) or (is_limited and self._add(least))):
             return False
         if int(self._budget.statistics().capacity) - int(self._budget.live_end) < left:

@@ -128,7 +128,10 @@ class Account:
                 walk = Walk(frozenset(), None, {})
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
-        return cls(_walk_along(names, roots, skip or {}, executed_only, most, late, codes))
+        walk = _walk_along(names, roots, skip or {}, executed_only, most, late, codes)
+        if walk.holds_reader and names is not None:
+            walk = _walk_along(None, roots, skip or {}, executed_only, most, late, codes)
+        return cls(walk)
 
     def executes(self, code: CodeType) -> bool:
         """Whether a function of this code was looked into."""
@@ -175,6 +178,11 @@ class Account:
     def objects(self) -> frozenset[int]:
         """Ids of all objects that can change, and addresses of the tensors' storages."""
         return frozenset(self._objects)
+
+    def trail_of(self, value: object) -> str | None:
+        """How an object that can change was reached; None where it was not, or cannot."""
+        trail = self._objects.get(id(value))
+        return None if trail is None else str(trail)
 
     def instances(self, kind: type[Wanted]) -> list[Wanted]:
         """The objects of a type that the walk met."""
@@ -245,6 +253,8 @@ def _walk_along(
 
 
 def _named(walk: Walk, executed_only: bool) -> frozenset[str] | None:
+    if walk.holds_reader:
+        return None
     more = names_in(walk.codes.values(), copied=not executed_only)
     if walk.library is not None and more is not None:
         known = walk.library.names if executed_only else walk.library.copied_names

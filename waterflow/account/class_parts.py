@@ -46,12 +46,12 @@ CONSTANTS: frozenset[type] = frozenset(
     }
 )
 
-#: Classes whose objects, and those of derived ones, are taken for constant: loggers, annotations,
-#: torch's operators, errors.
+#: Classes whose objects, and those of libraries' derived ones, are taken for constant: loggers,
+#: annotations, torch's operators.
 _CONSTANT_BASES: tuple[Any, ...] = (
     *(logging.Logger, logging.Handler, np.generic, np.dtype, np.ufunc, pathlib.PurePath),
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
-    *(typing.TypeVar, typing.ParamSpec, typing._Final, threading.Event, threading.Condition),  # type: ignore[attr-defined]
+    *(typing.TypeVar, typing.ParamSpec, typing._Final),  # type: ignore[attr-defined]
 )
 #: Named only: their classes have no public names in all versions.
 _CONSTANT_NAMES = frozenset(
@@ -77,11 +77,14 @@ def is_a(value: Any, kinds: Any) -> bool:
 
 def is_constant_class(kind: type) -> bool:
     """Whether objects of a class are taken for constant."""
-    if kind in CONSTANTS or kind.__name__ in _CONSTANT_NAMES:
+    if kind in CONSTANTS:
         return True
-    return issubclass(kind, _CONSTANT_BASES) and not (
-        issubclass(kind, np.generic) and kind is np.object_
-    )
+    if not is_trusted_class(kind):
+        # A user's class may keep anything beside what it has by its base, or have such a name.
+        return kind.__name__ in _CONSTANT_NAMES and not kind.__flags__ & _HEAP_TYPE
+    if kind.__name__ in _CONSTANT_NAMES:
+        return True
+    return issubclass(kind, _CONSTANT_BASES) and kind not in (np.object_, np.void)
 
 
 @functools.lru_cache(maxsize=4096)

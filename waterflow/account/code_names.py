@@ -9,7 +9,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 import dis
+import functools
 import inspect
+import operator
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any, NamedTuple
@@ -27,6 +30,7 @@ _GLOBAL_OPCODES = frozenset(
 )
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 #: The instruction before which the arguments of a call are on the stack.
 _TAKES_ARGUMENTS = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
 #: Calls that read attributes by names given to them.
@@ -40,17 +44,26 @@ _READERS = frozenset(
         *((inspect.__file__, name) for name in ("getmembers", "_getmembers", "getattr_static")),
     }
 )
+_READER_FUNCTIONS = (getattr, hasattr, vars, dir, operator.attrgetter, operator.methodcaller)
 #: What gives all attributes at once.
 _READ_ALL = ("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgetter", "methodcaller")
+#: Names that read by names given to them, or everything, and are no functions that anybody calls.
+_READ_UNSEEN = frozenset({"__dict__", "__getstate__", "__getattribute__", "__globals__"})
+_CALLABLES = ("getattr", "hasattr", "vars", "dir")
 
 
 class CodeNames(NamedTuple):
-    """What code, with the functions inside it, names."""
+    """What code, with the functions inside it, names; `positions`: whether it has patterns of
+    attributes that only a class names (`__match_args__`)."""
 
     names: frozenset[str]
     global_names: frozenset[str]
     imports: bool
+    positions: bool
 
+
+#: Attributes in the fields of a format.
+_OF_FIELDS = re.compile(r"\.([^\W\d]\w*)")
 
 _KNOWN: dict[int, tuple[CodeType, CodeNames]] = {}
 
@@ -66,7 +79,7 @@ def code_names(code: CodeType) -> CodeNames:
 def _scan(code: CodeType) -> CodeNames:
     names: set[str] = set()
     global_names: set[str] = set()
-    imports = False
+    imports = positions = False
     for part in nested_codes(code):
         names.update(part.co_names)
         for opcode, argument in _instructions(part.co_code):
@@ -75,7 +88,8 @@ def _scan(code: CodeType) -> CodeNames:
                 if name.isidentifier():  # others are no user's: pytest puts some into asserts
                     global_names.add(name)
             imports = imports or opcode == _IMPORT_NAME
-    return CodeNames(frozenset(names), frozenset(global_names), imports)
+            positions = positions or (opcode == _MATCH_CLASS and argument > 0)
+    return CodeNames(frozenset(names), frozenset(global_names), imports, positions)
 
 
 def _instructions(text: bytes) -> Iterator[tuple[int, int]]:
@@ -100,7 +114,7 @@ def names_in(
         copied: whether attributes count that are only copied along with their object. Nothing of
             them is executed but for the methods of the copy protocol.
     """
-    callers = {id(code) for function, code, _ in calls if _reads_by_name(function)}
+    callers = {id(code) for function, code, _ in calls if reads_by_name(function)}
     names: set[str] = set()
     for code in codes:
         names |= code_names(code).names
@@ -108,6 +122,8 @@ def names_in(
             return None
         if is_trusted_code(code):
             continue
+        if code_names(code).positions:
+            return None
         for part in nested_codes(code):
             names.update(_constants(part.co_consts))
             if _reads_any(part, called=not calls or id(part) in callers):
@@ -115,8 +131,9 @@ def names_in(
     return frozenset(names)
 
 
-def _reads_by_name(function: Any) -> bool:
-    return any(function is reader for reader in (getattr, hasattr, vars, dir))
+def reads_by_name(function: Any) -> bool:
+    """Whether a function reads attributes by names that it is given."""
+    return any(function is reader for reader in _READER_FUNCTIONS)
 
 
 def _constants(constants: Iterable[Any]) -> Iterator[str]:
@@ -125,20 +142,41 @@ def _constants(constants: Iterable[Any]) -> Iterator[str]:
         if isinstance(value, str):
             if value.isidentifier():
                 yield value
+            elif "{" in value:
+                yield from _OF_FIELDS.findall(value)
         elif isinstance(value, (tuple, frozenset)):
             yield from _constants(value)
 
 
 def _reads_any(code: CodeType, called: bool) -> bool:
-    if "__dict__" in code.co_names or "__getstate__" in code.co_names:
+    if not _READ_UNSEEN.isdisjoint(code.co_names):
         return True
-    if not called or not set(code.co_names).intersection((*_READ_BY_NAME, *_READ_ALL)):
+    if set(code.co_names).isdisjoint((*_READ_BY_NAME, *_READ_ALL)):
+        return False
+    if _hands_on(code):  # to a function of C's, which calls it: nobody sees that
+        return True
+    if not called:
         return False
     if set(code.co_names).intersection(_READ_ALL):
         return True
     found = list(dis.get_instructions(code))
     uses = [i for i, each in enumerate(found) if each.argval in _READ_BY_NAME]
     return not all(_name_is_constant(found, i) for i in uses)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hands_on(code: CodeType) -> bool:
+    """Whether code gets a function that reads by name, and does not call it there."""
+    found = list(dis.get_instructions(code))
+    return any(_is_handed_on(found, i) for i, each in enumerate(found) if each.argval in _CALLABLES)
+
+
+def _is_handed_on(found: Sequence[dis.Instruction], index: int) -> bool:
+    """Whether the instruction gets a function in order to do something else than to call it."""
+    each, before = found[index], found[index - 1].opname if index else ""
+    if each.opname == "LOAD_GLOBAL":
+        return not (each.arg or 0) & 1  # as the lowest bit says
+    return each.opname == "LOAD_NAME" and before != "PUSH_NULL"
 
 
 def _name_is_constant(found: Sequence[dis.Instruction], start: int) -> bool:

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from waterflow.account import places
 from waterflow.account.bytecode import imports_of, nested_codes
 from waterflow.account.class_parts import CONSTANTS, is_a, is_behind_function, is_foreign
-from waterflow.account.code_names import code_names
+from waterflow.account.code_names import code_names, reads_by_name
 from waterflow.account.library import LibraryPart
 from waterflow.account.places import Trail
 from waterflow.account.trust import (
@@ -98,6 +98,8 @@ class CodeWalk:
         self.handed_names: set[str] = set()
         #: Names of the trusted modules that code names.
         self.libraries: set[str] = set()
+        #: Whether somebody holds what reads attributes by names given to it, by whatever name.
+        self.holds_reader = False
         #: Objects that can change, by identity, and how they were reached.
         self.objects: dict[int, Trail] = {}
         #: Names by which modules are read, as far as functions were met.
@@ -175,8 +177,14 @@ class CodeWalk:
             self._cells(value, guarded=True)
             self._globals_of(value)
 
+    def _note_reader(self, value: Any) -> None:
+        """The library's own tables have them, too, and read nothing of the user's by them."""
+        if self.leaves_library:
+            self.holds_reader = self.holds_reader or reads_by_name(value)
+
     def _enters(self, value: types.FunctionType | type) -> bool:
         """Whether a function or class of the library's is left to the walk along that."""
+        self._note_reader(value)
         if self.leaves_library and is_everybodys(value):
             self._entries[id(value)] = value, _NOTHING
             return True
@@ -268,6 +276,8 @@ class CodeWalk:
                     module = sys.modules.get(".".join(parts[:end]))
                     if module is not None:
                         self._note_use(module, names | {*taken})
+                        if not is_trusted_name(".".join(parts[:end])):
+                            self._named(sys.modules, ".".join(parts[:end]), Trail(f"module {name}"))
                         self._read(module, names | {*taken}, Trail(".".join(parts[:end])), False)
 
     def _read(self, value: Any, names: frozenset[str], trail: Trail, trusted: bool) -> None:
@@ -314,6 +324,7 @@ class CodeWalk:
         self._read_module(value, frozenset(self.module_names), trail)
 
     def _bound(self, value: Any, trail: Trail) -> None:
+        self._note_reader(value)
         owner = value.__self__
         if not (is_behind_function(owner) or is_a(owner, types.ModuleType)):
             self.reach(owner, trail.attribute("__self__"))

@@ -191,6 +191,23 @@ class Mapping(Place):
         return type(key) in (str, int) and key in (self.skipped or ())
 
 
+class Order(Place):
+    """The order of an OrderedDict, which its dictionary does not have."""
+
+    __slots__ = ("before", "holder")
+
+    def __init__(self, trail: Trail, holder: Any, before: list[Any]) -> None:
+        super().__init__(trail)
+        self.holder, self.before = holder, before
+
+    def text(self, part: Any) -> str:
+        return f"the order of {self.trail}"
+
+    def restore(self) -> None:
+        for key in self.before:
+            OrderedDict.move_to_end(self.holder, key)
+
+
 class Empties(Place):
     """Attributes of a module that are empty dictionaries, as nearly all of its hooks are."""
 

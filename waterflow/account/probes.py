@@ -169,7 +169,7 @@ def _elements(array: np.ndarray[Any, Any]) -> Iterable[Any]:
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> Any:
-    return array.dtype.str, array.shape, array.tobytes()
+    return array.dtype.str, array.shape, array.tobytes(), repr(array.dtype)
 
 
 def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:

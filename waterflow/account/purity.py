@@ -31,7 +31,7 @@ _PURE = frozenset(
         *("builtins", "math", "cmath", "operator", "_operator", "functools", "_functools", "_abc"),
         *("itertools", "collections", "_collections", "_bisect", "_heapq", "_statistics", "array"),
         *("copy", "copyreg", "_struct", "binascii", "zlib", "_sre", "re", "_string", "types"),
-        *("_typing", "_json", "decimal", "_decimal", "datetime", "_datetime", "unicodedata"),
+        *("_typing", "_json", "datetime", "_datetime", "unicodedata"),
         *("_weakref", "_weakrefset", "weakref", "_contextvars", "_warnings", "_md5", "_sha1"),
         *("_sha2", "_sha256", "_sha512", "_sha3", "_blake2", "_hashlib", "_imp", "_opcode"),
         *("_tokenize", "_codecs", "_ast", "_stat", "_csv", "_pickle", "numpy", "torch", "_locale"),
@@ -64,7 +64,7 @@ _PURE_FUNCTIONS = frozenset(
         *("_thread.lock.acquire", "_thread.lock.release", "_thread.lock.__enter__"),
         *("_thread.lock.__exit__", "_thread.RLock.acquire", "_thread.RLock.release"),
         *("_thread.RLock.__enter__", "_thread.RLock.__exit__", "_thread.allocate_lock"),
-        *("_thread.RLock._is_owned", "_thread.lock.locked", "gc.isenabled", "sys.audit"),
+        *("_thread.RLock._is_owned", "sys.audit"),
     }
 )
 #: What modules do whose functions are impure; for the message only.
@@ -81,6 +81,8 @@ _REASONS = {
     "_thread": "deals with threads",
     "sys": "looks at the interpreter",
     "gc": "looks at the interpreter",
+    "decimal": "reads a context of its own",
+    "_decimal": "reads a context of its own",
 }
 #: Reads of attributes are no calls: these are looked for by name.
 _IMPURE_ATTRIBUTES = {

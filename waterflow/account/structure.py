@@ -16,6 +16,7 @@ import contextvars
 import copy
 import datetime
 import decimal
+import dis
 import fractions
 import functools
 import gc
@@ -25,6 +26,7 @@ import os
 import pathlib
 import random
 import re
+import struct
 import threading
 import types
 import typing
@@ -38,6 +40,7 @@ import torch
 from torch import nn
 
 from waterflow.account import places
+from waterflow.account.bytecode import nested_codes
 from waterflow.account.class_parts import is_a, is_behind_function
 from waterflow.account.code_names import code_names
 from waterflow.account.portable import NotPortableError, portable_name
@@ -205,10 +208,11 @@ class _Writer:
         if kind in _SINGLE or kind in _TORCH_ATOMS:
             self.words.append(repr(value))
         elif kind is tuple or kind is torch.Size:
+            self.words.append(kind.__name__)
             self._sequence(value)
         elif kind in _NUMBERS:
             if self._is_new(value):
-                self.words += kind.__name__, value if kind is not float else value.hex()
+                self.words += kind.__name__, value if kind is not float else _digits(value)
         elif id(value) in self._librarys or self._is_pinned(value, kind):
             self._pin(value)
         elif self._is_new(value):
@@ -284,6 +288,7 @@ class _Writer:
 
     def _function(self, value: types.FunctionType) -> None:
         self.value(value.__code__)
+        self.words.append(value.__name__)
         if not self._executes(value.__code__):
             return
         self.value(value.__defaults__)
@@ -344,13 +349,13 @@ class _Writer:
         self.words.append(repr(value))
 
     def _number(self, value: np.generic) -> None:
-        self.words += value.dtype.str, value.tobytes()
+        self.words += repr(value.dtype), value.tobytes()
 
     def _dtype(self, value: np.dtype[Any]) -> None:
         self.words.append(repr(value))
 
     def _array(self, value: np.ndarray[Any, Any]) -> None:
-        self.words += value.dtype.str, value.shape, value.strides, value.flags.writeable
+        self.words += repr(value.dtype), value.shape, value.strides, value.flags.writeable
 
     def _reference(self, value: weakref.ref[Any]) -> None:
         self.value(weakref.ref.__call__(value))
@@ -408,6 +413,10 @@ class _Writer:
             else:
                 self.value(value)
 
+    def _order(self, place: places.Order) -> None:
+        numbers = {id(key): number for number, key in enumerate(dict.__iter__(place.holder))}
+        self.words.append([numbers[id(key)] for key in place.before])
+
     def _contents(self, place: Any) -> None:
         self._sequence(place.before)
 
@@ -425,7 +434,8 @@ class _Writer:
     def _memory(self, place: places.Memory) -> None:
         own = isinstance(place.before, (bytes, bytearray))
         held = place.before if own else place.before.tobytes()
-        self.words.append(hashlib.sha256(held).hexdigest())
+        form = getattr(place.holder, "typecode", None) or getattr(place.holder, "format", None)
+        self.words += form, hashlib.sha256(held).hexdigest()
 
     def _probed(self, place: places.Probed) -> None:
         if is_a(place.holder, np.ndarray) and not place.holder.dtype.hasobject:
@@ -483,8 +493,10 @@ def _portable(
     Without the process's environment, which no account tells from what code reads of it: where the
     user's code names it, there is none.
     """
-    own = (code for code in own_codes if not is_trusted_code(code))
+    own = [code for code in own_codes if not is_trusted_code(code)]
     if any(_READS_ENVIRONMENT & code_names(code).names for code in own):
+        return None
+    if any(map(_may_go_through_sets, own)):
         return None
     if library is not None and library.portable is None:
         return None
@@ -504,7 +516,30 @@ def _portable(
 
 
 #: Names by which code reads variables of the environment.
-_READS_ENVIRONMENT = frozenset({"environ", "environb", "getenv", "getenvb"})
+_READS_ENVIRONMENT = frozenset(
+    {"environ", "environb", "getenv", "getenvb", "expandvars", "expanduser", "home"}
+)
+
+
+#: Instructions that make sets, which are gone through in an order of the process's own.
+_MAKE_SETS = frozenset(dis.opmap[name] for name in ("BUILD_SET", "SET_ADD", "SET_UPDATE"))
+
+
+def _may_go_through_sets(code: types.CodeType) -> bool:
+    """Whether code may go by the hashes of texts, which each process makes in its own way."""
+    names = code_names(code).names
+    if "__hash__" in names or {"set", "frozenset"} & code_names(code).global_names:
+        return True
+    return any(
+        not _MAKE_SETS.isdisjoint(part.co_code[::2])
+        or any(type(each) is frozenset and len(each) > 1 for each in part.co_consts)
+        for part in nested_codes(code)
+    )
+
+
+def _digits(value: float) -> str:
+    """Of a number; of one that is none, its bits."""
+    return value.hex() if value == value else struct.pack(">d", value).hex()
 
 
 def _holders_of(place: Any) -> tuple[Any, ...]:
@@ -557,6 +592,7 @@ _PLACES: dict[type, Callable[[_Writer, Any], None]] = {
     places.Mapping: _Writer._mapping,
     places.Items: _Writer._contents,
     places.Cell: _Writer._contents,
+    places.Order: _Writer._order,
     places.Empties: _Writer._only_holders,
     places.Function: _Writer._only_holders,
     places.Slot: _Writer._slot,

@@ -296,6 +296,9 @@ class Walk(CodeWalk):
             return
         found = self.guards.mapping(value, skipped or None)
         self.places.append(places.Mapping(trail, value, found, skipped, dotted))
+        if len(found) > 1 and not skipped and is_a(value, OrderedDict):
+            keys = self.guards.items(value, OrderedDict)
+            self.places.append(places.Order(trail, value, keys))
         for key, inner in found:
             self.reach(key, trail)
             if type(inner) not in CONSTANTS:

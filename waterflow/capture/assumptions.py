@@ -32,6 +32,7 @@ from waterflow.account.trust import (
 )
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
+from waterflow.capture.torchs_calls import watch_calls
 from waterflow.common.environment import process_flags, watch_flags
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import (
@@ -150,6 +151,7 @@ class Assumptions:
         for name in _FIELDS:
             self._own.slot(job, Job.__dict__[name])
         watch_flags(self._own)
+        self._calls = watch_calls(job)
         self._gradients = OwnGradients(job)
         if job.step is not None:
             self._own.probe(OwnGradients.are_there, self._gradients, True)
@@ -174,7 +176,7 @@ class Assumptions:
     @property
     def guards(self) -> list[Any]:
         """What the fast look looks at, in the extension's form; another list after `narrow`."""
-        return [self._own, *self._account.guards]
+        return [self._own, self._calls, *self._account.guards]
 
     def hold(self) -> bool:
         """Whether everything is as it was: the fast look, before each step."""
@@ -185,6 +187,8 @@ class Assumptions:
         for name, now, then in zip(_FIELDS, _fields(self._job), self._fields, strict=True):
             if now is not then:
                 return f"the job's {name}"
+        if not self._calls.holds():
+            return "a function of torch's that its steps call"
         if process_flags() != self._flags:
             return "a process-wide setting of torch"
         if not self._gradients.are_there():
@@ -204,8 +208,12 @@ class Assumptions:
         if context is None:
             return None
         members = optimizers_in(job.optimizer)
-        own = all(map(is_of_trusted_classes, members))
-        aside = {id(one.defaults) for one in members} if own else set()
+        own = all(map(is_of_trusted_classes, members)) and not self._reads_defaults()
+        aside = (
+            {id(one.defaults) for one in members if self._is_its_own(one.defaults)}
+            if own
+            else set()
+        )
         roots = [*self._roots().values(), tuple(trained_parameters(job.optimizer))]
         try:
             found = Structure(self._account, roots, aside, portable)
@@ -214,6 +222,17 @@ class Assumptions:
         gradients = self._gradients.layouts()
         key = found.digest, self._flags, job.rules, context, self._with_optimizer, gradients
         return JobStructure(key, found)
+
+    def _is_its_own(self, defaults: dict[str, Any]) -> bool:
+        """Whether a dictionary was met as an optimizer's attribute first, which is walked last."""
+        trail = self._account.trail_of(defaults)
+        return trail is None or trail.endswith(".defaults")
+
+    def _reads_defaults(self) -> bool:
+        """Whether code of the user's may look at an optimizer's defaults."""
+        codes = self._account.own_codes if self.seen is None else self.seen.codes
+        names = names_in([code for code in codes if not is_trusted_code(code)])
+        return names is None or "defaults" in names
 
     def restore(self) -> None:
         """Puts the state back, after a trace has run the user's code."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from waterflow.capture.callbacks import looks_at_gradients
 from waterflow.capture.caller import CallerContext
+from waterflow.capture.torchs_calls import clips_by_others, has_own_zero_grad
 from waterflow.capture.tracing import users_line
 from waterflow.job.job import Job
 from waterflow.job.training_step import needs_closure
@@ -23,6 +22,8 @@ def why_opaque(job: Job, caller: CallerContext) -> str | None:
     if job.step is None and has_own_zero_grad(optimizer):
         where = users_line(None, optimizer.zero_grad)
         return f"{name} has a zero_grad of its own, so gradients may outlive a step ({where})"
+    if clips_by_others(job):
+        return "its gradients are clipped by functions that are not torch's own"
     if job.keep_grads:
         return "callbacks are to see gradients (keep_grads=True)"
     # Found by names, so perhaps wrongly: no reason to refuse a job that insists on capture.
@@ -30,9 +31,3 @@ def why_opaque(job: Job, caller: CallerContext) -> str | None:
         where = users_line(None, job.on_step or getattr(job.scheduler, "step", None))
         return f"a callback may look at gradients, or step another optimizer ({where})"
     return None
-
-
-def has_own_zero_grad(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients may outlive a step: torch's own ``zero_grad`` would drop them."""
-    own = type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad
-    return own or "zero_grad" in vars(optimizer)

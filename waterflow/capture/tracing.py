@@ -22,6 +22,7 @@ from waterflow.capture.device_guard import keep_device_guard
 from waterflow.capture.formulas import check_function
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.common.errors import CaptureError
+from waterflow.common.text import text_of
 
 #: A trace puts back what it has changed in the process: one at a time.
 TRACE_LOCK = threading.RLock()
@@ -72,7 +73,7 @@ def reason_of(error: Exception) -> str:
             f"the step needs the value of a tensor ({error.func}: .item(), if, float() and the "
             f"like), and a captured step runs without asking{_remedy(error)}"
         )
-    text = str(error).strip()
+    text = text_of(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 

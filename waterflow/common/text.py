@@ -25,6 +25,14 @@ def printable(text: object) -> str:
     return "".join(map(_shown, given))
 
 
+def text_of(value: object) -> str:
+    """What `str` makes of an object; of a user's error, whose own `__str__` may fail, that too."""
+    try:
+        return str(value)
+    except Exception as failure:
+        return f"its text cannot be made ({type(failure).__name__})"
+
+
 def one_line(text: object, most: int = 400) -> str:
     """The text in one line, its lines joined by blanks; of a very long one the beginning, and the
     end, where errors say what happened.
@@ -33,7 +41,7 @@ def one_line(text: object, most: int = 400) -> str:
         text: anything; `str` makes a text of it.
         most: characters, at least 16.
     """
-    line = printable(" ".join(str(text).split()))
+    line = printable(" ".join(text_of(text).split()))
     if len(line) <= most:
         return line
     end = most // 3
@@ -42,7 +50,7 @@ def one_line(text: object, most: int = 400) -> str:
 
 def lines(text: object) -> str:
     """The text with its line feeds, and everything else as `printable` shows it."""
-    return "\n".join(map(printable, str(text).split("\n")))
+    return "\n".join(map(printable, text_of(text).split("\n")))
 
 
 def error_line(error: BaseException) -> str:

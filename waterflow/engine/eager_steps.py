@@ -14,7 +14,7 @@ import torch
 
 from waterflow.account.purity import observer, undisturbed
 from waterflow.capture.casts import Casts, casts_of
-from waterflow.capture.opaque import has_own_zero_grad
+from waterflow.capture.torchs_calls import has_own_zero_grad
 from waterflow.common.errors import JobError, NumbersDifferError
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.data_memory import DataMemory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import sys
 import time
 from typing import Any
@@ -163,6 +164,7 @@ class Engine:
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
         self._loop.start()
+        self._process = os.getpid()
         atexit.register(self._end_at_exit)
 
     def submit(self, job: Job) -> JobHandle:
@@ -352,6 +354,8 @@ class Engine:
     def _end_at_exit(self) -> None:
         """The process ends, and nobody has closed the engine: threads that go on while the
         interpreter is taken apart would abort it."""
+        if os.getpid() != self._process:  # a fork has none of the threads
+            return
         left = [job for job in self._queue.jobs if not job.ended]
         if left:
             names = ", ".join(repr(job.name) for job in left[:5])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from waterflow.common.text import text_of
 from waterflow.common.units import format_bytes
 from waterflow.engine.events import (
     BudgetChanged,
@@ -185,7 +186,7 @@ class Recorder:
         if event.error is not None:
             report.exception = event.error
             report.error_type = type(event.error).__name__
-            report.error = str(event.error) or type(event.error).__name__
+            report.error = text_of(event.error) or type(event.error).__name__
         report.state = event.after.status
         _note_losses(report)
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from waterflow.common.errors import JobError
+from waterflow.common.text import text_of
 from waterflow.engine.engine import Engine
 from waterflow.engine.handle import JobHandle, as_completed
 from waterflow.job.evaluation import read_answer
@@ -321,7 +322,7 @@ class _Search:
             self._tell(trial, "PRUNED")
             return
         shown = None if is_told or not isinstance(error, self._catch) else error
-        self._fail(trial, f"{type(error).__name__}: {error}", shown is None, shown)
+        self._fail(trial, f"{type(error).__name__}: {text_of(error)}", shown is None, shown)
         if not isinstance(error, self._catch):
             raise error
 

@@ -18,7 +18,7 @@ from waterflow.job.epochs import steps_in
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.outcome import Scalar
 from waterflow.job.rules import StepRules
-from waterflow.job.several import Modules, OptimizerSet, SchedulerSet, module_of
+from waterflow.job.several import Modules, OptimizerSet, SchedulerSet, module_of, schedulers_in
 from waterflow.partitioner.policies.coordinator import TOLERANCE
 
 
@@ -404,6 +404,15 @@ class Job:
             "its optimizer holds none of its model's parameters: make the optimizer from this "
             "model's parameters()",
         )
+        for scheduler in schedulers_in(self.scheduler):
+            other = getattr(scheduler, "optimizer", None)
+            self._require(
+                not isinstance(other, torch.optim.Optimizer)
+                or trained & {id(p) for p in trained_parameters(other)},
+                f"its {type(scheduler).__name__} schedules another optimizer, which holds none of "
+                "the parameters that its own one holds: make the scheduler from this job's "
+                "optimizer",
+            )
 
     @property
     def device(self) -> torch.device:
@@ -451,7 +460,7 @@ class Job:
         """Steps of an epoch; None where the data has no length."""
         try:
             return steps_in(len(self.data), self.accumulate)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):
+        except Exception:  # the plain loop asks for none
             return None
 
     @property

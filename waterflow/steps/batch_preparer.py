@@ -11,8 +11,9 @@ from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import why_opaque
 from waterflow.capture.own_error import own_error
 from waterflow.capture.own_step import UnsettledError
+from waterflow.capture.torchs_calls import clips_by_others, has_own_zero_grad
 from waterflow.capture.tracing import StateMovedError, reason_of
-from waterflow.common.errors import CaptureError
+from waterflow.common.errors import CaptureError, JobError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
 from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten, flatten_like
@@ -147,6 +148,12 @@ class BatchPreparer:
             return PreparedBatch(prepared.batch)
         if self._cache.is_fresh(prepared):
             return prepared
+        if self._job.step is None and has_own_zero_grad(self._job.optimizer):
+            raise JobError(
+                f"job {self._job.name!r}: its optimizer's zero_grad was replaced after captured "
+                "steps, which leave no gradients for the next step to find: replace it before the "
+                "first step, or give the job capture=False"
+            )
         prepared = self._prepared(prepared.batch, lambda: None, self._cache.valid)
         self._latest = prepared.specialization
         return prepared
@@ -167,7 +174,8 @@ class BatchPreparer:
         Raises:
             CaptureError: the job insists on capture.
         """
-        if not self._knows_refusal or self._caller.opaque is not None:
+        calls_others = has_own_zero_grad(self._job.optimizer) or clips_by_others(self._job)
+        if not self._knows_refusal or self._caller.opaque is not None or calls_others:
             self._knows_refusal = True
             refusal = why_opaque(self._job, self._caller)
             if refusal is not None:

@@ -59,6 +59,8 @@ WRITTEN = frozenset({"lr", "momentum", "betas"})
 _AT_ONCE = 64
 
 _MISSING = object()
+#: What a scheduler's step calls of it.
+_METHODS = ("step", "get_lr")
 
 
 class _UnforeseenError(Exception):
@@ -94,7 +96,21 @@ class _Ahead:
 def may_be_foretold(job: Job) -> bool:
     """Whether the job's schedulers are such as can be worked out ahead."""
     members = schedulers_in(job.scheduler)
-    return bool(members) and all(type(each) in KNOWN for each in members)
+    return bool(members) and all(map(_runs_torchs_code, members))
+
+
+def _runs_torchs_code(scheduler: Any) -> bool:
+    """Whether nothing of the user's is in a scheduler, or in those that it consists of."""
+    kind: Any = type(scheduler)
+    if kind not in KNOWN:
+        return False
+    own = vars(scheduler)
+    if any(name in own for name in _METHODS) or own.get("_scale_fn_custom") is not None:
+        return False
+    codes = (getattr(getattr(kind, name), "__code__", None) for name in _METHODS)
+    if not all(code is not None and is_trusted_code(code) for code in codes):
+        return False
+    return all(map(_runs_torchs_code, own.get("_schedulers", ())))
 
 
 class Foreteller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import collections
 import ctypes
 import functools
 import itertools
@@ -11,6 +12,7 @@ import operator
 import random
 import subprocess
 import sys
+import threading
 import types
 import weakref
 
@@ -74,6 +76,51 @@ def _evaluated():
 def _attribute_by_name():
     holder, name = _holder(), "".join(["wei", "ght"])
     return lambda: getattr(holder, name), lambda: setattr(holder, name, 3.0)
+
+
+def _attribute_by_reduce():
+    holder = types.SimpleNamespace(inner=_holder())
+    path = ["inner", "weight"]
+    return lambda: functools.reduce(getattr, path, holder), lambda: setattr(
+        holder.inner, "weight", 3.0
+    )
+
+
+def _attribute_by_another_name():
+    holder, read, names = _holder(), functools.partial(getattr), ["weight"]
+    return lambda: read(holder, names[0]), lambda: setattr(holder, "weight", 3.0)
+
+
+def _attribute_by_format():
+    holder, form = _holder(), "{0.weight}"
+    return lambda: float(form.format(holder)), lambda: setattr(holder, "weight", 3.0)
+
+
+def _flag_of_threads():
+    flag = threading.Event()
+    return lambda: 3.0 if flag.is_set() else 1.0, flag.set
+
+
+def _order():
+    made = collections.OrderedDict(a=1.0, b=3.0)
+    return lambda: next(iter(made.values())), lambda: made.move_to_end("a")
+
+
+def _another_module_of_the_name():
+    name = "a_module_of_these_cases"
+    for weight in (3.0, 1.0):
+        made = types.ModuleType(name)
+        made.WEIGHT = weight
+        if weight == 3.0:
+            other = made
+    sys.modules[name] = made
+
+    def read():
+        import a_module_of_these_cases as found
+
+        return found.WEIGHT
+
+    return read, lambda: sys.modules.update({name: other})
 
 
 def _attribute_getter():
@@ -223,6 +270,12 @@ read_between("global_read_by_name", _global_by_name)
 read_between("global_read_from_the_module", _module_by_name)
 read_between("global_read_by_evaluation", _evaluated)
 read_between("attribute_read_by_name", _attribute_by_name)
+read_between("attribute_read_by_reduce", _attribute_by_reduce)
+read_between("attribute_read_by_a_function_held", _attribute_by_another_name)
+read_between("attribute_read_by_a_format", _attribute_by_format)
+read_between("flag_of_threads", _flag_of_threads)
+read_between("order_of_a_dictionary", _order)
+read_between("module_of_the_same_name", _another_module_of_the_name)
 read_between("attribute_read_by_a_getter", _attribute_getter)
 read_between("value_read_by_a_method_caller", _method_caller)
 read_between("attribute_read_by_delegation", _delegated)

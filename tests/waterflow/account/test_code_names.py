@@ -1,6 +1,7 @@
 """Which names code can read, and when it may read any."""
 
 import copy
+import functools
 
 import pytest
 
@@ -70,9 +71,37 @@ def by_matching(x):
             return 1
 
 
+def by_position(x):
+    match x:
+        case slice(1):
+            return 1
+
+
+def by_format(x):
+    return "{0.hidden:>{1.other}}".format(x, x)
+
+
+def handed_on(x, names):
+    return functools.reduce(getattr, names, x)
+
+
+def renamed(x, name):
+    read = getattr
+    return read(x, name)
+
+
+def by_method(x, name):
+    return object.__getattribute__(x, name)
+
+
 @pytest.mark.parametrize(
     ("function", "found"),
     [
+        (by_position, None),
+        (by_format, {"hidden", "other"}),
+        (handed_on, None),
+        (renamed, None),
+        (by_method, None),
         (by_constant, {"hidden", "other"}),
         (by_matching, {"key"}),
         (by_variable, None),
@@ -89,6 +118,7 @@ def test_what_code_can_read_by_name(function, found):
 def test_a_call_that_was_not_made_does_not_count():
     calls = [(len, reads.__code__, 1)]
     assert names_in([by_variable.__code__], calls) is not None
+    assert names_in([handed_on.__code__], calls) is None, "whoever was given it calls it unseen"
     calls = [(getattr, by_variable.__code__, 1)]
     assert names_in([by_variable.__code__], calls) is None
 

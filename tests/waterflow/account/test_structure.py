@@ -1,10 +1,14 @@
 """Structures: equal exactly where no code tells two objects' state apart."""
 
+import array
+import collections
 import contextvars
+import math
 import os
 import threading
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -32,6 +36,22 @@ def pair(same):
 
 def reader(number):
     return lambda: number
+
+
+def ordered(*keys):
+    made = collections.OrderedDict(a=1, b=2)
+    for key in keys:
+        made.move_to_end(key)
+    return holder(a=made)
+
+
+def fields(*names):
+    return np.array([(1.0, 2.0)], dtype=[(name, float) for name in names])
+
+
+def named(function, name):
+    function.__name__ = name
+    return function
 
 
 SAME = {
@@ -68,6 +88,12 @@ def test_equal_state_has_one_structure_and_other_state_another():
         (holder(a=torch.zeros(2)), holder(a=torch.zeros(3)[:2])),
         (reader(3), reader(4)),
         (pair(True), pair(False)),
+        (ordered("a", "b"), ordered("b", "a")),
+        (holder(a=array.array("f", [2.0])), holder(a=array.array("i", [1073741824]))),
+        (holder(a=fields("x", "y")), holder(a=fields("y", "x"))),
+        (holder(a=math.nan), holder(a=-math.nan)),
+        (holder(a=(2, 3)), holder(a=torch.Size((2, 3)))),
+        (reader(3), named(reader(3), "other")),
     ],
 )
 def test_other_state_is_told_apart(one, other):
@@ -139,6 +165,17 @@ def test_the_environment_does_not_count_but_where_code_names_it(monkeypatch):
     assert portable_of(holder(a=reading)) is None
     monkeypatch.setenv("A_NAME", "b")
     assert portable_of(holder(a=step)) == before is not None
+
+
+def test_what_goes_by_the_hashes_of_a_process_is_of_that_process():
+    def goes_through():
+        return [*{"a", "b"}]
+
+    def asks():
+        return "a".__hash__()
+
+    assert portable_of(holder(a=goes_through)) is None
+    assert portable_of(holder(a=asks)) is None
 
 
 def test_what_has_no_name_in_other_processes_has_no_portable_digest():

@@ -283,3 +283,44 @@ def test_insisting_on_capture_still_names_what_cannot_be_captured():
     for parameter, value in zip(one.model.parameters(), before, strict=True):
         assert torch.equal(parameter, value)
         assert parameter.grad is None
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def circular():
+    error = ValueError("a")
+    error.args = (error,)
+    return error
+
+
+@pytest.mark.parametrize("make", [Unspeakable, circular])
+def test_an_error_that_cannot_say_what_it_is_ends_its_job_alone(make, tmp_path):
+    def fails(step):
+        if step.step == 2:
+            raise make()
+
+    other = job()
+    other.name = "other"
+    failing = job(on_step=fails)
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([failing, other], "64MiB", threads=1)
+    assert report[failing.name].state == "failed"
+    assert "its text cannot be made" in report[failing.name].error
+    assert report["other"].state == "finished"
+    report.save(tmp_path / "report")
+    assert "its text cannot be made" in repr(report)
+
+
+def test_an_engine_that_was_small_has_room_for_eager_steps_once_it_has_grown():
+    wide = nn.Sequential(nn.Linear(8, 400), nn.ReLU(), nn.Linear(400, 400), nn.Linear(400, 3))
+    with wf.Engine("64KiB", threads=1) as engine:
+        engine.resize("64MiB")
+        assert engine.submit(job(wide, capture=False)).result().error is None
+
+
+def test_a_budget_of_next_to_nothing_is_refused_by_name():
+    with pytest.raises(wf.JobError, match="a budget of 10 B cannot be had"):
+        wf.Engine(10)

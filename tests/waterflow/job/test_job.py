@@ -49,6 +49,21 @@ def test_a_model_without_memory_is_refused_unless_it_is_only_looked_at():
         META_ALLOWED.reset(token)
 
 
+def test_a_scheduler_of_another_optimizer_is_refused():
+    other = optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    with pytest.raises(JobError, match="ExponentialLR schedules another optimizer"):
+        job_of(scheduler=optim.lr_scheduler.ExponentialLR(other, 0.9))
+
+
+class OddLength(list):
+    def __len__(self):
+        raise ValueError("not yet")
+
+
+def test_data_that_cannot_tell_their_length_have_none():
+    assert job_of(data=OddLength([1]), epochs=2).total_steps is None
+
+
 def test_an_optimizer_of_another_model_is_refused():
     other = optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(JobError, match="holds none of its model's parameters"):
