@@ -30,6 +30,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils import collate, fetch, worker
 
+from waterflow.account.class_parts import CLASS_NOISE
 from waterflow.allocator_ext import _C
 
 #: Types whose items `stack` and `index_select` both copy as they are.
@@ -83,8 +84,10 @@ def _guards_of_path() -> _C.Guards:
     guards = _C.Guards()
     for where, name in (*_PATH, *_ASIDE):
         for holder in where.__mro__[:-1] if isinstance(where, type) else (where,):
-            add = guards.type if isinstance(holder, type) else guards.attributes
-            add(holder, {name}, None)
+            if isinstance(holder, type):
+                guards.type(holder, {name}, CLASS_NOISE)
+            else:
+                guards.attributes(holder, {name}, None)
     for where, name in _PATH:
         if isinstance(function := getattr(where, name), FunctionType):
             guards.function(function)

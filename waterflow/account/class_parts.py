@@ -30,6 +30,16 @@ from waterflow.account.trust import is_trusted_class, is_trusted_code, is_truste
 _HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
 _IMMUTABLE_TYPE = 1 << 8
 
+#: Attributes of classes that say nothing which their functions and values do not.
+CLASS_NOISE = frozenset(
+    {
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
+        *("__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "__match_args__"),
+        *("__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"),
+        *("__subclasshook__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
+        "__slotnames__",  # written by the first copy or pickle of an object
+    }
+)
 #: Objects of exactly these types hold nothing that can change.
 CONSTANTS: frozenset[type] = frozenset(
     {

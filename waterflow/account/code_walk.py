@@ -14,7 +14,13 @@ from torch.utils.hooks import RemovableHandle
 
 from waterflow.account import places
 from waterflow.account.bytecode import imports_of, nested_codes
-from waterflow.account.class_parts import CONSTANTS, is_a, is_behind_function, is_foreign
+from waterflow.account.class_parts import (
+    CLASS_NOISE,
+    CONSTANTS,
+    is_a,
+    is_behind_function,
+    is_foreign,
+)
 from waterflow.account.code_names import code_names, reads_by_name
 from waterflow.account.library import LibraryPart
 from waterflow.account.places import Trail
@@ -33,15 +39,6 @@ from waterflow.allocator_ext import _C
 _IMMUTABLE = 1 << 8  # a flag of classes whose attributes nobody can set
 #: One for all, as there are hundreds in an account.
 _NOTHING = frozenset[Any]()
-#: Attributes of classes that say nothing which their functions and values do not.
-CLASS_NOISE = frozenset(
-    {
-        *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
-        *("__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "__match_args__"),
-        *("__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"),
-        *("__subclasshook__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
-    }
-)
 #: The same of a class in which torch counts the hooks that there ever were.
 _NOISE_OF = {id(RemovableHandle): CLASS_NOISE | {"next_id"}}
 #: What trusted code may have in its globals that others can set: torch's hooks for all modules.

@@ -29,6 +29,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.account.bytecode import imports_of, nested_codes
+from waterflow.account.class_parts import CLASS_NOISE
 from waterflow.capture.fingerprint_parts import (
     BUILT_IN_BASES,
     content_of,
@@ -45,12 +46,8 @@ _READS_OUTSIDE = {
     *("environ", "getenv", "argv", "eval", "exec", "__import__", "import_module", "globals"),
 }
 
-#: Attributes of classes that say nothing which their functions and values do not.
-_CLASS_NOISE = {
-    *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__hash__"),
-    *("__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "__match_args__"),
-    *("__dataclass_fields__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
-}
+#: A data class's fields are told by its annotations and its functions.
+_CLASS_NOISE = CLASS_NOISE | {"__dataclass_fields__"}
 
 _ATOMS = (type(None), bool, int, str, bytes, complex, type(...), type(NotImplemented), range)
 _TORCH_ATOMS = (torch.dtype, torch.device, torch.layout, torch.memory_format)

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
-from waterflow.account.code_walk import CLASS_NOISE
+from waterflow.account.class_parts import CLASS_NOISE
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.capture.optimizer import OptimizerTrace

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
 import itertools
+import pickle
 from unittest import mock
 
 import numpy as np
@@ -264,6 +267,21 @@ def test_patches_count_from_the_next_batch_on(number, selected):
     assert len(selected) == 4
     made = dataset()
     assert during != look([tensor[4:8] for tensor in made.tensors]), "a patch that does nothing"
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda it: torch.save(it, io.BytesIO()), copy.deepcopy, pickle.dumps, copy.copy]
+)
+def test_to_copy_what_a_batch_is_made_of_changes_nothing(kept, selected):
+    loader = DataLoader(Subset(dataset(), range(20)), batch_size=4)
+    for kind in (torch.Tensor, Subset, TensorDataset, DataLoader, BatchSampler):
+        if "__slotnames__" in vars(kind):  # written by the first copy
+            del kind.__slotnames__
+    iterator = batches_of(loader)
+    next(iterator)
+    kept([loader, loader.dataset, torch.ones(1)])
+    batches.next_batch(iterator)
+    assert len(selected) == 2
 
 
 @pytest.mark.parametrize("begin", [batches_of, Short])
