@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_impls import has_meta, op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, torch_decomp_decompositions
+from torch.nn import Parameter
 
 from waterflow.capture.fast_layouts import may_write_in_place, rule_of, writes_in_place
 
@@ -78,6 +79,61 @@ def new_fake(
 ) -> FakeTensor:
     """A new contiguous fake tensor."""
     return fake_of(mode, _empty(shape, dtype=dtype, device=_META), device)
+
+
+def twin_of(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
+    """``mode.from_tensor(tensor)``: the fake tensor that stands for a real one in the mode, but for
+    its gradient."""
+    twin = _twin_of_whole(mode, tensor)
+    return mode.from_tensor(tensor, static_shapes=True) if twin is None else twin
+
+
+def _twin_of_whole(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor | None:
+    """None where torch's own is to be asked: for what is not a whole storage, or not the first
+    tensor of it."""
+    converter = mode.fake_tensor_converter.meta_converter
+    describer = getattr(converter, "describer", None)
+    if describer is None or describer.copy_data or torch.is_inference_mode_enabled():
+        return None
+    if not _is_whole(tensor):
+        return None
+    storage = tensor.untyped_storage()
+    if tensor in describer.lookup_tensor or storage in describer.lookup_storage:
+        return None
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        meta = _empty(tensor.shape, dtype=tensor.dtype, device=_META)
+        if meta.stride() != tensor.stride():  # of a dimension of one, it may be any
+            return None
+        twin = fake_of(mode, meta.requires_grad_(tensor.requires_grad), tensor.device)
+    if type(tensor) is Parameter:
+        twin._is_param = True  # type: ignore[attr-defined]
+    converter.tensor_memo[describer.get_tensor_id(tensor)] = twin
+    converter.storage_memo[describer.get_storage_id(storage)] = twin.untyped_storage()
+    return twin
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is nothing but the contiguous values of a storage, and no result of
+    anything that autograd knows."""
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout is not torch.strided:
+        return False
+    if tensor.device == _META or not tensor.is_contiguous() or not tensor.is_leaf:
+        return False
+    if tensor._is_view() or hasattr(tensor, "_is_buffer") or tensor.storage_offset():
+        return False
+    if tensor.requires_grad and getattr(tensor, "grad_dtype", tensor.dtype) != tensor.dtype:
+        return False
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        return False
+    return torch._C._dispatch_keys(tensor).raw_repr() == _plain_keys(tensor.device)
+
+
+@functools.cache
+def _plain_keys(device: torch.device) -> int:
+    """What tells tensors of a device that are neither conjugated, negative, named, of inference
+    mode, nor wrapped in any way."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return torch._C._dispatch_keys(_empty((0,), device=device)).raw_repr()
 
 
 def detached(tensor: FakeTensor) -> FakeTensor:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 
 from waterflow.account.trust import is_of_trusted_classes
+from waterflow.capture.fast_fakes import twin_of
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
@@ -246,7 +247,7 @@ class Attempt:
     def _twin(self, mode: Any, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "meta":
             return fake_twin(mode, tensor, self.job.device)
-        return mode.from_tensor(tensor, static_shapes=True)
+        return twin_of(mode, tensor)
 
     def _step(self, recorder: Recorder, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self.recorder = recorder

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from waterflow.capture.device_guard import keep_device_guard
+from waterflow.capture.fast_fakes import twin_of
 from waterflow.capture.formulas import check_function
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.common.errors import CaptureError
@@ -138,7 +139,7 @@ def fake_twin(
 
     A tensor on the device "meta", which has a layout and nothing else, counts as one of the host.
     """
-    twin = mode.from_tensor(tensor, static_shapes=True)
+    twin = twin_of(mode, tensor)
     if device is None and tensor.device.type == "meta":
         device = torch.device("cpu")
     if device is not None and device != tensor.device:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import unittest.mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from waterflow.capture import fast_layouts, stride_rules
-from waterflow.capture.fast_fakes import detached, fast_result
+from waterflow.capture import fast_fakes, fast_layouts, stride_rules
+from waterflow.capture.fast_fakes import detached, fast_result, twin_of
 from waterflow.capture.stride_rules import CaptureMode
 
 pytestmark = pytest.mark.virtual
 aten = torch.ops.aten
+CHANNELS_LAST = torch.channels_last
+META_BY_DEFAULT = functools.partial(torch.device, "meta")
 
 SHAPES = [(), (1,), (5,), (3, 4), (1, 4), (4, 1), (2, 1, 3), (0, 3), (2, 3, 4, 5)]
 LAYOUTS = {
@@ -165,3 +169,102 @@ def test_strides_of_a_dimension_of_one_place_are_looked_at():
     odd = torch.ones(4).as_strided((4, 1), (1, 7))
     assert odd.is_contiguous()
     assert not fast_layouts.is_canonical(odd)
+
+
+class Own(torch.Tensor):
+    pass
+
+
+def with_number(tensor):
+    tensor.grad = torch.ones_like(tensor)
+    return tensor
+
+
+#: Groups of tensors; whether torch's own mode is asked for the last of them.
+ORIGINALS = {
+    "plain": (lambda: [torch.ones(3, 4)], False),
+    "a number": (lambda: [torch.tensor(2)], False),
+    "empty": (lambda: [torch.ones(0, 4)], False),
+    "trained": (lambda: [torch.ones(3, 4, requires_grad=True)], False),
+    "a parameter": (lambda: [nn.Parameter(torch.ones(3, 4))], False),
+    "a frozen parameter": (lambda: [nn.Parameter(torch.ones(3), requires_grad=False)], False),
+    "with a gradient": (lambda: [with_number(nn.Parameter(torch.ones(3)))], False),
+    "types": (lambda: [torch.ones(3, dtype=t) for t in (torch.bool, torch.complex64)], False),
+    "two": (lambda: [torch.ones(3), torch.ones(3)], False),
+    "the same twice": (lambda: [torch.ones(3)] * 2, True),
+    "of one storage": (lambda: [one := torch.ones(3), one.detach()], True),
+    "data of a parameter": (lambda: [one := nn.Parameter(torch.ones(3)), one.data], True),
+    "a view": (lambda: [torch.ones(12).view(3, 4)], True),
+    "an offset": (lambda: [torch.ones(6)[3:].detach()], True),
+    "the beginning": (lambda: [torch.ones(6)[:3].detach()], True),
+    "transposed": (lambda: [torch.ones(3, 4).t().detach()], True),
+    "expanded": (lambda: [torch.ones(()).expand(3).detach()], True),
+    "of odd strides": (lambda: [torch.empty_strided((4, 1), (1, 7))], True),
+    "channels last": (lambda: [torch.ones(2, 3, 4, 4).to(memory_format=CHANNELS_LAST)], True),
+    "a result": (lambda: [torch.ones(3, requires_grad=True) * 2], True),
+    "conjugated": (lambda: [torch.ones(3, dtype=torch.complex64).conj()], True),
+    "of a buffer's class": (lambda: [nn.Buffer(torch.ones(3))], True),
+    "of inference": (lambda: [torch.inference_mode()(torch.ones)(3)], True),
+    "of a class": (lambda: [torch.ones(3).as_subclass(Own)], True),
+    "sparse": (lambda: [torch.eye(3).to_sparse()], True),
+    "resized": (lambda: [torch.ones(3).resize_(2)], True),
+}
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_twins_are_those_of_torchs_mode(name, monkeypatch):
+    make, is_asked = ORIGINALS[name]
+    originals = make()
+    mode, theirs = CaptureMode(), CaptureMode()
+    twins = [twin_of(mode, each) for each in originals]
+    expected = [theirs.from_tensor(each, static_shapes=True) for each in originals]
+
+    def layout(fake):
+        where = None
+        if fake.layout is torch.strided:
+            where = (fake.stride(), fake.storage_offset(), fake.untyped_storage().nbytes())
+        return (
+            *(type(fake), fake.shape, where, fake.dtype, fake.device),
+            *(fake.requires_grad, fake.is_leaf, fake.is_conj(), fake.is_inference()),
+            *(isinstance(fake, kind) for kind in (nn.Parameter, nn.Buffer)),
+        )
+
+    def groups(fakes):
+        if any(fake.layout is not torch.strided for fake in fakes):
+            return None
+        storages = [fake.untyped_storage()._cdata for fake in fakes]
+        return [[id(a) == id(b) for b in fakes] for a in fakes], [
+            [a == b for b in storages] for a in storages
+        ]
+
+    assert list(map(layout, twins)) == list(map(layout, expected))
+    assert groups(twins) == groups(expected)
+    for original, twin in zip(originals, twins, strict=True):
+        assert mode.from_tensor(original, static_shapes=True) is twin  # it knows it again
+    asked = []
+    monkeypatch.setattr(CaptureMode, "from_tensor", lambda *_, **__: asked.append(True))
+    fresh = CaptureMode()
+    for each in originals:
+        asked.clear()
+        twin_of(fresh, each)
+    assert bool(asked) == is_asked
+
+
+def test_a_view_that_comes_later_is_of_the_same_storage():
+    mode, whole = CaptureMode(), torch.ones(3, 4)
+    twin, part = twin_of(mode, whole), twin_of(mode, whole[1])
+    assert twin.untyped_storage()._cdata == part.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize(
+    "scope", [torch.inference_mode, torch.no_grad, lambda: torch.device("meta")]
+)
+def test_twins_are_the_same_wherever_they_are_made(scope):
+    fast_fakes._plain_keys.cache_clear()
+    original = nn.Parameter(torch.ones(3))
+    with scope():
+        twin_of(CaptureMode(), original)  # what is asked only once is asked here
+        twin = twin_of(CaptureMode(), original)
+    assert twin.requires_grad
+    assert not twin.is_inference()
+    assert twin.device == original.device
