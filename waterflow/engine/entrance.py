@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from typing import ClassVar
+from weakref import WeakSet
+
 import torch
 
 from waterflow.common.errors import BudgetError, JobError
@@ -13,6 +18,8 @@ from waterflow.engine.job_run import JobRun
 from waterflow.engine.states import JobState
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.job.data_streams import generators_of
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import trained_parameters
 from waterflow.steps.prepared import PreparedBatch
 
 
@@ -25,8 +32,26 @@ def _shared_generator(one: JobRun, other: JobRun) -> JobError:
     )
 
 
+def _trained_elsewhere(one: JobRun, other: JobRun) -> JobError:
+    return JobError(
+        f"job {one.name!r} and job {other.name!r}, which another engine runs now, share a tensor "
+        "that one of them trains: wait until that one has ended, or give each its own copy of the "
+        "model (copy.deepcopy) and an optimizer of that copy's parameters"
+    )
+
+
+def _tensors(job: Job) -> tuple[set[int], set[int]]:
+    """Identities of all tensors of a job's modules and its optimizer's; those it trains."""
+    trained = {id(parameter) for parameter in trained_parameters(job.optimizer)}
+    return trained | {id(t) for t in (*job.root.parameters(), *job.root.buffers())}, trained
+
+
 class Entrance:
     """Lets the jobs of one engine in and out."""
+
+    #: Those of all engines of the process, of which several may begin jobs at the same time.
+    _everywhere: ClassVar[WeakSet[Entrance]] = WeakSet()
+    _beginning: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
         self,
@@ -39,6 +64,7 @@ class Entrance:
         self._queue = queue
         self._admission = admission
         self._in_flight = in_flight
+        self._everywhere.add(self)
 
     @property
     def residents(self) -> list[JobRun]:
@@ -51,10 +77,11 @@ class Entrance:
         for job in self._queue.jobs:
             if not job.is_new or job.ended:
                 continue
-            error = self._why_refused(job)
-            if error is None:
-                job.start()
-            else:
+            with self._beginning:
+                error = self._why_refused(job)
+                if error is None:
+                    job.start()
+            if error is not None:
                 job.fail(error)
 
     def _why_refused(self, job: JobRun) -> JobError | None:
@@ -63,6 +90,9 @@ class Entrance:
         one = self._drawing_from(generators_of(job.job.data))
         if one is not None:
             return _shared_generator(one, job)
+        other = self._in_another_engine(job)
+        if other is not None:
+            return _trained_elsewhere(job, other)
         try:
             job.data.join(other.data for other in self._under_way)
         except JobError as error:
@@ -71,7 +101,17 @@ class Entrance:
 
     @property
     def _under_way(self) -> list[JobRun]:
-        return [job for job in self._queue.jobs if not (job.is_new or job.ended)]
+        return [job for job in tuple(self._queue.jobs) if not (job.is_new or job.ended)]
+
+    def _in_another_engine(self, job: JobRun) -> JobRun | None:
+        """A job under way elsewhere that would train what this one has, or the other way round:
+        the two would write to the same memory whenever they like."""
+        elsewhere = [each for each in self._everywhere if each is not self]
+        for other in (job for each in elsewhere for job in each._under_way):
+            (own, trains), (others, trains_there) = _tensors(job.job), _tensors(other.job)
+            if trains & others or own & trains_there:
+                return other
+        return None
 
     def _drawing_from(self, generators: list[torch.Generator]) -> JobRun | None:
         """A job under way that draws its batches from one of these."""
@@ -185,3 +225,12 @@ class Entrance:
         elif not job.ended:  # by its last step, before that is found to have been its epoch's
             self._context.run_isolated(job, job.loop.enter_epoch, job.loop.epoch + 1)
             job.end(JobState.FINISHED)
+
+
+def _forked() -> None:
+    """Engines of the process that this one was forked from do not run here."""
+    Entrance._everywhere.clear()
+    Entrance._beginning = threading.Lock()  # a thread that is not here may have had it
+
+
+os.register_at_fork(after_in_child=_forked)
