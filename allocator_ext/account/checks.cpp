@@ -5,6 +5,7 @@
 #include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -349,19 +350,38 @@ bool CellCheck::holds(Part* part) {
   return same_value(value_, PyCell_GET(cell_)) || differs_at(part, nullptr);
 }
 
-FunctionCheck::FunctionCheck(PyObject* function)
-    : function_(function),
-      code_(PyFunction_GET_CODE(function)),
-      defaults_(PyFunction_GET_DEFAULTS(function)),
-      keyword_defaults_(PyFunction_GET_KW_DEFAULTS(function)) {}
+FunctionCheck::Parts FunctionCheck::parts_of(PyObject* function) {
+  auto* known = reinterpret_cast<PyFunctionObject*>(function);
+  return {known->func_code, known->func_defaults, known->func_kwdefaults,
+          known->func_name, known->func_qualname, known->func_doc};
+}
 
 bool FunctionCheck::holds(Part* part) {
-  if (PyFunction_GET_CODE(function_) != code_) return differs_at(part, py::str("__code__").ptr());
-  if (!same_value(defaults_, PyFunction_GET_DEFAULTS(function_))) {
-    return differs_at(part, py::str("__defaults__").ptr());
+  static constexpr std::array kNames{"__code__", "__defaults__", "__kwdefaults__",
+                                     "__name__", "__qualname__", "__doc__"};
+  const Parts now = parts_of(function_);
+  for (std::size_t i = 0; i < now.size(); ++i) {
+    if (!same_value(parts_[i], now[i])) return differs_at(part, py::str(kNames[i]).ptr());
   }
-  return PyFunction_GET_KW_DEFAULTS(function_) == keyword_defaults_ ||
-         differs_at(part, py::str("__kwdefaults__").ptr());
+  return true;
+}
+
+FunctionsCheck::FunctionsCheck(const std::vector<PyObject*>& functions) {
+  known_.reserve(functions.size());
+  for (PyObject* each : functions) {
+    auto* function = reinterpret_cast<PyFunctionObject*>(each);
+    known_.push_back({function, function->func_code, function->func_defaults});
+  }
+}
+
+bool FunctionsCheck::holds(Part* part) {
+  for (std::size_t i = 0; i < known_.size(); ++i) {
+    const Known& then = known_[i];
+    if (then.function->func_code != then.code || then.function->func_defaults != then.defaults) {
+      return differs_at(part, py::int_(i).ptr());
+    }
+  }
+  return true;
 }
 
 py::object SlotCheck::read(PyObject* holder, PyObject* descriptor) {

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -186,14 +187,31 @@ class CellCheck final : public Check {
 
 class FunctionCheck final : public Check {
  public:
-  explicit FunctionCheck(PyObject* function);
+  // Of a function, what can be set: code, defaults, names, text; null where there is none.
+  using Parts = std::array<PyObject*, 6>;
+
+  explicit FunctionCheck(PyObject* function) : function_(function), parts_(parts_of(function)) {}
   bool holds(Part* part) override;
+  static Parts parts_of(PyObject* function);
 
  private:
   PyObject* function_;
-  PyObject* code_;
-  PyObject* defaults_;
-  PyObject* keyword_defaults_;
+  Parts parts_;
+};
+
+// The code and defaults of many functions, which nobody is expected to change.
+class FunctionsCheck final : public Check {
+ public:
+  explicit FunctionsCheck(const std::vector<PyObject*>& functions);
+  bool holds(Part* part) override;
+
+ private:
+  struct Known {
+    PyFunctionObject* function;
+    PyObject* code;
+    PyObject* defaults;
+  };
+  std::vector<Known> known_;
 };
 
 // A slot of an object, read through its class's member descriptor.

@@ -120,12 +120,21 @@ py::list Guards::cell(py::object cell) {
 
 void Guards::function(py::object function) {
   require(PyFunction_Check(function.ptr()), "function() takes a Python function");
-  for (PyObject* part :
-       {PyFunction_GET_CODE(function.ptr()), PyFunction_GET_DEFAULTS(function.ptr()),
-        PyFunction_GET_KW_DEFAULTS(function.ptr())}) {
+  for (PyObject* part : FunctionCheck::parts_of(function.ptr())) {
     if (part != nullptr) hold(borrowed(part));
   }
   add<FunctionCheck>(hold(function));
+}
+
+void Guards::functions(const py::list& functions) {
+  std::vector<PyObject*> found;
+  for (py::handle each : functions) {
+    require(PyFunction_Check(each.ptr()), "functions() takes Python functions");
+    found.push_back(hold(borrowed(each.ptr())));
+    hold(borrowed(PyFunction_GET_CODE(each.ptr())));
+    if (PyObject* defaults = PyFunction_GET_DEFAULTS(each.ptr())) hold(borrowed(defaults));
+  }
+  add<FunctionsCheck>(found);
 }
 
 py::list Guards::slot(py::object holder, py::object descriptor) {
@@ -225,6 +234,7 @@ void bind_guards(py::module_& m) {
       .def("items", &Guards::items)
       .def("cell", &Guards::cell)
       .def("function", &Guards::function)
+      .def("functions", &Guards::functions)
       .def("slot", &Guards::slot)
       .def("tensor", &Guards::tensor)
       .def("buffer", &Guards::buffer)

@@ -30,6 +30,7 @@ class Guards {
   pybind11::list items(pybind11::object container, pybind11::object base);
   pybind11::list cell(pybind11::object cell);
   void function(pybind11::object function);
+  void functions(const pybind11::list& functions);
   pybind11::list slot(pybind11::object holder, pybind11::object descriptor);
   void tensor(pybind11::object tensor);
   // Throws std::invalid_argument if there is no contiguous memory.

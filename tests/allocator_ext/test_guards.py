@@ -160,6 +160,33 @@ def test_slots():
         guards.slot(holder, Slotted)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("__code__", (lambda a=1: 2).__code__),
+        ("__defaults__", (2,)),
+        ("__kwdefaults__", {"b": 2}),
+        *((name, "other") for name in ("__name__", "__qualname__", "__doc__")),
+    ],
+)
+def test_functions(name, value):
+    def one(a=1, *, b=1):
+        """One."""
+
+    def other():
+        pass
+
+    guards, before = _C.Guards(), getattr(one, name)
+    guards.function(one)
+    guards.functions([other, one])
+    setattr(one, name, value)
+    assert guards.differences()[0] == (0, name)
+    of_many = [(1, 1)] if name in ("__code__", "__defaults__") else []
+    assert guards.differences()[1:] == of_many
+    setattr(one, name, before)
+    assert guards.holds()
+
+
 def test_class_attributes_are_seen_and_forgiven():
     guards = _C.Guards()
     guards.type(Slotted, {"width"}, None)
@@ -187,6 +214,13 @@ def test_what_raises_does_not_hold():
     guards.probe(raises, None, 1)
     assert not guards.holds()
     assert guards.difference() == (0, None)
+
+
+def test_functions_are_functions():
+    guards = _C.Guards()
+    with pytest.raises(TypeError, match=r"functions\(\) takes"):
+        guards.functions([len])
+    assert len(guards) == 0
 
 
 @pytest.mark.parametrize("add", ["items", "cell", "function", "tensor", "type"])

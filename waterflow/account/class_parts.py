@@ -34,7 +34,7 @@ _IMMUTABLE_TYPE = 1 << 8
 CLASS_NOISE = frozenset(
     {
         *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
-        *("__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__", "__match_args__"),
+        *("__abstractmethods__", "_abc_impl", "__orig_bases__", "__parameters__"),
         *("__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"),
         *("__subclasshook__", "__dataclass_params__", "__protocol_attrs__", "_is_protocol"),
         "__slotnames__",  # written by the first copy or pickle of an object

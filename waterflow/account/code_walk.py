@@ -22,7 +22,7 @@ from waterflow.account.class_parts import (
     is_foreign,
 )
 from waterflow.account.code_names import code_names, reads_by_name
-from waterflow.account.library import LibraryPart
+from waterflow.account.library import LibraryPart, is_as_first_met
 from waterflow.account.places import Trail
 from waterflow.account.trust import (
     is_everybodys,
@@ -115,6 +115,7 @@ class CodeWalk:
         #: Where it would go into the library: a function, a class, or names of a module.
         self._entries: dict[Any, Entry] = {}
         self._left = 0  # so many of them are walked apart
+        self._librarys: list[types.FunctionType] = []  # functions met
         self._modules: dict[int, tuple[types.ModuleType, Trail]] = {}
 
     def reach(self, value: Any, trail: Trail) -> None:
@@ -146,6 +147,9 @@ class CodeWalk:
     def _attributes(self, value: Any, trail: Trail) -> None:
         raise NotImplementedError
 
+    def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
+        raise NotImplementedError
+
     def _switch(self, value: Any, trail: Trail) -> None:
         raise NotImplementedError
 
@@ -156,7 +160,7 @@ class CodeWalk:
         if not self.enters_reporters and is_reporters_file(code.co_filename):
             self._cells(value, guarded=False)  # it may wrap what is the user's
             return
-        trusted = is_trusted_code(code)
+        trusted = is_trusted_code(code) and is_as_first_met(value)
         if trusted and not value.__closure__ and self._enters(value):
             return
         for part in nested_codes(code):
@@ -164,7 +168,7 @@ class CodeWalk:
         executed = self.executes(code)
         if trusted:
             if executed:
-                self._trusted_function(value, trail)
+                self._trusted_function(value)
             return
         self.guards.function(value)
         self.places.append(places.Function(trail, value))
@@ -187,8 +191,9 @@ class CodeWalk:
             return True
         return False
 
-    def _trusted_function(self, value: types.FunctionType, trail: Trail) -> None:
+    def _trusted_function(self, value: types.FunctionType) -> None:
         """Its own state is none of the user's, but it may wrap what is, as decorators do."""
+        self._librarys.append(value)
         self._cells(value, guarded=False)
         if keeps_switches(value.__code__.co_filename):
             self._globals_of(value)
@@ -332,9 +337,13 @@ class CodeWalk:
 
     def _partial(self, value: functools.partial[Any], trail: Trail) -> None:
         self._attributes(value, trail)
-        self.reach(value.func, trail.attribute("func"))
-        self.reach(value.args, trail.attribute("args"))
-        self.reach(value.keywords, trail.attribute("keywords"))
+        for name in ("func", "args", "keywords"):  # `__setstate__` gives it others
+            self._slot(value, vars(functools.partial)[name], trail.attribute(name))
+
+    def _dispatched(self, value: functools.singledispatchmethod[Any], trail: Trail) -> None:
+        self._attributes(value, trail)
+        self.reach(value.func, trail)
+        self.reach(value.dispatcher.registry, trail)
 
     def _wrapper(self, value: Any, trail: Trail) -> None:
         self.reach(value.__func__, trail)

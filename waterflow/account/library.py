@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from waterflow.account import places
 from waterflow.account.class_parts import is_a, is_of_pybind
@@ -26,7 +27,10 @@ from waterflow.allocator_ext import _C
 _MOST_PARTS = 256
 #: What the library consists of, where nobody has hung anything of his own into it.
 _PLACES = frozenset(
-    {places.Names, places.ClassAttributes, places.Attributes, places.Mapping, places.Items}
+    {
+        *(places.Names, places.ClassAttributes, places.Attributes, places.Mapping, places.Items),
+        places.LibraryFunctions,
+    }
 )
 
 
@@ -92,6 +96,20 @@ class LibraryPart:
     def is_as_found(self) -> bool:
         """Whether a walk would find the same now."""
         return bool(self.guards.holds() and self._way.holds())
+
+
+_first_met = WeakKeyDictionary[FunctionType, tuple[Any, ...]]()
+
+
+def is_as_first_met(function: FunctionType) -> bool:
+    """Whether a function of the library's has the code and defaults that it had when a walk came to
+    it for the first time: if not, somebody has changed it in place, and it is none of the
+    library's."""
+    now = function.__code__, function.__defaults__, function.__kwdefaults__
+    kept = (*now, None if now[2] is None else tuple(now[2].items()))
+    first = _first_met.setdefault(function, kept)
+    same = all(one is other for one, other in zip(now, first[:3], strict=True))
+    return same and (kept[3] == first[3])
 
 
 _parts: OrderedDict[Hashable, tuple[LibraryPart, Any]] = OrderedDict()

@@ -282,21 +282,43 @@ class Cell(Place):
             del self.cell.cell_contents
 
 
+_OF_FUNCTIONS = (
+    *("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__"),
+)
+
+
 class Function(Place):
-    """A function's code and defaults."""
+    """A function's code, defaults and names."""
 
     __slots__ = ("before", "function")
 
     def __init__(self, trail: Trail, function: types.FunctionType) -> None:
         super().__init__(trail)
         self.function = function
-        self.before = function.__code__, function.__defaults__, function.__kwdefaults__
+        self.before = [getattr(function, name) for name in _OF_FUNCTIONS]
 
     def restore(self) -> None:
-        code, defaults, keyword_defaults = self.before
-        self.function.__code__ = code
-        self.function.__defaults__ = defaults
-        self.function.__kwdefaults__ = keyword_defaults  # type: ignore[assignment]
+        for name, value in zip(_OF_FUNCTIONS, self.before, strict=True):
+            setattr(self.function, name, value)
+
+
+class LibraryFunctions(Place):
+    """Code and defaults of the library's functions, which nobody has changed: no part of a
+    structure."""
+
+    __slots__ = ("before", "functions")
+
+    def __init__(self, functions: Collection[types.FunctionType]) -> None:
+        super().__init__(Trail("the library"))
+        self.functions = tuple(functions)
+        self.before = [(each.__code__, each.__defaults__) for each in functions]
+
+    def text(self, part: Any) -> str:
+        return f"the function {self.functions[part].__qualname__}"
+
+    def restore(self) -> None:
+        for function, before in zip(self.functions, self.before, strict=True):
+            function.__code__, function.__defaults__ = before
 
 
 class Slot(Place):

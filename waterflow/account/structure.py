@@ -172,7 +172,8 @@ class _Writer:
         self.environment = slice(0, 0)  # where the process's environment is
         self.kinds: list[type] = []  # whose rules are known
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
-        self._places, self._executes = written, executes
+        self._places = [each for each in written if type(each) is not places.LibraryFunctions]
+        self._executes = executes
         self._librarys: Mapping[int, int] = {} if library is None else library.numbers
         self._numbers_aside = numbers_aside
         self._numbers: dict[int, int] = {}
@@ -181,7 +182,7 @@ class _Writer:
         self._storages: dict[int, int] = {}
         self._waiting: collections.deque[Any] = collections.deque()
         self._rules: dict[int, _Rules] = {}  # by the identities of types
-        self._placed = {id(holder) for place in written for holder in _holders_of(place)}
+        self._placed = {id(holder) for place in self._places for holder in _holders_of(place)}
 
     def run(self) -> None:
         """Writes every place, in the order of the walk."""
@@ -288,7 +289,7 @@ class _Writer:
 
     def _function(self, value: types.FunctionType) -> None:
         self.value(value.__code__)
-        self.words.append(value.__name__)
+        self.words += value.__name__, value.__qualname__, value.__doc__
         if not self._executes(value.__code__):
             return
         self.value(value.__defaults__)
@@ -324,6 +325,9 @@ class _Writer:
 
     def _memo(self, value: Any) -> None:
         self.value(value.__wrapped__)
+
+    def _dispatched(self, value: functools.singledispatchmethod[Any]) -> None:
+        self._sequence((value.func, value.dispatcher.registry))
 
     def _items(self, value: Collection[Any]) -> None:
         base: Any = tuple if is_a(value, tuple) else frozenset
@@ -614,6 +618,7 @@ _DESCRIBERS: list[tuple[Any, Callable[[_Writer, Any], None]]] = [
     (property, _Writer._property),
     (functools.cached_property, _Writer._cached_property),
     (Memo, _Writer._memo),
+    (functools.singledispatchmethod, _Writer._dispatched),
     ((tuple, frozenset), _Writer._items),
     (
         (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),

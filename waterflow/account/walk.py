@@ -75,7 +75,7 @@ class Walk(CodeWalk):
         self._read_library()  # where it leads to what is walked late, that counts
         self._walk_late([(roots[name], Trail(name)) for name in roots if name in late.roots], late)
         self._read_library()
-        self._guard_names()
+        self._guard_what_was_met()
 
     def _walk_late(self, roots: list[tuple[Any, Trail]], late: Late) -> None:
         self._aside = frozenset()
@@ -127,7 +127,7 @@ class Walk(CodeWalk):
             return None
         if not are_librarys(walk.places, walk.codes.values(), met.values()):
             return None
-        walk._guard_names()
+        walk._guard_what_was_met()
         found = walk.guards, walk.places, walk.codes.values(), walk.executes
         return LibraryPart(*found, met, walk.objects, walk._looked_for())
 
@@ -150,11 +150,14 @@ class Walk(CodeWalk):
                 self.reach(value, Trail(value.__qualname__))
         self._empty()
 
-    def _guard_names(self) -> None:
-        """Adds the checks of all variables of modules that were met."""
+    def _guard_what_was_met(self) -> None:
+        """Adds the checks of modules' variables and of the library's functions."""
         for namespace, trails in self._globals.values():
             self.guards.keys(namespace, list(trails))
             self.places.append(places.Names(namespace, trails))
+        if self._librarys:
+            self.guards.functions(self._librarys)
+            self.places.append(places.LibraryFunctions(self._librarys))
 
     # Objects
 
@@ -417,6 +420,7 @@ _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
     types.BuiltinFunctionType: Walk._bound,
     types.MethodWrapperType: Walk._bound,
     functools.partial: Walk._partial,
+    functools.singledispatchmethod: Walk._dispatched,
     probes.Memo: Walk._memo,
     staticmethod: Walk._wrapper,
     classmethod: Walk._wrapper,

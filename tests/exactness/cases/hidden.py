@@ -5,11 +5,13 @@ from __future__ import annotations
 import array
 import asyncio
 import collections
+import contextlib
 import ctypes
 import functools
 import itertools
 import operator
 import random
+import statistics
 import subprocess
 import sys
 import threading
@@ -266,6 +268,117 @@ def _structured_array():
     return lambda: float(values["weight"][0]), lambda: values["weight"].fill(3.0)
 
 
+def _function_named():
+    def one():
+        pass
+
+    return lambda: float(len(one.__name__) - 2), lambda: setattr(one, "__name__", "three")
+
+
+def _function_described():
+    def one():
+        """1.0"""
+
+    return lambda: float(one.__doc__), lambda: setattr(one, "__doc__", "3.0")
+
+
+def _partial_set_anew():
+    read = functools.partial(float, 1.0)
+    return lambda: read(), lambda: read.__setstate__((float, (3.0,), {}, {}))
+
+
+def _method_dispatched():
+    class Loss:
+        @functools.singledispatchmethod
+        def weight(self, kind):
+            return 1.0
+
+    loss = Loss()
+    change = lambda: vars(Loss)["weight"].register(int, lambda self, kind: 3.0)  # noqa: E731
+    return lambda: loss.weight(1), change
+
+
+def _pattern_by_position():
+    class Pair:
+        __match_args__ = ("one", "three")
+        one, three = 1.0, 3.0
+
+    pair = Pair()
+
+    def read():
+        match pair:
+            case Pair(weight, _):
+                return weight
+
+    return read, lambda: setattr(Pair, "__match_args__", ("three", "one"))
+
+
+def library_function(name, function, change, make_loss):
+    """Enters a case in which somebody changes a function of a library in place, for four steps."""
+    places = ("__code__", "__defaults__")
+
+    @contextlib.contextmanager
+    def around():
+        kept = [getattr(function, place) for place in places]
+        try:
+            yield
+        finally:
+            for place, value in zip(places, kept, strict=True):
+                setattr(function, place, value)
+
+    def make(live):
+        kept = [getattr(function, place) for place in places]
+
+        def on_step(step):
+            if step.step == 4:
+                change(function)
+            if step.step == 8:
+                for place, value in zip(places, kept, strict=True):
+                    setattr(function, place, value)
+
+        return job(mlp(), make_loss, on_step=on_step if live else None)
+
+    make.__name__ = name
+    case(*ANY, around=around, alone=True)(make)
+
+
+def _mean_of_three(data):
+    return 3.0
+
+
+def _forward_of_half(self, input):
+    return input * 0.5
+
+
+def _set_code(code):
+    return lambda function: setattr(function, "__code__", code)
+
+
+def _smoothed(function):
+    function.__defaults__ = (*function.__defaults__[:-1], 0.3)
+
+
+library_function(
+    "default_of_a_function_of_torchs",
+    *(torch.nn.functional.cross_entropy, _smoothed),
+    lambda m, b: torch.nn.functional.cross_entropy(m(b[0]), b[1]),
+)
+library_function(
+    "code_of_a_function_of_pythons",
+    *(statistics.mean, _set_code(_mean_of_three.__code__)),
+    lambda m, b: cross_entropy(m, b) * statistics.mean((0.5, 1.5)),
+)
+library_function(
+    "code_of_a_method_of_torchs",
+    *(torch.nn.Tanh.forward, _set_code(_forward_of_half.__code__)),
+    lambda m, b: cross_entropy(m, b) + torch.nn.Tanh()(b[0]).sum() * m(b[0]).sum() * 1e-3,
+)
+
+read_between("name_of_a_function", _function_named)
+read_between("text_of_a_function", _function_described)
+read_between("partial_set_anew", _partial_set_anew)
+read_between("dispatch_of_a_method_changed", _method_dispatched)
+read_between("pattern_by_position_changed", _pattern_by_position)
 read_between("global_read_by_name", _global_by_name)
 read_between("global_read_from_the_module", _module_by_name)
 read_between("global_read_by_evaluation", _evaluated)
