@@ -514,7 +514,6 @@ class Train:
         finite_only: bool = False,
         keeps_lock: bool = False,
         schedule: Schedule | None = None,
-        look_seconds: float = 0.0,
         outside: ThreadState | None = None,
         first_kind: int = 0,
     ) -> None: ...

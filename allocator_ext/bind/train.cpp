@@ -3,7 +3,6 @@
 #include <pybind11/native_enum.h>
 #include <torch/extension.h>
 
-#include <limits>
 #include <optional>
 #include <utility>
 
@@ -19,25 +18,20 @@ namespace py = pybind11;
 namespace waterflow {
 namespace {
 
-// A look at Python state, by whoever holds the interpreter's lock or not; it counts for a while.
+// A look at Python state before the first step, by whoever holds the interpreter's lock or not.
 // Behind each step what is known ahead of the schedulers is written; that alone is looked at each
 // time, since nothing else of the job's has run.
-std::function<bool(std::size_t, Tape&)> locked_look(Look* look, Schedule* schedule,
-                                                    double counts_for) {
+std::function<bool(std::size_t, Tape&)> locked_look(Look* look, Schedule* schedule) {
   if (look == nullptr) return [](std::size_t, Tape&) { return true; };
   const std::size_t before = schedule == nullptr ? 0 : schedule->done();
-  return [look, schedule, before, counts_for, until = -std::numeric_limits<double>::infinity()](
-             std::size_t made, Tape& next) mutable {
-    const bool counts = steady_seconds() < until;
-    if (counts && schedule == nullptr) return true;
+  return [look, schedule, before](std::size_t made, Tape& next) {
+    if (made != 0 && schedule == nullptr) return true;
     py::gil_scoped_acquire acquire;
     if (schedule != nullptr) {
       if (!schedule->advance_to(before + made) || !schedule->holds()) return false;
       for (const auto& [index, value] : schedule->registers()) next.set_register(index, value);
     }
-    if (counts) return true;
-    until = steady_seconds() + counts_for;
-    return look->holds();
+    return made != 0 || look->holds();
   };
 }
 
@@ -63,11 +57,10 @@ struct BoundTrain {
 BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
-                      bool finite_only, bool keeps_lock, py::object scheduled, double look_seconds,
+                      bool finite_only, bool keeps_lock, py::object scheduled,
                       const std::optional<ThreadState>& outside, int first_kind) {
   auto* schedule = scheduled.is_none() ? nullptr : py::cast<Schedule*>(scheduled);
-  auto holds =
-      locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule, look_seconds);
+  auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule);
   return {{std::move(batches), std::move(holds), std::move(beside), keeps_blocks, std::move(signal),
            seen, seconds, finite_only, first_kind},
           std::move(look),
@@ -143,8 +136,8 @@ void bind_trains(py::module_& m) {
       .def(py::init(&make_train), py::arg("batches"), py::arg("look"), py::arg("beside"),
            py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
            py::arg("finite_only") = false, py::arg("keeps_lock") = false,
-           py::arg("schedule") = py::none(), py::arg("look_seconds") = 0.0,
-           py::arg("outside") = py::none(), py::arg("first_kind") = 0)
+           py::arg("schedule") = py::none(), py::arg("outside") = py::none(),
+           py::arg("first_kind") = 0)
       .def("set_batch", [](BoundTrain& self, std::vector<at::Tensor> batch) {
         self.train.batches.assign(1, std::move(batch));
       });

@@ -1,7 +1,7 @@
 """Trains: steps of one job that a lane runs one after another, as long as nobody needs it to stop.
 
 Where nothing of the user's comes between them, many steps are one call of the extension, which
-looks at Python's state before each and comes back at once when that has changed, or somebody calls
+looks at Python's state before the first and comes back at once when somebody calls
 (`RunContext.calls`). Where Python of the user's comes after each step, it is one call a step, and
 the thread stays in the job's context meanwhile: to enter that for each callback takes as long as a
 small step. For devices on which a step is done when its call returns: elsewhere one step is in
@@ -27,19 +27,16 @@ from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.steps.prepared import PreparedBatch
 
-#: After this time a lane looks who else waits for it.
+#: After this time a lane looks who else waits for it, and at Python's state. Nothing of the job's own
+#: comes between two steps of a train, so only another thread can change what was looked at, and the
+#: loop itself answers to that at some step. A look takes the interpreter's lock: beside another lane
+#: each made a guaranteed job wait for 0.1 to 0.2 ms.
 SLICE_SECONDS = 0.032
 
 #: Steps shorter than this are run without giving up the interpreter's lock in between, for a while
 #: as short as other threads of Python's wait for each other anyway: lanes that fight for it after
 #: every such step take longer than one after another.
 _KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
-
-#: A look at Python's state counts for so long. Nothing of the job's own comes between two steps of
-#: a train, so only another thread can change what was looked at. The loop itself answers to that as
-#: late: in the interpreter a thread may keep the lock for so long. When the lock was taken before
-#: each step, it was what two lanes waited for most.
-_LOOK_SECONDS = 0.005
 
 #: A lane lent to a job's thread is taken back when that has waited so long for the job's data.
 _PATIENCE_SECONDS = 0.005
@@ -289,7 +286,6 @@ class Trains:
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,
             first_kind=at.first_kind,
-            look_seconds=0.0 if watched.between is Between.PYTHON else _LOOK_SECONDS,
             **options,
         )
 
