@@ -27,10 +27,10 @@ from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.plan.flow_plan import FlowPlan
 from waterflow.steps.prepared import PreparedBatch
 
-#: After this time a lane looks who else waits for it, and at Python's state. Nothing of the job's own
-#: comes between two steps of a train, so only another thread can change what was looked at, and the
-#: loop itself answers to that at some step. A look takes the interpreter's lock: beside another lane
-#: each made a guaranteed job wait for 0.1 to 0.2 ms.
+#: After this time a lane looks who else waits for it, and at Python's state. Nothing of the job's
+#: own comes between two steps of a train, so only another thread can change what was looked at, and
+#: the loop itself answers to that at some step. A look takes the interpreter's lock: beside another
+#: lane each made a guaranteed job wait for 0.1 to 0.2 ms.
 SLICE_SECONDS = 0.032
 
 #: Steps shorter than this are run without giving up the interpreter's lock in between, for a while
