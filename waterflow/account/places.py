@@ -318,7 +318,8 @@ class LibraryFunctions(Place):
 
     def restore(self) -> None:
         for function, before in zip(self.functions, self.before, strict=True):
-            function.__code__, function.__defaults__ = before
+            if function.__code__ is not before[0] or function.__defaults__ is not before[1]:
+                function.__code__, function.__defaults__ = before
 
 
 class Slot(Place):
