@@ -30,7 +30,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils import collate, fetch, worker
 
-from waterflow.account.class_parts import CLASS_NOISE
+from waterflow.account.class_parts import watch_class
 from waterflow.allocator_ext import _C
 
 #: Types whose items `stack` and `index_select` both copy as they are.
@@ -83,11 +83,10 @@ def _guards_of_path() -> _C.Guards:
     """They hold as long as the functions are those of now, and Python runs the same for them."""
     guards = _C.Guards()
     for where, name in (*_PATH, *_ASIDE):
-        for holder in where.__mro__[:-1] if isinstance(where, type) else (where,):
-            if isinstance(holder, type):
-                guards.type(holder, {name}, CLASS_NOISE)
-            else:
-                guards.attributes(holder, {name}, None)
+        if isinstance(where, type):
+            watch_class(guards, where, name)
+        else:
+            guards.attributes(where, {name}, None)
     for where, name in _PATH:
         if isinstance(function := getattr(where, name), FunctionType):
             guards.function(function)

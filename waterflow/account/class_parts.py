@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from waterflow.account.trust import is_trusted_class, is_trusted_code, is_trusted_name
+from waterflow.allocator_ext import _C
 
 _HEAP_TYPE = 1 << 9  # a flag of classes that are made at run time, as class statements do
 _IMMUTABLE_TYPE = 1 << 8
@@ -95,6 +96,12 @@ def is_constant_class(kind: type) -> bool:
     if kind.__name__ in _CONSTANT_NAMES:
         return True
     return issubclass(kind, _CONSTANT_BASES) and kind not in (np.object_, np.void)
+
+
+def watch_class(guards: _C.Guards, kind: type, name: str) -> None:
+    """Has guards hold as long as a class has what it has by a name, of its own or by its bases."""
+    for base in kind.__mro__[:-1]:
+        guards.type(base, {name}, CLASS_NOISE)
 
 
 @functools.lru_cache(maxsize=4096)

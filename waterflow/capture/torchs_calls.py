@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from waterflow.account.class_parts import watch_class
 from waterflow.account.trust import is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.job.job import Job
@@ -47,8 +48,7 @@ def watch_calls(job: Job) -> _C.Guards:
     guards = _C.Guards()
     for optimizer in optimizers_in(job.optimizer):
         guards.attributes(optimizer, {"zero_grad"}, None)
-        for kind in type(optimizer).__mro__[:-1]:
-            guards.type(kind, {"zero_grad"}, None)
+        watch_class(guards, type(optimizer), "zero_grad")
     if isinstance(torch.optim.Optimizer.zero_grad, FunctionType):
         guards.function(torch.optim.Optimizer.zero_grad)
     if job.rules.clips:
