@@ -147,9 +147,6 @@ class CodeWalk:
     def _attributes(self, value: Any, trail: Trail) -> None:
         raise NotImplementedError
 
-    def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
-        raise NotImplementedError
-
     def _switch(self, value: Any, trail: Trail) -> None:
         raise NotImplementedError
 
@@ -334,6 +331,12 @@ class CodeWalk:
     def _method(self, value: types.MethodType, trail: Trail) -> None:
         self.reach(value.__func__, trail)
         self.reach(value.__self__, trail.attribute("__self__"))
+
+    def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
+        found = self.guards.slot(value, descriptor)
+        self.places.append(places.Slot(trail, value, descriptor, found))
+        for inner in found:
+            self.reach(inner, trail)
 
     def _partial(self, value: functools.partial[Any], trail: Trail) -> None:
         self._attributes(value, trail)

@@ -11,6 +11,7 @@ library, as hooks for all modules do, nothing is shared.
 from __future__ import annotations
 
 import functools
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from types import CodeType, FunctionType
@@ -98,18 +99,18 @@ class LibraryPart:
         return bool(self.guards.holds() and self._way.holds())
 
 
-_first_met = WeakKeyDictionary[FunctionType, tuple[Any, ...]]()
+#: Functions of the library's, as a walk has found them for the first time.
+_first_met = WeakKeyDictionary[FunctionType, tuple[tuple[Any, ...], list[Any]]]()
 
 
 def is_as_first_met(function: FunctionType) -> bool:
     """Whether a function of the library's has the code and defaults that it had when a walk came to
     it for the first time: if not, somebody has changed it in place, and it is none of the
     library's."""
-    now = function.__code__, function.__defaults__, function.__kwdefaults__
-    kept = (*now, None if now[2] is None else tuple(now[2].items()))
-    first = _first_met.setdefault(function, kept)
-    same = all(one is other for one, other in zip(now, first[:3], strict=True))
-    return same and (kept[3] == first[3])
+    parts = function.__code__, function.__defaults__, function.__kwdefaults__
+    words = list((function.__kwdefaults__ or {}).items())
+    known, known_words = _first_met.setdefault(function, (parts, words))
+    return all(map(operator.is_, parts, known)) and words == known_words
 
 
 _parts: OrderedDict[Hashable, tuple[LibraryPart, Any]] = OrderedDict()

@@ -282,9 +282,8 @@ class Cell(Place):
             del self.cell.cell_contents
 
 
-_OF_FUNCTIONS = (
-    *("__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__"),
-)
+#: What can be set of a function.
+_OF_FUNCTIONS = "__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__"
 
 
 class Function(Place):

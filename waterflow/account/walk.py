@@ -272,12 +272,6 @@ class Walk(CodeWalk):
                 own = kind.__dict__.items()
                 self.handed_names |= {name for name, part in own if type(part) not in _VALUES}
 
-    def _slot(self, value: Any, descriptor: Any, trail: Trail) -> None:
-        found = self.guards.slot(value, descriptor)
-        self.places.append(places.Slot(trail, value, descriptor, found))
-        for inner in found:
-            self.reach(inner, trail)
-
     def _registry(self, value: dict[str, Any], trail: Trail) -> None:
         """A module's parameters, buffers or modules: called as its attributes."""
         if id(value) not in self.seen:
