@@ -40,6 +40,11 @@ class CheckpointFolder:
     """The checkpoints of one run; one process at a time writes to it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises CheckpointError where that is no path of a folder."""
+        if not os.fspath(path):
+            raise CheckpointError(
+                "the folder of checkpoints is an empty text: name one, or give None"
+            )
         self.path = Path(path)
 
     def __str__(self) -> str:
@@ -54,7 +59,10 @@ class CheckpointFolder:
     @property
     def exists(self) -> bool:
         """Whether a run has been begun there."""
-        return (self.path / "run.json").exists()
+        try:
+            return (self.path / "run.json").exists()
+        except (OSError, ValueError):  # no path that there could be
+            return False
 
     @contextlib.contextmanager
     def opened(self, jobs: Iterable[str]) -> Iterator[None]:
@@ -76,7 +84,7 @@ class CheckpointFolder:
                     f"another process writes checkpoints to {self}: wait for its end, or give "
                     "checkpoint= another folder"
                 ) from None
-            except OSError as error:
+            except (OSError, ValueError) as error:  # a path of 0 bytes, among others
                 raise CheckpointError(
                     f"cannot write checkpoints to {self}: {error}. Give checkpoint= another folder"
                 ) from error

@@ -29,7 +29,7 @@ def text_of(value: object) -> str:
     """What `str` makes of an object; of a user's error, whose own `__str__` may fail, that too."""
     try:
         return str(value)
-    except Exception as failure:
+    except BaseException as failure:  # of whatever kind: it is told of, and ends nobody
         return f"its text cannot be made ({type(failure).__name__})"
 
 

@@ -18,6 +18,7 @@ from waterflow.common.text import printable
 from waterflow.common.tracebacks import let_go_of_callers
 from waterflow.common.units import format_bytes, parse_bytes
 from waterflow.common.warn import Place, place_of_call, place_of_function, warn_at
+from waterflow.common.worker_deaths import unless_a_worker_dies
 from waterflow.engine.admission import Admission
 from waterflow.engine.alarms import Alarms
 from waterflow.engine.callbacks import CallbackLeftError, Callbacks, check_callbacks
@@ -330,7 +331,8 @@ class Engine:
         ended, patience = False, _PATIENCE_SECONDS
         while not ended:
             try:
-                ended = self._queue.join(0.2)
+                with unless_a_worker_dies():
+                    ended = self._queue.join(0.2)
             except KeyboardInterrupt as error:
                 left = isinstance(error, CallbackLeftError) and not self._insists
                 if self._interrupted and not left:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from waterflow.allocator_ext import _C
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.common.tracebacks import let_go_of_callers
+from waterflow.common.worker_deaths import unless_a_worker_dies
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.events import Event, ShareChanged, StateChanged
@@ -231,9 +232,14 @@ class JobQueue:
         while True:
             with state:
                 left = None if until is None else max(0.0, until - time.monotonic())
-                self._context.outside.wait_for(lambda: is_over() or callbacks.is_asked, left)
-                if is_over() or not callbacks.is_asked:
-                    return is_over()
+                with unless_a_worker_dies():
+                    self._context.outside.wait_for(lambda: is_over() or callbacks.is_asked, left)
+                if is_over():
+                    return True
+                if not callbacks.is_asked:
+                    if until is not None and time.monotonic() >= until:
+                        return False
+                    continue
             callbacks.serve()
 
     def close(self) -> None:
@@ -252,7 +258,9 @@ class JobQueue:
         """Waits for the end of the engine's work; returns whether it has come."""
         if self._context.callbacks.in_caller:
             return self._wait(self._over.is_set, timeout)
-        return self._over.wait(timeout)
+        with unless_a_worker_dies():
+            return self._over.wait(timeout)
+        return self._over.is_set()
 
     # From the engine's thread
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Protocol
 
+from waterflow.common.imports import random_kept
 from waterflow.common.text import printable
 
 if TYPE_CHECKING:  # most runs show nothing
@@ -92,7 +93,8 @@ class Progress:
 
     def start(self, jobs: Sequence[tuple[str, int | None]]) -> None:
         """Begin, with the jobs' names and total steps (None if not known)."""
-        from rich.console import Console
+        with random_kept():
+            from rich.console import Console
 
         with self._lock:
             self._jobs = {name: _Shown(total) for name, total in jobs}

@@ -21,6 +21,7 @@ import numpy as np
 
 from waterflow.common.errors import ReportError, ReportWarning
 from waterflow.common.files import write_atomically
+from waterflow.common.imports import random_kept
 from waterflow.common.warn import place_of_call, warn_at
 from waterflow.report import summary
 from waterflow.report.decisions import Decision, decisions_from, decisions_to_json
@@ -271,7 +272,8 @@ class Report:
 
     def table(self) -> FittedTable:
         """Return one row per job for a terminal, and what they held together below."""
-        from waterflow.report.table import Column, FittedTable
+        with random_kept():
+            from waterflow.report.table import Column, FittedTable
 
         name, state, *numbers = summary.HEADINGS
         columns = Column(name, wraps=True), Column(state, words=True), *map(Column, numbers)
