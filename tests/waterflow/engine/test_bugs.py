@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import subprocess
+import sys
 import traceback
 import warnings
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 import waterflow as wf
 
@@ -290,13 +293,18 @@ class Unspeakable(Exception):
         raise ValueError("no text")
 
 
+class Interrupting(Exception):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
 def circular():
     error = ValueError("a")
     error.args = (error,)
     return error
 
 
-@pytest.mark.parametrize("make", [Unspeakable, circular])
+@pytest.mark.parametrize("make", [Unspeakable, Interrupting, circular])
 def test_an_error_that_cannot_say_what_it_is_ends_its_job_alone(make, tmp_path):
     def fails(step):
         if step.step == 2:
@@ -312,6 +320,51 @@ def test_an_error_that_cannot_say_what_it_is_ends_its_job_alone(make, tmp_path):
     assert report["other"].state == "finished"
     report.save(tmp_path / "report")
     assert "its text cannot be made" in repr(report)
+
+
+class DiesInAWorker(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index == 30:
+            os._exit(3)
+        return torch.ones(8), index % 3
+
+
+def test_a_worker_that_dies_ends_its_job_alone():
+    """Also where torch tells the main thread by a signal, as it does from the first loader with
+    workers on that was read there."""
+    for _ in DataLoader(list(range(4)), num_workers=1):
+        pass
+    other = job(data=batches(40), epochs=4)
+    other.name = "other"
+    dying = job(data=DataLoader(DiesInAWorker(), batch_size=4, num_workers=1), epochs=1)
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run([dying, other], "64MiB", threads=1)
+    assert report[dying.name].state == "failed"
+    assert (report["other"].state, report["other"].steps) == ("finished", 160)
+
+
+@pytest.mark.parametrize("folder", ["", "a\0b", "x" * 300])
+def test_a_folder_of_checkpoints_that_cannot_be_is_named(folder):
+    with pytest.raises(wf.CheckpointError, match="checkpoint"):
+        wf.run([job()], "64MiB", checkpoint=folder)
+
+
+def test_progress_draws_nothing_of_the_users():
+    """rich draws from Python's stream when it is imported, so this takes a process of its own."""
+    program = (
+        "import random, torch, waterflow as wf\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "random.seed(0)\n"
+        "before = random.getstate()\n"
+        "wf.run([wf.Job('a', model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1),\n"
+        "    loss=lambda m, b: m(b).sum(), data=[torch.ones(2)], steps=1)],\n"
+        "    '8MiB', progress=True)\n"
+        "assert random.getstate() == before\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
 def test_an_engine_that_was_small_has_room_for_eager_steps_once_it_has_grown():
