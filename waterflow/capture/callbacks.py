@@ -74,8 +74,10 @@ def looks_at_gradients(job: Job) -> bool:
         roots["evaluate"] = job.evaluate
     elif not _has_callbacks(job):
         return False
+    # A scheduler has the job's optimizer, whose own code may well look at gradients: in steps.
+    skip = {id(each): ("optimizer",) for each in schedulers_in(job.scheduler) if _is_torchs(each)}
     with undisturbed():  # what callbacks reach may be tens of thousands of objects
-        reached = Account.take(roots, executed_only=True, most=MOST_OBJECTS)
+        reached = Account.take(roots, skip=skip, executed_only=True, most=MOST_OBJECTS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True
@@ -113,6 +115,8 @@ def _runs_torchs_code_alone(job: Job) -> bool:
 
 
 def _has_callbacks(job: Job) -> bool:
-    known = (LRScheduler, ReduceLROnPlateau)
-    schedulers = schedulers_in(job.scheduler)
-    return job.on_step is not None or not all(isinstance(each, known) for each in schedulers)
+    return job.on_step is not None or not all(map(_is_torchs, schedulers_in(job.scheduler)))
+
+
+def _is_torchs(scheduler: Any) -> bool:
+    return isinstance(scheduler, (LRScheduler, ReduceLROnPlateau))

@@ -115,6 +115,8 @@ def _misfits(job: Job, snapshot: JobSnapshot) -> Iterator[str]:
     here, there = job.length, fields["position"]["length"]
     if here is not None and there is not None and here != there:
         yield f"the data has {here} batches an epoch, the checkpoint's had {there}"
+    if job.seed not in (None, fields["seed"]):
+        yield f"it has seed={job.seed}, the checkpoint's had {fields['seed']}, which goes on"
     yield from _end_misfits(job, snapshot)
 
 

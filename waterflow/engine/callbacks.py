@@ -134,10 +134,12 @@ class Callbacks:
             try:
                 with _IntraOpThreads(self._threads):
                     call.result = call.function()
+            except KeyboardInterrupt:
+                call.error = CallbackLeftError()
             except BaseException as error:
                 call.error = error
             call.done.set()
-            if isinstance(call.error, KeyboardInterrupt):
+            if isinstance(call.error, CallbackLeftError):
                 raise CallbackLeftError
 
     def check_may_wait(self, what: str) -> None:

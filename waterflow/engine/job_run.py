@@ -20,7 +20,7 @@ from waterflow.checkpoint.job_state import Progress
 from waterflow.common.errors import JobError
 from waterflow.common.tracebacks import let_go_of_frames
 from waterflow.common.units import format_bytes
-from waterflow.engine.callbacks import Callbacks
+from waterflow.engine.callbacks import CallbackLeftError, Callbacks
 from waterflow.engine.captured_steps import CapturedSteps
 from waterflow.engine.data_memory import DataMemory
 from waterflow.engine.eager_steps import EagerSteps
@@ -407,7 +407,7 @@ class JobRun:
     def fail(self, error: BaseException) -> None:
         """The job ends with an error; its traceback keeps no tensors alive."""
         let_go_of_frames(error)
-        if isinstance(error, KeyboardInterrupt):  # Ctrl-C has left its callback
+        if isinstance(error, CallbackLeftError):
             self.end(JobState.STOPPED)
             return
         out_of_memory = isinstance(error, torch.OutOfMemoryError)

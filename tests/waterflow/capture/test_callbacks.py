@@ -359,6 +359,30 @@ def test_torchs_schedulers_do_not_look_at_gradients():
         assert not looks_at_gradients(job_of(scheduler=lambda job, k=kind: k(job.optimizer)))
 
 
+def test_an_optimizer_of_the_users_behind_a_scheduler_does_not_count():
+    class Own(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.data -= group["lr"] * parameter.grad
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = Own(model.parameters(), lr=0.1)
+
+    def step(model, batch, optimizer):
+        optimizer.step()
+
+    job = wf.Job(
+        "a",
+        model=model,
+        optimizer=optimizer,
+        step=step,
+        data=[torch.ones(1)],
+        scheduler=lr_scheduler.StepLR(optimizer, 1),
+    )
+    assert not looks_at_gradients(job)
+
+
 def test_a_scheduler_of_the_users_may():
     class Own:
         def __init__(self, model):

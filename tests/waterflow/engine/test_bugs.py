@@ -346,6 +346,31 @@ def test_a_worker_that_dies_ends_its_job_alone():
     assert (report["other"].state, report["other"].steps) == ("finished", 160)
 
 
+@pytest.mark.parametrize("where", ["loss", "on_step", "evaluate", "data"])
+def test_an_interrupt_that_a_job_raises_itself_fails_it_alone(where):
+    def interrupt(*_):
+        raise KeyboardInterrupt("of its own")
+
+    class Data:
+        def __len__(self):
+            return 2
+
+        def __iter__(self):
+            yield batches()[0]
+            interrupt()
+
+    wrong = job(**{where: Data() if where == "data" else interrupt}, epochs=1)
+    other = job(epochs=1)
+    other.name = "b"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = wf.run([wrong, other], memory="64MiB")
+    assert report["b"].ok
+    assert not report.ok
+    assert report["a"].state == "failed"
+    assert report["a"].error_type == "KeyboardInterrupt"
+
+
 @pytest.mark.parametrize("folder", ["", "a\0b", "x" * 300])
 def test_a_folder_of_checkpoints_that_cannot_be_is_named(folder):
     with pytest.raises(wf.CheckpointError, match="checkpoint"):

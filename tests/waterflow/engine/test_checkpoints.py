@@ -190,6 +190,7 @@ def test_nothing_to_resume_from(tmp_path):
             {"scheduler": lambda o: torch.optim.lr_scheduler.ConstantLR(o)},
             r"the scheduler is torch.*ConstantLR, the checkpoint's was missing",
         ),
+        ({"seed": 77}, "it has seed=77, the checkpoint's had"),
         ({"data": pairs()}, "the data has 2 batches an epoch, the checkpoint's had 3"),
         ({"epochs": None, "steps": 4}, "it has made 5 steps, in epoch 1, and is to have steps=4"),
     ],
