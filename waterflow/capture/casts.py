@@ -8,10 +8,9 @@ of ``parametrize.cached`` and the switches of ``sdpa_kernel`` are everybody's, t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Hashable, Iterable
 from pathlib import Path
-from types import CellType, CodeType
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from torch.utils import checkpoint
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_trusted_code
+from waterflow.capture.python_kind import kind_of_python, python_of_job
 from waterflow.common.environment import is_library_file
 from waterflow.job.job import Job
 
@@ -28,9 +28,6 @@ _MOST_OBJECTS = 20_000
 #: So many kinds of jobs are remembered.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, Casts] = {}
-_EMPTY = CellType()
-#: Of what a list holds, so many say what kind it is.
-_MOST_PARTS = 8
 #: Recomputing a forward pass enters autocast as it was, on or off.
 _CHECKPOINT = checkpoint.__file__
 _USES, _SWITCHES = ("autocast", "cached"), ("sdpa_kernel",)
@@ -64,49 +61,19 @@ def casts_of(job: Job) -> Casts:
     Models of libraries enter autocast to switch it off, so there its name alone is no use of it.
     Jobs that are made of the same functions and classes, as trials are, are looked at once.
     """
-    kind = frozenset(map(_kind_of, job.root.modules())), *map(_code_of, _functions(job).values())
-    if kind not in _KNOWN:
+    roots = python_of_job(job)
+    kind = kind_of_python(roots)
+    found = _KNOWN.get(kind) or _look(roots)
+    if kind is not None and kind not in _KNOWN:
         if len(_KNOWN) >= _MOST_KINDS:
             _KNOWN.clear()
-        _KNOWN[kind] = _look(job)
-    found = _KNOWN[kind]
+        _KNOWN[kind] = found
     return found if job.autocast is None else found._replace(enters=True, uses=True)
 
 
-def _functions(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in ("loss", "step", "on_step", "evaluate")}
-
-
-def _kind_of(module: torch.nn.Module) -> Hashable:
-    """A module's class, and the functions that it has of its own: hooks, a forward put in place."""
-    own = [value for value in vars(module).values() if callable(value)]
-    hooks = [value for name, value in vars(module).items() if "hooks" in name and value]
-    return type(module), _code_of((*own, *hooks))
-
-
-def _code_of(value: Any, depth: int = 4) -> Hashable:
-    """The code of a function, and what it holds: functions, and classes of other objects."""
-    value = getattr(value, "__func__", value)
-    parts: Iterable[Any] = ()
-    if isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = value
-    elif isinstance(value, dict):
-        parts = value.values()
-    elif (code := getattr(value, "__code__", None)) is not None:
-        cells = getattr(value, "__closure__", None) or ()
-        held = [cell.cell_contents for cell in cells if cell != _EMPTY]
-        parts = held, *(getattr(value, name, None) for name in ("__defaults__", "__kwdefaults__"))
-        return code, tuple(_code_of(part, depth - 1) for part in parts if depth)
-    kind = value if isinstance(value, type) else type(value)
-    return kind, tuple(_code_of(part, depth - 1) for part in [*parts][:_MOST_PARTS] if depth)
-
-
-def _look(job: Job) -> Casts:
+def _look(roots: dict[str, Any]) -> Casts:
     try:
         with undisturbed():
-            roots = {"model": job.root, **_functions(job)}
             reached = Account.take(roots, executed_only=True, most=_MOST_OBJECTS)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return Casts(enters=True, uses=True)

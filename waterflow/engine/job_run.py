@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import weakref
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+from torch.utils.data import DataLoader
 
 from waterflow.account.account import Account
 from waterflow.allocator_ext import _C
@@ -195,7 +197,7 @@ class JobRun:
             position = None if resumed is None else resumed.position
             self.cursor = DataCursor(job, self._rng, begin, position)
         self.feeder: Feeder[PreparedBatch] = Feeder(
-            job.data,
+            _own_loader(job.data),
             self.steps.preparer.prepare,
             _Weakly(self._fetch),
             epochs=job.epochs,
@@ -801,6 +803,15 @@ class _Weakly(Generic[Result]):
 
 def _are_same(one: list[Any], other: list[Any]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _own_loader(data: Iterable[Any]) -> Iterable[Any]:
+    """Workers that stay from epoch to epoch serve one iteration at a time: each job has its own."""
+    if type(data) is not DataLoader or not data.persistent_workers:
+        return data
+    own = copy.copy(data)
+    own._iterator = None
+    return own
 
 
 def _begin_epoch(job: Job, data: Iterable[Any], number: int) -> Iterator[Any]:

@@ -136,9 +136,31 @@ def put_in_place(model):
     return model
 
 
+class Calls:
+    """A loss that keeps what it calls."""
+
+    def __init__(self, loss):
+        self.loss = loss
+
+    def __call__(self, model, batch):
+        return self.loss(model, batch)
+
+    def method(self, model, batch):
+        return self.loss(model, batch)
+
+
+def held_by_a_tensor(model):
+    hook = inside if model is None else torch.neg
+    model.weight.register_hook(lambda grad: inside(hook, grad) if grad is None else grad)
+    return model
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
+        (lambda: job(Calls(plain)), lambda: job(Calls(inside))),
+        (lambda: job(Calls(plain).method), lambda: job(Calls(inside).method)),
+        (job, lambda: job(model=lambda *size: held_by_a_tensor(nn.Linear(*size)))),
         (
             lambda: job(with_context([torch.no_grad()])),
             lambda: job(with_context([torch.autocast("cpu", dtype=BFLOAT16)])),

@@ -346,6 +346,22 @@ def test_a_worker_that_dies_ends_its_job_alone():
     assert (report["other"].state, report["other"].steps) == ("finished", 160)
 
 
+def test_workers_that_stay_are_each_jobs_own():
+    """Of one iterator of a loader two jobs would take each other's batches, and wait for ever."""
+    rows = list(zip(torch.randn(64, 8), torch.randint(3, (64,)), strict=True))
+    loader = DataLoader(rows, 8, num_workers=1, persistent_workers=True)
+
+    def jobs():
+        made = [job(data=loader, epochs=2, seed=seed) for seed in range(2)]
+        for number, each in enumerate(made):
+            each.name = f"job-{number}"
+        return made
+
+    expected = [list(wf.run_eager(each, threads=1).losses) for each in jobs()]
+    report = wf.run(jobs(), memory="64MiB", threads=1)
+    assert [list(each.losses) for each in report] == expected
+
+
 @pytest.mark.parametrize("where", ["loss", "on_step", "evaluate", "data"])
 def test_an_interrupt_that_a_job_raises_itself_fails_it_alone(where):
     def interrupt(*_):

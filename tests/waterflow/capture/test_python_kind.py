@@ -1,0 +1,101 @@
+"""Roots that are made of the same code are of one kind, and no others."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from waterflow.capture.python_kind import kind_of_python
+
+pytestmark = pytest.mark.cpu
+
+
+def plain(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).sum()
+
+
+def other(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(batch).mean()
+
+
+class Holds:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class InSlots:
+    __slots__ = ("empty", "held")
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def kind(root: Any) -> Any:
+    return kind_of_python({"root": root})
+
+
+def around(held: Any) -> Any:
+    return lambda: held
+
+
+def by_default(held: Any) -> Any:
+    return lambda held=held: held
+
+
+def with_hook(held: Any) -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.register_forward_hook(held)
+    return layer
+
+
+def with_hook_of_a_weight(held: Any) -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.weight.register_hook(held)
+    return layer
+
+
+def with_attribute(held: Any) -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.held = {"a": [held]}
+    return nn.Sequential(layer)
+
+
+WAYS = [
+    *(Holds, InSlots, around, by_default, functools.partial, with_hook, with_attribute),
+    with_hook_of_a_weight,
+    *(lambda held: [held], lambda held: {1: (held,)}, lambda held: frozenset([held])),
+    lambda held: Holds(held).__init__,
+]
+
+
+@pytest.mark.parametrize("make", WAYS)
+def test_what_is_held_counts_and_what_is_constant_does_not(make):
+    assert kind(make(plain)) == kind(make(plain)) is not None
+    assert kind(make(plain)) != kind(make(other))
+
+
+def test_numbers_and_tensors_say_nothing():
+    assert kind(Holds(1.0)) == kind(Holds(2.0))
+    assert kind(Holds(torch.ones(1))) == kind(Holds(torch.zeros(3)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [Holds(number) for number in range(1000)],
+        lambda: functools.reduce(lambda held, _: Holds(held), range(50), plain),
+    ],
+    ids=["many", "deep"],
+)
+def test_what_holds_too_much_is_of_no_kind(make):
+    assert kind(make()) is None
+
+
+def test_scripted_and_lazy_modules_have_kinds():
+    traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+    for module in (traced, nn.LazyLinear(2)):
+        kind(nn.Sequential(module))

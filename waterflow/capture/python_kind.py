@@ -1,0 +1,117 @@
+"""What of a job's is called as Python, and of what code that is made: what is found of the code of
+one job holds for all that are made of the same, as trials are."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Hashable, Iterable, Mapping
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from waterflow.account.class_parts import CONSTANTS, is_a, slots_of
+from waterflow.job.job import Job
+
+_EMPTY = CellType()
+_CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, dict)
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+#: What a module has by itself: its hooks are looked at, its modules by themselves.
+_OF_MODULES = frozenset(vars(nn.Module()))
+_HOOKS = tuple(name for name in _OF_MODULES if "hooks" in name)
+#: So far in, and so many in one object, is looked.
+_DEPTH, _MOST_PARTS = 5, 64
+
+
+def python_of_steps(job: Job) -> dict[str, Any]:
+    """What is called in steps."""
+    return {"model": job.root, "loss": job.loss, "step": job.step}
+
+
+def python_of_job(job: Job) -> dict[str, Any]:
+    """What is called in steps, callbacks and evaluations."""
+    return {**python_of_steps(job), "on_step": job.on_step, "evaluate": job.evaluate}
+
+
+class _TooMuchError(Exception):
+    """They hold too much to tell."""
+
+
+def kind_of_python(roots: Mapping[str, Any]) -> Hashable:
+    """Equal for roots that are made of the same functions and classes, and for no others; None
+    where they hold too much to tell, or refuse to be looked at."""
+    try:
+        return tuple(map(_kind_of_root, roots.values()))
+    except Exception:  # `_TooMuchError`, and whatever objects raise
+        return None
+
+
+def _kind_of_root(root: Any) -> Hashable:
+    if is_a(root, nn.Module):
+        return frozenset(map(_kind_of_module, root.modules()))
+    return None if root is None else _kind_of(root, _DEPTH)
+
+
+def _kind_of_module(module: nn.Module) -> Hashable:
+    """A module's class, and what it has of its own: hooks, a forward put in place."""
+    held = vars(module)
+    own = [value for name, value in held.items() if name not in _OF_MODULES]
+    hooks = [held[name] for name in _HOOKS if held.get(name)]
+    weights = held.get("_parameters", {}).values()
+    return type(module), _kinds_of((*own, *hooks, *weights), _DEPTH)
+
+
+def _kinds_of(values: Iterable[Any], depth: int) -> tuple[Hashable, ...]:
+    return tuple(_kind_of(value, depth) for value in values if not _says_nothing(value))
+
+
+def _kind_of(value: Any, depth: int) -> Hashable:
+    """A function's code or an object's class, and the same of all that it holds."""
+    if is_a(value, type):
+        return value
+    parts = [part for part in _parts_of(value) if not _says_nothing(part)]
+    if len(parts) > (_MOST_PARTS if depth else 0):
+        raise _TooMuchError
+    name = value.__qualname__ if is_a(value, BuiltinFunctionType) else None
+    own = value.__code__ if is_a(value, FunctionType) else type(value)
+    return own, name, _kinds_of(parts, depth - 1)
+
+
+def _says_nothing(value: Any) -> bool:
+    return type(value) in CONSTANTS or (is_a(value, torch.Tensor) and not _parts_of(value))
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What an object holds that may be called by whoever has it."""
+    if is_a(value, ModuleType):
+        return []
+    if is_a(value, torch.Tensor):
+        return [hooks for name in _TENSOR_HOOKS if (hooks := getattr(value, name))]
+    if is_a(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if is_a(value, MethodType):
+        return [value.__func__, value.__self__]
+    if is_a(value, BuiltinFunctionType):
+        return [value.__self__]
+    parts = [*_attributes(value)]
+    if is_a(value, functools.partial):
+        parts += [value.func, *value.args, *value.keywords.values()]
+    for base in _CONTAINERS:
+        if is_a(value, base):
+            parts += dict.values(value) if base is dict else base.__iter__(value)
+    return parts
+
+
+def _attributes(value: Any) -> Iterable[Any]:
+    """Of an object's dictionary and slots; no code of its class is run."""
+    with contextlib.suppress(AttributeError):  # it may have none
+        yield from object.__getattribute__(value, "__dict__").values()
+    kind: Any = type(value)
+    for _, descriptor in slots_of(kind):
+        try:
+            yield descriptor.__get__(value)
+        except AttributeError:  # nothing is in it
+            continue
