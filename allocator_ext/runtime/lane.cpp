@@ -19,7 +19,6 @@ thread_local LaneContext* active_lane = nullptr;
 
 struct KnownArena {
   std::shared_ptr<Arena> arena;
-  bool retired = false;
   std::map<JobId, std::string> names;
 };
 
@@ -43,28 +42,34 @@ Registry& registry() {
 
 c10::Allocator* fallback = nullptr;
 
-std::pair<std::shared_ptr<Arena>, bool> owner_of(const void* pointer) {
+std::shared_ptr<Arena> owner_of(const void* pointer) {
   std::shared_lock lock(registry().mutex);
   for (auto& known : registry().arenas) {
-    if (known.arena->owns(pointer)) return {known.arena, known.retired};
+    if (known.arena->owns(pointer)) return known.arena;
   }
-  return {nullptr, false};
+  return nullptr;
 }
 
 void drop_if_unused(const Arena* arena) {
   std::unique_lock lock(registry().mutex);
   auto& arenas = registry().arenas;
   auto unused = [arena](const KnownArena& known) {
-    return known.arena.get() == arena && known.retired && known.arena->statistics().live == 0;
+    return known.arena.get() == arena && known.arena->may_go();
   };
   arenas.erase(std::remove_if(arenas.begin(), arenas.end(), unused), arenas.end());
 }
 
+// Of a retired one whose tensors were gone before somebody makes new ones.
+void keep_known(const std::shared_ptr<Arena>& arena) {
+  std::unique_lock lock(registry().mutex);
+  if (registry().find(arena.get()) == nullptr) registry().arenas.push_back({arena, {}});
+}
+
 bool release_to_unknown_lane(void* pointer) {
-  auto [arena, retired] = owner_of(pointer);
+  const auto arena = owner_of(pointer);
   if (!arena) return false;
   arena->free(pointer, kNoLane);
-  if (retired) drop_if_unused(arena.get());
+  if (arena->is_retired()) drop_if_unused(arena.get());
   return true;
 }
 
@@ -143,10 +148,16 @@ class LaneAllocator final : public c10::Allocator {
 }  // namespace
 
 LaneScope::LaneScope(LaneContext context) : context_(std::move(context)), outer_(active_lane) {
+  context_.arena->enter();
+  if (context_.arena->is_retired()) keep_known(context_.arena);
   active_lane = &context_;
 }
 
-LaneScope::~LaneScope() { active_lane = outer_; }
+LaneScope::~LaneScope() {
+  active_lane = outer_;
+  const bool is_last = context_.arena->leave();
+  if (is_last && context_.arena->is_retired()) drop_if_unused(context_.arena.get());
+}
 
 LaneContext* current_lane() { return active_lane; }
 
@@ -168,14 +179,11 @@ void install_lane_allocator() {
 
 void register_arena(const std::shared_ptr<Arena>& arena) {
   std::unique_lock lock(registry().mutex);
-  registry().arenas.push_back({arena, false, {}});
+  registry().arenas.push_back({arena, {}});
 }
 
 void retire_arena(const std::shared_ptr<Arena>& arena) {
-  {
-    std::unique_lock lock(registry().mutex);
-    if (auto* known = registry().find(arena.get())) known->retired = true;
-  }
+  arena->retire();
   drop_if_unused(arena.get());
 }
 
@@ -196,7 +204,7 @@ bool release_if_in_arena(void* pointer) {
   return true;
 }
 
-bool is_in_arena(const void* pointer) { return owner_of(pointer).first != nullptr; }
+bool is_in_arena(const void* pointer) { return owner_of(pointer) != nullptr; }
 
 void set_ordinary_memory(c10::DeviceType type, OrdinaryMemory memory) {
   ordinary_memories()[static_cast<std::size_t>(type)] = memory;

@@ -57,7 +57,8 @@ LaneContext* exchange_lane(LaneContext* lane);
 // Puts the lane-aware allocator in front of PyTorch's CPU allocator, once per process.
 void install_lane_allocator();
 
-// Arenas whose memory tensors may hold. A retired arena lives on until its last tensor is gone.
+// Arenas whose memory tensors may hold. A retired arena lives on until its last tensor is gone, and
+// no thread is a lane of it that could make another.
 void register_arena(const std::shared_ptr<Arena>& arena);
 void retire_arena(const std::shared_ptr<Arena>& arena);
 

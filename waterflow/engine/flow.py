@@ -471,8 +471,8 @@ class _Stretch:
             self._context.outside.notify_all()  # as a callback may be asked of this thread
             self._context.outside.wait_for(self._is_quiet)
             self._growing.discard(job)
-            busy = [job, *self._growing]  # those that are left get their batches back
-            return self._grow(job, room, size, busy)
+            # Whoever waits for this thread to make his callback is in the middle of something, too.
+            return self._grow(job, room, size, [*self._busy])
 
     def _is_quiet(self) -> bool:
         """Whether nobody is in a step but those who wait for memory."""

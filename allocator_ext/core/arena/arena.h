@@ -63,6 +63,15 @@ class Arena {
   void close_plan(JobId job, std::size_t peak, std::size_t extent,
                   const std::vector<std::pair<double, std::size_t>>& samples);
 
+  // Threads whose tensors come from here are in it, whatever becomes of it meanwhile; the last one
+  // out is told so.
+  void enter() { inside_.fetch_add(1); }
+  bool leave() { return inside_.fetch_sub(1) == 1; }
+  // It serves nobody new: once nobody is in it and nothing in use, it may go.
+  void retire() { retired_.store(true); }
+  bool is_retired() const { return retired_.load(); }
+  bool may_go() const { return is_retired() && inside_.load() == 0 && statistics().live == 0; }
+
   // Without the lock: any thread may ask about any pointer at any time.
   bool owns(const void* pointer) const {
     return reinterpret_cast<std::uintptr_t>(pointer) - base_ <
@@ -115,6 +124,8 @@ class Arena {
   const TensorKind tensors_;
   std::size_t growth_ = 0;
   std::atomic<std::size_t> capacity_;  // the allocator's, for those without the lock
+  std::atomic<int> inside_{0};         // threads, each as often as it is in
+  std::atomic<bool> retired_{false};
   std::size_t planned_extent_ = 0;
   std::vector<std::size_t> planned_job_peaks_;
   Timeline timeline_;

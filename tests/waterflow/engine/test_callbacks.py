@@ -13,11 +13,15 @@ import sys
 import textwrap
 import threading
 import time
+import warnings
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 import waterflow as wf
 from tests.support.engine_parts import make_job
@@ -263,3 +267,52 @@ def test_a_second_ctrl_c_waits_for_no_callback_on_a_lane() -> None:
     assert ended.stdout == "left\n", ended.stderr
     assert ended.returncode == 0, ended.stderr
     assert time.monotonic() - started < 100
+
+
+def test_whose_evaluation_waits_for_its_thread_gives_no_memory_away() -> None:
+    """Two evaluations ask for more than there is: one is in the caller's thread, and the other
+    waits for that in the middle of its boundary, where it cannot be sent away."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(320, 16, generator=generator)
+    labels = torch.randint(4, (320,), generator=generator)
+
+    def evaluate(model: nn.Module) -> float:
+        return float(F.cross_entropy(model(inputs), labels))
+
+    def jobs() -> list[wf.Job]:
+        made = []
+        for number in range(6):
+            torch.manual_seed(number)
+            model = torch.nn.Sequential(
+                torch.nn.Linear(16, 64),
+                torch.nn.Tanh(),
+                torch.nn.Dropout(0.3),
+                torch.nn.Linear(64, 4),
+            )
+            made.append(
+                wf.Job(
+                    f"job-{number}",
+                    model=model,
+                    optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+                    loss=lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+                    data=[(inputs[at : at + 16], labels[at : at + 16]) for at in range(0, 320, 16)],
+                    steps=20,
+                    seed=number,
+                    evaluate=evaluate,
+                    evaluate_every=2,
+                )
+            )
+        return made
+
+    expected = {job.name: wf.run_eager(job, threads=1) for job in jobs()}
+    for _ in range(4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            report = wf.run(jobs(), memory="300KiB", callbacks="caller", threads=1)
+        for name, alone in expected.items():
+            found = report[name]
+            if found.ok:
+                assert list(found.losses) == list(alone.losses)
+                assert found.evaluations == alone.evaluations
+            else:
+                assert found.error_type == "OutOfMemoryError"
