@@ -25,14 +25,10 @@ _HOOKS = tuple(name for name in _OF_MODULES if "hooks" in name)
 _DEPTH, _MOST_PARTS = 5, 64
 
 
-def python_of_steps(job: Job) -> dict[str, Any]:
-    """What is called in steps."""
-    return {"model": job.root, "loss": job.loss, "step": job.step}
-
-
 def python_of_job(job: Job) -> dict[str, Any]:
     """What is called in steps, callbacks and evaluations."""
-    return {**python_of_steps(job), "on_step": job.on_step, "evaluate": job.evaluate}
+    called = {name: getattr(job, name) for name in ("loss", "step", "on_step", "evaluate")}
+    return {"model": job.root, **called}
 
 
 class _TooMuchError(Exception):

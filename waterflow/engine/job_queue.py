@@ -258,9 +258,7 @@ class JobQueue:
         """Waits for the end of the engine's work; returns whether it has come."""
         if self._context.callbacks.in_caller:
             return self._wait(self._over.is_set, timeout)
-        with unless_a_worker_dies():
-            return self._over.wait(timeout)
-        return self._over.is_set()
+        return self._over.wait(timeout)
 
     # From the engine's thread
 

@@ -95,7 +95,12 @@ def test_what_holds_too_much_is_of_no_kind(make):
     assert kind(make()) is None
 
 
-def test_scripted_and_lazy_modules_have_kinds():
-    traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
-    for module in (traced, nn.LazyLinear(2)):
-        kind(nn.Sequential(module))
+def test_a_traced_module_has_a_kind():
+    traced = [torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)) for _ in range(2)]
+    one, another = (kind(nn.Sequential(each)) for each in traced)
+    assert one == another is not None
+    assert one != kind(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_module_that_holds_itself_by_its_hooks_is_of_no_kind():
+    assert kind(nn.Sequential(nn.LazyLinear(2))) is None

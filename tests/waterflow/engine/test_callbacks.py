@@ -283,12 +283,8 @@ def test_whose_evaluation_waits_for_its_thread_gives_no_memory_away() -> None:
         made = []
         for number in range(6):
             torch.manual_seed(number)
-            model = torch.nn.Sequential(
-                torch.nn.Linear(16, 64),
-                torch.nn.Tanh(),
-                torch.nn.Dropout(0.3),
-                torch.nn.Linear(64, 4),
-            )
+            hidden = nn.Linear(16, 64), nn.Tanh(), nn.Dropout(0.3)
+            model = nn.Sequential(*hidden, nn.Linear(64, 4))
             made.append(
                 wf.Job(
                     f"job-{number}",
