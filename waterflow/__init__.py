@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         ReportError,
         ReportWarning,
         RunInterrupted,
+        SharingWarning,
         WaterflowError,
     )
     from waterflow.engine.engine import Engine
@@ -82,6 +83,7 @@ __all__ = [
     "ReportError",
     "ReportWarning",
     "RunInterrupted",
+    "SharingWarning",
     "StepResult",
     "WaterflowError",
     "as_completed",
@@ -101,7 +103,7 @@ _NAMES = {
         "BudgetError BudgetWarning CacheWarning CaptureError CheckpointError CheckpointWarning "
         "DeviceLostError JobError JobFailedError JobFailedWarning NonFiniteLossError "
         "NonFiniteLossWarning NumbersDifferError OpaqueStepWarning PlanError ReportError "
-        "ReportWarning RunInterrupted WaterflowError"
+        "ReportWarning RunInterrupted SharingWarning WaterflowError"
     ),
     "engine.engine": "Engine",
     "engine.handle": "JobHandle as_completed",

@@ -52,6 +52,7 @@ class Account:
         if walk.library is not None and walk.library.objects:
             self._objects = ChainMap(walk.objects, walk.library.objects)
         self._walked = walk.seen
+        self._classes = walk.classes
         #: Whether all was walked that there is, but for what is unwalkable.
         self.is_whole = walk.is_whole
         #: Code objects of the functions that the walk met but for the library's, with those inside
@@ -188,6 +189,23 @@ class Account:
         """The objects of a type that the walk met."""
         met = self._walked.values(), () if self.library is None else self.library.met
         return [value for values in met for value in values if is_a(value, kind)]
+
+    @property
+    def own_objects(self) -> Collection[Any]:
+        """The objects that the walk met, but for classes and the library's."""
+        return self._walked.values()
+
+    @property
+    def own_classes(self) -> Collection[type]:
+        """The classes of objects that the walk met, and what they are derived from, but for those
+        that only the library's code leads to."""
+        return self._classes.values()
+
+    @property
+    def identities(self) -> frozenset[int]:
+        """Of all that the walk met but for the library's: objects, classes, variables of functions,
+        the memory of tensors (by the addresses of their storages)."""
+        return frozenset((*self._walked, *self._classes, *self._objects))
 
     def shared(self, other: Account) -> list[str]:
         """What this and another account both reach and could change, as this one calls it."""

@@ -97,8 +97,15 @@ def _parts_of(value: Any) -> list[Any]:
         parts += [value.func, *value.args, *value.keywords.values()]
     for base in _CONTAINERS:
         if is_a(value, base):
-            parts += dict.values(value) if base is dict else base.__iter__(value)
+            held = dict.values(value) if base is dict else base.__iter__(value)
+            parts += _told(held)
     return parts
+
+
+def _told(held: Iterable[Any]) -> list[Any]:
+    """What a container holds; nothing where it is plain values, of which there may be thousands."""
+    found = list(held)
+    return [] if CONSTANTS.issuperset(map(type, found)) else found
 
 
 def _attributes(value: Any) -> Iterable[Any]:

@@ -72,6 +72,11 @@ class JobFailedWarning(UserWarning):
     """A job has failed, and the others go on; one line with its error. Its report has all of it."""
 
 
+class SharingWarning(UserWarning):
+    """Jobs have a Python object in common that one of them may change, so they train one after
+    another; says which, and the remedy. It costs time, nothing else."""
+
+
 class PlanError(WaterflowError, RuntimeError):
     """A schedule breaks the order, the budget or completeness; a defect, never the user's fault."""
 

@@ -75,7 +75,7 @@ class Entrance:
         """Begins to prepare the jobs that were submitted since, but for those whose data are not
         their own: these fail before anybody has fetched a batch."""
         for job in self._queue.jobs:
-            if not job.is_new or job.ended:
+            if not job.is_new or job.ended or self._waits_for_another(job):
                 continue
             with self._beginning:
                 error = self._why_refused(job)
@@ -83,6 +83,20 @@ class Entrance:
                     job.start()
             if error is not None:
                 job.fail(error)
+
+    def _waits_for_another(self, job: JobRun) -> bool:
+        """Whether the job is to begin when another has left, since both have a Python object that
+        one of them may change."""
+        if job.is_held_back:
+            return True
+        others = (one for one in self._queue.jobs if not (one.is_new or one.is_gone))
+        for other in others:
+            reason = other.sharing.reason(job.sharing)
+            if reason is not None:
+                job.wait_for(other, reason)
+                self._context.wake()  # somebody may wait until all jobs are prepared
+                return True
+        return False
 
     def _why_refused(self, job: JobRun) -> JobError | None:
         """Why a new job's data cannot be read beside the others; where they can, those that read

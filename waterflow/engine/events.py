@@ -37,6 +37,15 @@ class StateChanged(NamedTuple):
     error: BaseException | None = None
 
 
+class HeldBack(NamedTuple):
+    """A job begins when `other` has ended, as both have a Python object that one of them may
+    change; `reason` says which, and who changes it."""
+
+    job: str
+    other: str
+    reason: str
+
+
 class EpochEntered(NamedTuple):
     """A job has gone through its data `epoch` times, in so many steps: the losses of the last may
     be yet to come."""
@@ -265,6 +274,7 @@ class EngineEnded(NamedTuple):
 Event = (
     JobJoined
     | StateChanged
+    | HeldBack
     | CaptureKnown
     | NeedsKnown
     | EpochEntered

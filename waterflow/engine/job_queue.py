@@ -102,7 +102,7 @@ class JobQueue:
             BudgetError: one of them does not; nothing has run.
         """
         self._wait(lambda: all(map(self._is_prepared, self.jobs)), None)
-        prepared = [job for job in self.jobs if not job.ended]
+        prepared = [job for job in self.jobs if not (job.ended or job.is_held_back)]
         if not all(map(self._admission.fits_alone, prepared)):
             raise BudgetError(self._admission.too_small(prepared))
         with self._context.state:
@@ -110,7 +110,8 @@ class JobQueue:
             self._context.state.notify_all()
 
     def _is_prepared(self, job: JobRun) -> bool:
-        return job.ended or self.broken is not None or job.next_batch() is not None
+        decided = job.ended or job.is_held_back or self.broken is not None
+        return decided or job.next_batch() is not None
 
     def request_stop(self, job: JobRun) -> None:
         """Has the job end after its present step."""
@@ -158,15 +159,19 @@ class JobQueue:
             self._context.wake()
 
     def wait_until_suspended(self, job: JobRun, timeout: float | None) -> bool:
-        """Waits until the job rests, or has ended; returns whether it rests, within the timeout."""
+        """Waits until the job rests, has not begun yet for another's sake, or has ended; returns
+        whether it rests, within the timeout."""
+
+        def rests() -> bool:
+            return job.state is JobState.SUSPENDED or job.is_held_back
 
         def is_decided() -> bool:
-            return job.state is JobState.SUSPENDED or job.is_gone or self._over.is_set()
+            return rests() or job.is_gone or self._over.is_set()
 
         if timeout is None:
             self._context.callbacks.check_may_wait(f"job {job.name!r} to rest")
         self._wait(is_decided, timeout)
-        return job.state is JobState.SUSPENDED
+        return rests()
 
     def ask(self, action: Callable[[], None]) -> None:
         """Has something done on the engine's thread, while no step is under way; returns when it is
@@ -283,7 +288,7 @@ class JobQueue:
         if job.ended:
             return job.resident
         if job.stop_requested or job.is_new:
-            return True
+            return job.stop_requested or not job.is_held_back
         if job.is_to_rest:
             if job.state is not JobState.SUSPENDED:
                 return job.may_rest

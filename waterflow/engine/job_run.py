@@ -17,6 +17,7 @@ from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
+from waterflow.capture.sharing import Sharing
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
 from waterflow.common.errors import JobError
@@ -30,6 +31,7 @@ from waterflow.engine.evaluator import Evaluator
 from waterflow.engine.events import (
     CaptureKnown,
     EventStream,
+    HeldBack,
     JobJoined,
     MemoryMoved,
     SpillPlanned,
@@ -108,6 +110,8 @@ class JobRun:
         evaluator: its evaluations.
         loop: what comes between its steps.
         data: the memory of its data.
+        sharing: what it may have in common with other jobs.
+        waited: that it has begun after another job for that reason; None where it has not.
         needs: what it needs of the arena.
         cursor: where it is in its data; None where nobody will ask.
         before_due: after how many more steps somebody wants a boundary, see `Feeder`.
@@ -154,6 +158,8 @@ class JobRun:
         self.gives_way = False
         self.most_capacity = 0
         self.is_replanned = False
+        self._waits_for: weakref.ref[JobRun] | None = None
+        self.waited: str | None = None
         self._told = SpillPlanned(job.name, None, 0, 0, spill_to)
         self.priority = Priority[job.priority.upper()]
         self.weight = job.weight
@@ -182,6 +188,7 @@ class JobRun:
         # a garbage collection, which may be long in coming.
         in_turn, callback = _Weakly(self._python), _Weakly(self._callback)
         self.data = DataMemory(job.name, job.data)
+        self.sharing = Sharing(job)
         self.eager = EagerSteps(
             number, self.steps, self.captured, self.needs, _Weakly(self._at_home), events, self.data
         )
@@ -350,6 +357,20 @@ class JobRun:
         return not self.feeder.started
 
     @property
+    def is_held_back(self) -> bool:
+        """Whether it is to begin when another job has left."""
+        other = None if self._waits_for is None else self._waits_for()
+        return other is not None and not (self.ended or other.is_gone)
+
+    def wait_for(self, other: JobRun, reason: str) -> None:
+        """It is to begin when the other job has left, for that reason; told of once, as hundreds
+        may wait for each other."""
+        self._waits_for = weakref.ref(other)
+        if self.waited is None:
+            self.waited = f"trained when job {other.name!r} had ended, as both have {reason}"
+            self._events.publish(HeldBack(self.name, other.name, reason))
+
+    @property
     def is_to_rest(self) -> bool:
         """Whether it is to give up its memory, or to wait for it: somebody wants that, or it is
         others' turn."""
@@ -454,6 +475,7 @@ class JobRun:
         recaptures = self.steps.cache.recaptures.count
         reasons = [] if tiers is None or opacity.step is not None else tiers.reasons()
         notes, builder = list(opacity.notes), self.steps.builder
+        notes[:0] = [self.waited] if self.waited else []
         took = builder.seconds, builder.shared_with
         self._events.publish(CaptureKnown(self.name, captured, notes, recaptures, reasons, *took))
 

@@ -23,6 +23,7 @@ from waterflow.engine.events import (
     Evaluated,
     Event,
     GroupsRan,
+    HeldBack,
     JobJoined,
     LimitChanged,
     MemoryLent,
@@ -98,6 +99,9 @@ class Recorder:
                 _note_losses(report)
                 report.capture_seconds = event.capture_seconds
                 report.capture_shared_with = event.shared_with
+            case HeldBack():
+                why = f"begins when {event.other!r} has ended: both have {event.reason}"
+                self._decide(event.job, why, "waited")
             case EpochEntered():
                 self._jobs[event.job].report.note_epoch(event.steps)
             case StateChanged():
