@@ -41,13 +41,16 @@ from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.several import optimizers_in
 
-#: Jobs that reach more objects are not told apart.
-_MOST_OBJECTS = 20_000
+#: Jobs that reach more objects, and so many for each of their modules, are not told apart: with
+#: large libraries among them a walk takes seconds.
+_MOST_OBJECTS, _OF_A_MODULE = 3_000, 50
 #: So far, and so many objects, is looked into containers.
 _DEPTH, _MOST_CONTENTS = 4, 10_000
 #: For so many kinds of jobs it is remembered whether they change anything.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, _Known] = {}
+#: Kinds of jobs, by the code or class of their functions alone, that reach too much.
+_TOO_LARGE: set[Hashable] = set()
 #: Python that steps run, by the names of a job's arguments; `on_step` is looked at beside it.
 _STEPS = ("loss", "step", "evaluate", "scheduler")
 #: Parameters of a job's functions that are its own objects, by their positions.
@@ -126,9 +129,17 @@ class Sharing:
 
     @functools.cached_property
     def _reach(self) -> Reach | None:
-        steps = _account_of(self._roots)
-        callback = _account_of({"on_step": self._job.on_step})
-        return None if steps is None or callback is None else Reach(self._job, steps, callback)
+        kind = tuple(_code_of(root) or type(root) for root in self._roots.values())
+        if kind in _TOO_LARGE:
+            return None
+        most = _MOST_OBJECTS + _OF_A_MODULE * len(self._modules)
+        steps = _account_of(self._roots, most)
+        callback = _account_of({"on_step": self._job.on_step}, most)
+        if steps is None or callback is None:
+            if len(_TOO_LARGE) < _MOST_KINDS:
+                _TOO_LARGE.add(kind)
+            return None
+        return Reach(self._job, steps, callback)
 
     @functools.cached_property
     def _modules(self) -> dict[int, nn.Module]:
@@ -152,10 +163,10 @@ class Sharing:
         return job.evaluate is not None or not named.isdisjoint(_SWITCH_MODES)
 
 
-def _account_of(roots: Mapping[str, Any]) -> Account | None:
+def _account_of(roots: Mapping[str, Any], most: int) -> Account | None:
     try:
         with undisturbed():
-            found = Account.take(roots, executed_only=True, most=_MOST_OBJECTS)
+            found = Account.take(roots, executed_only=True, most=most)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return None
     return found if found.is_whole else None
@@ -185,6 +196,14 @@ def _code_of(function: Any) -> CodeType | None:
     return function.__code__ if type(function) is FunctionType else None
 
 
+class _Way(NamedTuple):
+    """How something is changed, as of a `Change`; `code`: whose variable it is."""
+
+    how: str
+    name: str
+    code: CodeType | None
+
+
 class Reach:
     """What a job's Python reaches, and what of that it may change.
 
@@ -197,8 +216,8 @@ class Reach:
         self._job = job
         self.steps = steps
         self._accounts = steps, callback
-        codes = {c: None for a in self._accounts for c in a.own_codes if not is_trusted_code(c)}
-        found = [stores_of(code) for code in codes]
+        codes = {code: None for account in self._accounts for code in account.own_codes}
+        found = [stores_of(code) for code in codes if not _is_known(code)]
         changes = [change for stores in found for change in stores.changes]
         iterates = any(map(_is_iterator, self._objects))
         self._changes = [
@@ -228,10 +247,9 @@ class Reach:
         """What it may change, by identities, and where; with the objects, so that nobody else has
         these."""
         found: dict[Hashable, tuple[str, Any]] = {}
-        for change in self._changes:
-            where = f"{change.code.co_qualname} ({change.code.co_filename}:{change.line})"
-            for key, value in self._changed_by(change):
-                found.setdefault(key, (where, value))
+        for origin, ways in self._ways.items():
+            for key, way, value in self._changed_at(origin, ways):
+                found.setdefault(key, (ways[way], value))
         for optimizer in self._optimizers:
             for parameter in trained_parameters(optimizer):
                 for key in (id(parameter), *_memory_of(parameter)):
@@ -244,22 +262,54 @@ class Reach:
         kind = torch.optim.Optimizer
         return [one for account in self._accounts for one in account.instances(kind)]
 
-    def _changed_by(self, change: Change) -> Iterator[tuple[Hashable, Any]]:
-        if change.how in ("variable", "cell"):
-            for function in self._functions.get(change.code, ()):
-                if change.how == "variable":
-                    yield from _variables(function.__globals__, change.name)
-                yield from ((id(c), c) for name, c in _cells(function) if name == change.name)
+    @functools.cached_property
+    def _ways(self) -> dict[Origin | None, dict[_Way, str]]:
+        """How what comes from where is changed, and by which line; None: from nowhere."""
+        found: dict[Origin | None, dict[_Way, str]] = {}
+        for change in self._changes:
+            code = change.code
+            where = f"{code.co_qualname} ({code.co_filename}:{change.line})"
+            of_variable = change.how in ("variable", "cell")
+            way = _Way(change.how, change.name, code if of_variable else None)
+            for origin in (None,) if of_variable else change.origins:
+                found.setdefault(origin, {}).setdefault(way, where)
+        return found
+
+    def _changed_at(
+        self, origin: Origin | None, ways: Iterable[_Way]
+    ) -> Iterator[tuple[Hashable, _Way, Any]]:
+        if origin is None:
+            for way in ways:
+                yield from ((key, way, value) for key, value in self._variables(way))
             return
-        for origin in change.origins:
-            for value in self._objects_of([origin]):
-                if is_a(value, ModuleType):
-                    if change.how == "attribute":
-                        yield from _variables(vars(value), change.name)
-                elif _may_be_changed(value, change, origin):
-                    yield id(value), value
-                    for memory in _memory_of(value):
-                        yield memory, value
+        for known in self._known_by([origin]):
+            yield from self._changed_there(known, ways)
+
+    def _changed_there(
+        self, origin: Origin, ways: Iterable[_Way]
+    ) -> Iterator[tuple[Hashable, _Way, Any]]:
+        by_kind: dict[type, list[Any]] = {}
+        for value in self._objects_of(origin):
+            by_kind.setdefault(type(value), []).append(value)
+        for kind, values in by_kind.items():
+            for way in ways:
+                if is_a(values[0], ModuleType):
+                    named = way.how == "attribute"
+                    found = [v for m in values if named for v in _variables(vars(m), way.name)]
+                    yield from ((key, way, value) for key, value in found)
+                elif _may_be_changed(kind, way, origin):
+                    for value in values:
+                        if not _is_looked_after(value):
+                            yield id(value), way, value
+                            yield from ((memory, way, value) for memory in _memory_of(value))
+
+    def _variables(self, way: _Way) -> Iterator[tuple[Hashable, Any]]:
+        assert way.code is not None
+        for function in self._functions.get(way.code, ()):
+            if way.how == "variable":
+                yield from _variables(function.__globals__, way.name)
+            else:
+                yield from ((id(c), c) for name, c in _cells(function) if name == way.name)
 
     @functools.cached_property
     def _reached(self) -> frozenset[Hashable]:
@@ -304,19 +354,15 @@ class Reach:
 
     # Where values come from
 
-    def _objects_of(self, origins: Iterable[Origin]) -> Iterator[Any]:
+    def _objects_of(self, origin: Origin) -> Iterable[Any]:
         """The objects that a value may be, as far as they are not made by the job's code."""
-        for origin in self._known_by(origins):
-            if origin.kind == "held":
-                yield from self._held(origin.name)
-            elif origin.kind == "below":
-                yield from _within(self._held(origin.name), themselves=False)
-            elif origin.kind == "class":
-                yield from self._own_classes
-            elif origin.kind == "parameter":
-                yield from self._given(origin)
-            else:
-                yield from self._escaped
+        if origin.kind == "held":
+            return self._held(origin.name)
+        if origin.kind == "below":
+            return _within(self._held(origin.name), themselves=False)
+        if origin.kind == "class":
+            return self._own_classes
+        return self._given(origin) if origin.kind == "parameter" else self._escaped
 
     def _known_by(self, origins: Iterable[Origin]) -> Iterable[Origin]:
         """These, and what is stored by their names while code runs."""
@@ -481,34 +527,39 @@ def _is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
 
 
+def _is_known(code: CodeType) -> bool:
+    """Whether code is the library's, or what the standard library writes for data classes."""
+    of_data_class = code.co_qualname.startswith("__create_fn__.<locals>.")
+    return is_trusted_code(code) or (of_data_class and code.co_filename == "<string>")
+
+
 def _is_of_its_maker(change: Change) -> bool:
-    """Whether an object is changed by the method that makes it: nobody else has it yet."""
-    first = change.code.co_varnames[:1]
-    given = {Origin("parameter", name, change.code) for name in first}
-    return change.code.co_name in _MAKERS and bool(change.origins) and change.origins <= given
+    """Whether a method that makes an object changes that, or what it was given for it."""
+    kinds = {origin.kind for origin in change.origins}
+    return change.code.co_name in _MAKERS and bool(kinds) and kinds <= {"parameter", "unknown"}
 
 
-def _may_be_changed(value: Any, change: Change, origin: Origin) -> bool:
-    """Whether an object is one that can be changed in this way."""
-    if is_a(value, _MEMORIES):
-        if is_a(value, torch.Tensor) and origin.kind not in ("held", "below"):
+def _may_be_changed(kind: type, way: _Way, origin: Origin) -> bool:
+    """Whether objects of a class can be changed in this way."""
+    if issubclass(kind, _MEMORIES):
+        if issubclass(kind, torch.Tensor) and origin.kind not in ("held", "below"):
             return False  # of batches: `data_memory`
-        arrays = is_a(value, np.ndarray) and change.name in _OF_ARRAYS
-        named = change.name.endswith("_") or change.name == "out" or arrays
-        return change.how in ("item", "operator", "attribute") or named
-    if change.name in ("out", "generator"):
-        return is_a(value, (torch.Generator, list))
-    if _is_looked_after(value):
-        return False
-    if change.how == "attribute":
-        return not is_a(value, _CONTAINERS) or hasattr(value, "__dict__")
-    kind = type(value)
-    if change.how == "item":
-        return hasattr(kind, "__setitem__") and not _is_users(kind, "__setitem__")
-    if change.how == "operator":
-        method = _IN_PLACE.get(change.name, "__iadd__")
-        return hasattr(kind, method) and not _is_users(kind, method)
-    return callable(getattr(kind, change.name, None)) and not _is_users(kind, change.name)
+        arrays = issubclass(kind, np.ndarray) and way.name in _OF_ARRAYS
+        named = way.name.endswith("_") or way.name == "out" or arrays
+        return way.how in ("item", "operator", "attribute") or named
+    if way.name in ("out", "generator"):
+        return issubclass(kind, (torch.Generator, list))
+    if way.how == "attribute":
+        if issubclass(kind, (type, FunctionType)):  # nobody sets those of what he was handed
+            known = ("held", "class", "parameter") if issubclass(kind, type) else ("held",)
+            return origin.kind in known
+        return not issubclass(kind, _CONTAINERS) or hasattr(kind, "__dict__")
+    method = way.name
+    if way.how == "item":
+        method = "__setitem__"
+    elif way.how == "operator":
+        method = _IN_PLACE.get(way.name, "__iadd__")
+    return callable(getattr(kind, method, None)) and not _is_users(kind, method)
 
 
 _IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}

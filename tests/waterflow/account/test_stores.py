@@ -43,7 +43,7 @@ def makes_all_that_it_changes(model: Any, batch: Any) -> Any:
     total = 0.0
     for part in batch:
         total += float(part.sum())
-    rows = [row for row in batch]
+    rows = [row * 1 for row in batch]
     rows.append(total)
     rows.sort()
     copied = dict(NOTES)

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import collections
-import functools
-import itertools
-import random
-import threading
 import types
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader
 
 import waterflow as wf
+from tests.support import shared_objects
+from tests.support.shared_objects import (
+    IMAGES,
+    NOTES,
+    SHARED,
+    Criterion,
+    Metric,
+    OfClass,
+    OwnNotes,
+    Reading,
+    evaluation,
+    job,
+    plain_loss,
+    scaled,
+    sharing,
+    weighted,
+)
 from waterflow.capture.sharing import Sharing
-
-IMAGES = torch.linspace(-1, 1, 64).reshape(8, 8)
-LABELS = torch.arange(8) % 3
-NOTES: dict[str, Any] = {}
-COUNT = 0
-
-
-def plain_loss(model: nn.Module, batch: Any) -> torch.Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def job(**given: Any) -> wf.Job:
-    model = given.pop("model", None) or nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    data = DataLoader(TensorDataset(IMAGES, LABELS), batch_size=4)
-    given = {"loss": plain_loss, "data": data, "optimizer": optimizer, "steps": 2, **given}
-    return wf.Job("job", model=model, **given)
 
 
 def reason(one: wf.Job, other: wf.Job) -> str | None:
@@ -45,287 +38,6 @@ def reason(one: wf.Job, other: wf.Job) -> str | None:
     found, turned = first.reason(second), second.reason(first)
     assert (found is None) == (turned is None)
     return found
-
-
-# What jobs may have in common
-
-
-class Metric:
-    def __init__(self) -> None:
-        self.right = self.seen = 0
-
-    def reset(self) -> None:
-        self.right = self.seen = 0
-
-    def update(self, found: torch.Tensor, labels: torch.Tensor) -> None:
-        self.right += int((found.argmax(1) == labels).sum())
-        self.seen += len(labels)
-
-
-def evaluation(metric: Metric) -> dict[str, Any]:
-    def evaluate(model: nn.Module) -> float:
-        metric.reset()
-        metric.update(model(IMAGES), LABELS)
-        return metric.right / metric.seen
-
-    return {"evaluate": evaluate}
-
-
-class Criterion:
-    def __init__(self) -> None:
-        self.last: Any = None
-
-    def __call__(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        self.last = model(batch[0])
-        return functional.cross_entropy(self.last, batch[1])
-
-
-class Center(nn.Module):
-    center: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("center", torch.zeros(3))
-
-    def forward(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        found = model(batch[0])
-        with torch.no_grad():
-            self.center.mul_(0.9).add_(found.mean(0))
-        return functional.cross_entropy(found - self.center, batch[1])
-
-
-def hooked(notes: dict[str, Any]) -> dict[str, Any]:
-    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
-    model[0].register_forward_hook(lambda module, inputs, output: notes.update(x=output))
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return plain_loss(model, batch) + notes["x"].mean()
-
-    return {"model": model, "loss": loss}
-
-
-class Reading(Dataset[Any]):
-    """One that keeps something: a cache, a buffer, a stream of its own, a place in a file."""
-
-    def __init__(self, how: str) -> None:
-        self.how, self.cache, self.served = how, dict[int, Any](), 0
-        self.buffer = torch.empty(8)
-        self.random, self.drawn = np.random.default_rng(0), random.Random(0)
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, place: int) -> Any:
-        return getattr(self, f"get_{self.how}")(place), LABELS[place]
-
-    def get_cached(self, place: int) -> Any:
-        return self.cache.setdefault(place, IMAGES[place] * 2)
-
-    def get_counted(self, place: int) -> Any:
-        self.served += 1
-        return IMAGES[place] * self.served
-
-    def get_buffered(self, place: int) -> Any:
-        self.buffer[:] = IMAGES[place]
-        return self.buffer.clone()
-
-    def get_noisy(self, place: int) -> Any:
-        return IMAGES[place] + float(self.random.standard_normal())
-
-    def get_drawn(self, place: int) -> Any:
-        return IMAGES[place] * self.drawn.random()
-
-
-class OfClass(nn.Module):
-    steps = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 3)
-
-    def forward(self, x: Any) -> Any:
-        type(self).steps += 1
-        return self.inner(x) * self.steps
-
-
-class OwnNotes(nn.Module):
-    """Notes of its own, as many models have."""
-
-    def __init__(self, frozen: nn.Module | None = None) -> None:
-        super().__init__()
-        self.frozen = frozen or nn.Linear(8, 8).requires_grad_(False)
-        self.inner = nn.Linear(8, 3)
-        self.outputs: list[Any] = []
-
-    def forward(self, x: Any) -> Any:
-        self.features = self.frozen(x)
-        self.outputs.append(self.features.shape)
-        x = self.features + 0
-        x += 1
-        return self.inner(x)
-
-
-def counting_globally(model: nn.Module, batch: Any) -> torch.Tensor:
-    global COUNT
-    COUNT += 1
-    return plain_loss(model, batch) * COUNT
-
-
-def with_default(model: nn.Module, batch: Any, seen: list[int] = []) -> torch.Tensor:  # noqa: B006
-    seen.append(1)
-    return plain_loss(model, batch) * len(seen)
-
-
-def counting() -> Callable[..., torch.Tensor]:
-    steps = 0
-
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        nonlocal steps
-        steps += 1
-        return plain_loss(model, batch) * steps
-
-    return loss
-
-
-def scaled(settings: Any) -> Callable[..., torch.Tensor]:
-    return lambda model, batch: plain_loss(model, batch) * settings.scale
-
-
-def weighted(weights: Any) -> Callable[..., torch.Tensor]:
-    return lambda model, batch: plain_loss(model, batch) * float(weights[0])
-
-
-def noting(model: nn.Module, batch: Any) -> torch.Tensor:
-    found = plain_loss(model, (batch["x"], batch["y"]))
-    batch["loss"] = float(found.detach())
-    return found
-
-
-def stepping(function: Callable[[], float]) -> Callable[..., torch.Tensor]:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        return plain_loss(model, batch) * float(function())
-
-    return loss
-
-
-class Locked:
-    def __init__(self) -> None:
-        self.lock, self.count = threading.Lock(), 0
-
-    def __call__(self) -> int:
-        with self.lock:
-            self.count += 1
-            return self.count
-
-
-def sharing(kind: str) -> Callable[[], dict[str, Any]]:
-    """Makes what a job of a kind is made of, from one object for all of them."""
-    if kind == "metric":
-        return functools.partial(evaluation, Metric())
-    if kind == "hook":
-        return functools.partial(hooked, {})
-    if kind.startswith("dataset "):
-        data = Reading(kind.removeprefix("dataset "))
-        return lambda: {"data": DataLoader(data, batch_size=4)}
-    if kind == "collate":
-        buffer = torch.empty(4, 8)
-
-        def collate(items: list[Any]) -> Any:
-            for place, (image, _) in enumerate(items):
-                buffer[place] = image
-            return buffer.clone(), torch.stack([label for _, label in items])
-
-        made = TensorDataset(IMAGES, LABELS)
-        return lambda: {"data": DataLoader(made, batch_size=4, collate_fn=collate)}
-    if kind == "batches":
-        batches = [{"x": IMAGES, "y": LABELS}]
-        return lambda: {"data": batches, "loss": noting}
-    if kind == "scheduler":
-        seen: list[int] = []
-
-        def rate(step: int) -> float:
-            seen.append(step)
-            return 1 / len(seen)
-
-        return lambda: scheduled(rate)
-    if kind == "curriculum":
-        settings = types.SimpleNamespace(scale=1.0)
-
-        def on_step(result: wf.StepResult) -> None:
-            settings.scale *= 0.9
-
-        return lambda: {"loss": scaled(settings), "on_step": on_step}
-    if kind == "file":
-        return functools.partial(from_file, open(__file__, "rb"))
-    found = {
-        "criterion": Criterion(),
-        "module": Center(),
-        "global": counting_globally,
-        "default": with_default,
-        "closure": counting(),
-        "iterator": weighted_by(itertools.count(1)),
-        "generator of tensors": drawing(torch.Generator()),
-        "array": filling(np.ones(4)),
-        "deque": rotating(collections.deque([1.0, 2.0])),
-        "user's lock": stepping(Locked()),
-        "dictionary": noting_in({}),
-    }[kind]
-    return lambda: {"loss": found}
-
-
-def scheduled(rate: Callable[[int], float]) -> dict[str, Any]:
-    model = nn.Linear(8, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-
-
-def from_file(file: Any) -> dict[str, Any]:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        file.seek(3)
-        return plain_loss(model, batch) * file.read(1)[0]
-
-    return {"loss": loss}
-
-
-def weighted_by(numbers: Iterator[int]) -> Callable[..., torch.Tensor]:
-    return lambda model, batch: plain_loss(model, batch) * next(numbers)
-
-
-def drawing(source: torch.Generator) -> Callable[..., torch.Tensor]:
-    return lambda m, batch: plain_loss(m, batch) * torch.rand((), generator=source)
-
-
-def filling(values: Any) -> Callable[..., torch.Tensor]:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        values[1:] = values[:-1]
-        return plain_loss(model, batch) * float(values.sum())
-
-    return loss
-
-
-def rotating(values: Any) -> Callable[..., torch.Tensor]:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        values.rotate(1)
-        return plain_loss(model, batch) * values[0]
-
-    return loss
-
-
-def noting_in(notes: dict[str, Any]) -> Callable[..., torch.Tensor]:
-    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
-        notes["x"] = model(batch[0])
-        return functional.cross_entropy(notes["x"], batch[1])
-
-    return loss
-
-
-SHARED = (
-    *("metric", "criterion", "module", "hook", "collate", "batches", "global", "default"),
-    *("closure", "iterator", "generator of tensors", "array", "deque", "scheduler", "curriculum"),
-    *("dataset cached", "dataset counted", "dataset buffered", "dataset noisy", "dataset drawn"),
-    *("file", "user's lock", "dictionary"),
-)
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -408,11 +120,11 @@ def test_a_function_that_is_replaced_between_two_jobs_is_looked_at(
         return plain_loss(model, batch)
 
     assert reason(job(loss=reads), job(loss=reads)) is None
-    monkeypatch.setitem(globals(), "plain_loss", counting_globally_too)
+    monkeypatch.setitem(globals(), "plain_loss", counting_too)
     assert reason(job(loss=reads), job(loss=reads)) is not None
 
 
-def counting_globally_too(model: nn.Module, batch: Any) -> torch.Tensor:
+def counting_too(model: nn.Module, batch: Any) -> torch.Tensor:
     NOTES["count"] = NOTES.get("count", 0) + 1
     return functional.cross_entropy(model(batch[0]), batch[1]) * NOTES["count"]
 
@@ -420,4 +132,4 @@ def counting_globally_too(model: nn.Module, batch: Any) -> torch.Tensor:
 def test_the_reason_says_what_is_changed_and_where() -> None:
     found = str(reason(job(loss=(one := Criterion())), job(loss=one)))
     assert found.startswith("loss, which Criterion.__call__ (")
-    assert __file__ in found
+    assert str(shared_objects.__file__) in found
