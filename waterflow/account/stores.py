@@ -11,30 +11,39 @@ from __future__ import annotations
 
 import dis
 import functools
-import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import NamedTuple
 
-import numpy as np
+from waterflow.account.changing_names import (
+    ANYTHING,
+    CHANGED_KEYWORDS,
+    CHANGES_FIRST,
+    COMPREHENSIONS,
+    CONTENTS,
+    HARMLESS,
+    NEW,
+    RETURNS_PART,
+    TYPES,
+    VIEWS,
+    is_changing,
+    is_in_place,
+)
+from waterflow.account.origins import (
+    ANY,
+    CLASS,
+    MADE,
+    NOTHING,
+    NULL,
+    UNKNOWN,
+    Origin,
+    Value,
+    below,
+    container,
+    either,
+)
 
-__all__ = ["Change", "Origin", "Stores", "stores_of"]
-
-
-class Origin(NamedTuple):
-    """Where a value comes from.
-
-    Attributes:
-        kind: "held": what is held by a name; "below": what that contains, however deep;
-            "parameter": what a function is given by that name; "class": the class of something;
-            "unknown".
-        name: that name.
-        code: whose parameter it is.
-    """
-
-    kind: str
-    name: str = ""
-    code: CodeType | None = None
+_Locals = dict[str, Value]
 
 
 class Change(NamedTuple):
@@ -73,123 +82,6 @@ class Stores(NamedTuple):
     contents: dict[str, frozenset[Origin]]
 
 
-#: Methods that change what they are called on: of containers, arrays, iterators, files, modules,
-#: generators of random numbers.
-_CHANGING = frozenset(
-    {
-        *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "update"),
-        *("popitem", "setdefault", "add", "discard", "appendleft", "extendleft", "popleft"),
-        *("rotate", "difference_update", "intersection_update", "symmetric_difference_update"),
-        *("move_to_end", "subtract", "fill", "put", "itemset", "partition", "byteswap", "setflags"),
-        *("frombytes", "fromlist", "send", "throw", "close", "__next__", "__setitem__"),
-        *("__delitem__", "__iadd__", "__ior__", "seek", "read", "readline", "readlines"),
-        *("readinto", "read1", "write", "writelines", "truncate", "set_", "resize"),
-        *("execute", "commit", "load_state_dict", "zero_grad", "manual_seed", "set_state"),
-        *("register_buffer", "register_module", "register_parameter", "register_forward_hook"),
-        *("register_forward_pre_hook", "register_full_backward_hook", "register_hook"),
-        *(name for name in dir(random.Random) if not name.startswith("_")),
-        *(name for name in dir(np.random.Generator) if not name.startswith("_")),
-        *(name for name in dir(np.random.RandomState) if not name.startswith("_")),
-    }
-)
-#: Functions that change what they are given first.
-_CHANGES_FIRST = frozenset(
-    {
-        *("next", "heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort"),
-        *("insort_left", "insort_right", "shuffle", "copyto", "put", "place", "putmask"),
-        *("fill_diagonal", "put_along_axis", "setitem", "delitem", "iconcat", "iadd", "ior"),
-    }
-)
-#: Built-in functions that keep nothing of what they are given, and change none of it.
-_HARMLESS = frozenset(
-    {
-        *("len", "enumerate", "zip", "range", "sorted", "isinstance", "issubclass", "sum", "min"),
-        *("max", "any", "all", "iter", "list", "dict", "set", "tuple", "frozenset", "print", "str"),
-        *("repr", "float", "int", "bool", "abs", "round", "id", "hash", "reversed", "hasattr"),
-        *("getattr", "type", "callable", "next", "super", "format", "divmod", "pow", "slice"),
-        *("setattr", "delattr", "vars", "dir", "map", "filter"),
-    }
-)
-#: Those of them that return one of what they are given, or of what that contains.
-_RETURNS_PART = frozenset({"min", "max", "next", "sum", "iter", "getattr"})
-#: Methods whose results are new; what these contain may not be.
-_NEW = frozenset(
-    {
-        *("copy", "clone", "__copy__", "split", "join", "format", "strip", "lower", "upper"),
-        *("replace", "tolist", "item", "keys", "count", "index", "startswith", "endswith"),
-    }
-)
-#: Methods whose results are what an object contains, and methods that do no more than that.
-_CONTENTS = frozenset({"get", "pop", "popitem", "popleft", "setdefault", "items", "values"})
-#: Arguments that a function writes to, or draws from.
-_CHANGED_KEYWORDS = frozenset({"out", "generator"})
-_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
-#: Attributes of tensors and arrays that are views of them.
-_VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag", "flat", "grad"})
-#: Classes whose methods may be called with the object to change given first.
-_TYPES = frozenset(
-    {
-        *("list", "dict", "set", "deque", "bytearray", "object", "super", "Counter", "Tensor"),
-        *("OrderedDict", "defaultdict", "ndarray", "Random", "Generator", "Module"),
-    }
-)
-#: Names of what runs text, or has variables by names given to it.
-_ANYTHING = frozenset({"exec", "eval", "globals", "locals", "compile", "__import__"})
-
-_UNKNOWN = frozenset({Origin("unknown")})
-_CLASS = frozenset({Origin("class")})
-_NOTHING = frozenset[Origin]()
-
-
-class _Value(NamedTuple):
-    """What is on the stack in place of a value.
-
-    Attributes:
-        origins: where it comes from; nothing: it was made here.
-        inner: where what it contains comes from, beside what `origins` say.
-        method: it is this method of what `origins` say.
-        called: the global that it is, or None where it is the stack's null.
-        constant: its value, if it is a text; `keywords`: if it is a tuple.
-    """
-
-    origins: frozenset[Origin] = _NOTHING
-    inner: frozenset[Origin] = _NOTHING
-    method: str = ""
-    called: str | None = ""
-    constant: str | None = None
-    keywords: tuple[str, ...] = ()
-
-    def part(self) -> _Value:
-        """What it contains."""
-        found = self.inner | _below(self.origins)
-        return _Value(found, found)
-
-    def all(self) -> frozenset[Origin]:
-        """Where it, and what it contains, come from."""
-        return self.origins | self.inner
-
-
-_Locals = dict[str, _Value]
-
-_MADE = _Value()
-_NULL = _Value(called=None)
-_ANY = _Value(_UNKNOWN, _UNKNOWN)
-
-
-def _below(origins: Iterable[Origin]) -> frozenset[Origin]:
-    return frozenset(o._replace(kind="below") if o.kind == "held" else o for o in origins)
-
-
-def _container(values: Iterable[_Value]) -> _Value:
-    return _Value(inner=frozenset[Origin]().union(*(value.all() for value in values)))
-
-
-def _either(one: _Value, two: _Value) -> _Value:
-    if one == two:
-        return one
-    return _Value(one.origins | two.origins, one.inner | two.inner)
-
-
 @functools.lru_cache(maxsize=8192)
 def stores_of(code: CodeType) -> Stores:
     """What code may change, without the functions inside it."""
@@ -208,7 +100,7 @@ class _Reading:
         self._locals: _Locals = {}
         self._ever: _Locals = {}  # all that was ever in them
         self._back: dict[int, _Locals] = {}  # what jumps back bring along
-        self._stack: list[_Value] = []
+        self._stack: list[Value] = []
         self._changes: dict[Change, None] = {}
         self._escapes: set[Origin] = set()
         self._aliases: dict[str, frozenset[Origin]] = {}
@@ -220,7 +112,7 @@ class _Reading:
         given = {name: self._parameter(name) for name in self._parameters}
         for name in self._parameters.intersection(self._code.co_cellvars):
             self._add(self._aliases, name, given[name])
-        self._ever = {name: _Value(origins, origins) for name, origins in given.items()}
+        self._ever = {name: Value(origins, origins) for name, origins in given.items()}
         start, before = dict(self._ever), None
         while before != self._back:
             before, self._locals = dict(self._back), dict(start)
@@ -229,7 +121,7 @@ class _Reading:
         return Stores(tuple(self._changes), escapes, self._aliases, self._contents)
 
     def _run(self) -> None:
-        reached, left = True, dict[int, tuple[list[_Value], _Locals]]()
+        reached, left = True, dict[int, tuple[list[Value], _Locals]]()
         self._stack = []
         for each in self._instructions:
             if (found := left.pop(each.offset, None)) is not None:
@@ -246,7 +138,7 @@ class _Reading:
             _OPERATIONS.get(each.opname, _Reading._other)(self, each)
             reached = each.opname not in _LEAVES
 
-    def _jump(self, each: dis.Instruction, left: dict[int, tuple[list[_Value], _Locals]]) -> None:
+    def _jump(self, each: dis.Instruction, left: dict[int, tuple[list[Value], _Locals]]) -> None:
         """Where it may go on has what there is now."""
         target, variables = each.argval, dict(self._locals)
         if target <= each.offset:
@@ -256,22 +148,22 @@ class _Reading:
         else:
             left[target] = self._jumped(each), variables
 
-    def _jumped(self, each: dis.Instruction) -> list[_Value]:
+    def _jumped(self, each: dis.Instruction) -> list[Value]:
         effect = dis.stack_effect(each.opcode, each.arg, jump=True)
-        stack = self._stack[:effect] if effect < 0 else [*self._stack, *[_ANY] * effect]
+        stack = self._stack[:effect] if effect < 0 else [*self._stack, *[ANY] * effect]
         if each.opname == "FOR_ITER" and effect < 0:
             return self._stack[:-1]
         return list(stack)
 
     # The stack
 
-    def _push(self, value: _Value) -> None:
+    def _push(self, value: Value) -> None:
         self._stack.append(value)
 
-    def _pop(self) -> _Value:
-        return self._stack.pop() if self._stack else _ANY
+    def _pop(self) -> Value:
+        return self._stack.pop() if self._stack else ANY
 
-    def _pops(self, count: int) -> list[_Value]:
+    def _pops(self, count: int) -> list[Value]:
         return [self._pop() for _ in range(count)][::-1]
 
     # What is found
@@ -284,15 +176,15 @@ class _Reading:
             self._changes[Change(how, name, origins, self._code, self._line)] = None
 
     def _add(self, to: dict[str, frozenset[Origin]], name: str, origins: frozenset[Origin]) -> None:
-        to[name] = to.get(name, _NOTHING) | origins
+        to[name] = to.get(name, NOTHING) | origins
 
-    def _escape(self, value: _Value) -> None:
+    def _escape(self, value: Value) -> None:
         self._escapes |= value.all()
 
-    def _put(self, container: _Value, value: _Value) -> None:
+    def _put(self, holder: Value, value: Value) -> None:
         """A value is put into a container, where it can be found again."""
         self._escape(value)
-        for origin in container.origins:
+        for origin in holder.origins:
             if origin.kind in ("held", "below"):
                 self._add(self._contents, origin.name, value.all())
 
@@ -308,7 +200,7 @@ class _Reading:
         for value in taken:
             self._escape(value)
         for _ in range(len(taken) + effect):
-            self._push(_ANY)
+            self._push(ANY)
 
     def _pop_top(self, each: dis.Instruction) -> None:
         self._pop()
@@ -321,19 +213,19 @@ class _Reading:
         called = constant.co_name if isinstance(constant, CodeType) else ""
         text = constant if type(constant) is str else None
         keywords = constant if type(constant) is tuple else ()
-        self._push(_Value(called=called, constant=text, keywords=keywords))
+        self._push(Value(called=called, constant=text, keywords=keywords))
 
     def _load_null(self, each: dis.Instruction) -> None:
-        self._push(_NULL)
+        self._push(NULL)
 
-    def _local(self, name: str) -> _Value:
+    def _local(self, name: str) -> Value:
         if name.startswith("."):  # what a comprehension goes through
-            return _ANY
-        return self._locals.get(name, _MADE)
+            return ANY
+        return self._locals.get(name, MADE)
 
-    def _set_local(self, name: str, value: _Value) -> None:
+    def _set_local(self, name: str, value: Value) -> None:
         self._locals[name] = value._replace(method="", called="", constant=None, keywords=())
-        self._ever[name] = _either(self._ever.get(name, _MADE), self._locals[name])
+        self._ever[name] = either(self._ever.get(name, MADE), self._locals[name])
 
     def _load_local(self, each: dis.Instruction) -> None:
         for name in _names(each):
@@ -351,26 +243,26 @@ class _Reading:
     def _load_held(self, each: dis.Instruction) -> None:
         is_global = each.opname == "LOAD_GLOBAL"
         if is_global and (each.arg or 0) & 1:
-            self._push(_NULL)
-        if is_global and each.argval in _ANYTHING:
-            self._change("variable", "*", _UNKNOWN)
+            self._push(NULL)
+        if is_global and each.argval in ANYTHING:
+            self._change("variable", "*", UNKNOWN)
         held = frozenset({Origin("held", each.argval)})
-        self._push(_Value(held, called=each.argval if is_global else ""))
+        self._push(Value(held, called=each.argval if is_global else ""))
 
     def _store_variable(self, each: dis.Instruction) -> None:
         value = self._pop()
         self._escape(value)
         self._add(self._aliases, each.argval, value.all())
         if each.opname == "STORE_GLOBAL":
-            self._change("variable", each.argval, _NOTHING)
+            self._change("variable", each.argval, NOTHING)
         elif each.argval in self._code.co_freevars:
-            self._change("cell", each.argval, _NOTHING)
+            self._change("cell", each.argval, NOTHING)
 
     def _delete_variable(self, each: dis.Instruction) -> None:
         if each.opname == "DELETE_GLOBAL":
-            self._change("variable", each.argval, _NOTHING)
+            self._change("variable", each.argval, NOTHING)
         elif each.argval in self._code.co_freevars:
-            self._change("cell", each.argval, _NOTHING)
+            self._change("cell", each.argval, NOTHING)
 
     def _load_attribute(self, each: dis.Instruction) -> None:
         value, name = self._pop(), each.argval
@@ -380,16 +272,16 @@ class _Reading:
         else:
             self._push(self._attribute(value, name))
 
-    def _attribute(self, value: _Value, name: str) -> _Value:
+    def _attribute(self, value: Value, name: str) -> Value:
         if name == "__class__":
-            return _Value(_CLASS)
+            return Value(CLASS)
         if name == "__dict__":
             self._change("attribute", "*", value.origins)
             return value
-        if _is_changing(name):  # a bound method, which somebody will call
+        if is_changing(name):  # a bound method, which somebody will call
             self._change("method", name, value.origins)
         held = frozenset({Origin("held", name)})
-        return _Value(held | _below(value.origins) if name in _VIEWS else held)
+        return Value(held | below(value.origins) if name in VIEWS else held)
 
     def _load_super(self, each: dis.Instruction) -> None:
         value = self._pops(3)[-1]
@@ -409,13 +301,12 @@ class _Reading:
         self._change("attribute", each.argval, self._pop().origins)
 
     def _subscript(self, each: dis.Instruction) -> None:
-        container = self._pops(3 if each.opname == "BINARY_SLICE" else 2)[0]
-        self._push(container.part())
+        self._push(self._pops(3 if each.opname == "BINARY_SLICE" else 2)[0].part())
 
     def _store_subscript(self, each: dis.Instruction) -> None:
-        value, container, *_ = self._pops(4 if each.opname == "STORE_SLICE" else 3)
-        self._change("item", "", container.origins)
-        self._put(container, value)
+        value, holder, *_ = self._pops(4 if each.opname == "STORE_SLICE" else 3)
+        self._change("item", "", holder.origins)
+        self._put(holder, value)
 
     def _delete_subscript(self, each: dis.Instruction) -> None:
         self._change("item", "", self._pops(2)[0].origins)
@@ -429,23 +320,23 @@ class _Reading:
         if each.argrepr.endswith("="):
             self._change("operator", each.argrepr, one.origins)
             self._put(one, two.part())
-            self._push(_Value(one.origins, inner))
+            self._push(Value(one.origins, inner))
         else:
-            self._push(_Value(inner=inner))
+            self._push(Value(inner=inner))
 
     def _compare(self, each: dis.Instruction) -> None:
         self._pops(2)
-        self._push(_MADE)
+        self._push(MADE)
 
     def _unary(self, each: dis.Instruction) -> None:
         self._pop()
-        self._push(_MADE)
+        self._push(MADE)
 
     def _build(self, each: dis.Instruction) -> None:
         count = each.arg or 0
         count = 2 * count if each.opname == "BUILD_MAP" else count
         count += each.opname == "BUILD_CONST_KEY_MAP"
-        self._push(_container(self._pops(count)))
+        self._push(container(self._pops(count)))
 
     def _add_to(self, each: dis.Instruction) -> None:
         """Adds to what a display or a comprehension makes."""
@@ -455,7 +346,7 @@ class _Reading:
         place = each.arg or 1
         if place <= len(self._stack):
             made = self._stack[-place]
-            self._stack[-place] = made._replace(inner=made.inner | _container(values).inner)
+            self._stack[-place] = made._replace(inner=made.inner | container(values).inner)
 
     def _unpack(self, each: dis.Instruction) -> None:
         count = each.arg or 0
@@ -470,16 +361,16 @@ class _Reading:
             self._change("method", "__next__", self._stack[-1].origins)
             self._push(self._stack[-1].part())
         else:
-            self._push(_ANY)
+            self._push(ANY)
 
     def _copy(self, each: dis.Instruction) -> None:
         place = each.arg or 1
-        self._push(self._stack[-place] if place <= len(self._stack) else _ANY)
+        self._push(self._stack[-place] if place <= len(self._stack) else ANY)
 
     def _swap(self, each: dis.Instruction) -> None:
         place = each.arg or 1
         while len(self._stack) < place:
-            self._stack.insert(0, _ANY)
+            self._stack.insert(0, ANY)
         stack = self._stack
         stack[-place], stack[-1] = stack[-1], stack[-place]
 
@@ -489,26 +380,26 @@ class _Reading:
 
     def _yield(self, each: dis.Instruction) -> None:
         self._escape(self._pop())
-        self._push(_ANY)
+        self._push(ANY)
 
     def _import(self, each: dis.Instruction) -> None:
         self._pops(2)
-        self._push(_Value(frozenset({Origin("held", each.argval.split(".")[0])})))
+        self._push(Value(frozenset({Origin("held", each.argval.split(".")[0])})))
 
     def _import_from(self, each: dis.Instruction) -> None:
-        self._push(_Value(frozenset({Origin("held", each.argval)}), called=each.argval))
+        self._push(Value(frozenset({Origin("held", each.argval)}), called=each.argval))
 
     def _make_function(self, each: dis.Instruction) -> None:
         *given, code = self._pops(1 + bin(each.arg or 0).count("1"))
         for value in given:
             self._escape(value)
-        self._push(_Value(called=code.called))
+        self._push(Value(called=code.called))
 
     def _enter(self, each: dis.Instruction) -> None:
         manager = self._pop()
         self._escape(manager)
-        self._push(_ANY)
-        self._push(_Value(manager.origins | _UNKNOWN, manager.inner | _UNKNOWN))
+        self._push(ANY)
+        self._push(Value(manager.origins | UNKNOWN, manager.inner | UNKNOWN))
 
     # Calls
 
@@ -520,59 +411,68 @@ class _Reading:
             self._keywords = self._pop().keywords
         given = self._pops(each.arg or 0)
         one, two = self._pops(2)
-        called = one if one.method or two is _NULL else two
-        if not (one.method or one is _NULL or two is _NULL):  # a decorator's call
+        called = one if one.method or two is NULL else two
+        if not (one.method or one is NULL or two is NULL):  # a decorator's call
             given, called = [two, *given], one
         keywords, self._keywords = self._keywords, ()
         self._push(self._result(called, given, keywords))
 
     def _call_with_all(self, each: dis.Instruction) -> None:
-        keywords = self._pop() if (each.arg or 0) & 1 else _MADE
+        keywords = self._pop() if (each.arg or 0) & 1 else MADE
         given = self._pop()
-        called, below = self._pop(), self._stack[-1:]
-        if below == [_NULL]:
+        called, under = self._pop(), self._stack[-1:]
+        if under == [NULL]:
             self._pop()
-        elif called is _NULL or (below and below[0].method):
+        elif called is NULL or (under and under[0].method):
             called = self._pop()
         self._push(self._result(called, [given.part(), given, keywords.part()], ("", "", "out")))
 
-    def _result(self, called: _Value, given: list[_Value], keywords: Sequence[str]) -> _Value:
+    def _result(self, called: Value, given: list[Value], keywords: Sequence[str]) -> Value:
         held = (origin.name for origin in called.origins if origin.kind == "held")
         name = called.method or called.called or next(held, "")
-        first = given[0] if given else _MADE
-        if called.method and _is_changing(name):
-            self._change("method", name, called.origins)
-            for value in given:
-                self._put(called, value)
-        if called.method in ("__setattr__", "__delattr__"):
-            known = next((value.constant for value in given[-2:] if value.constant), None)
-            self._change("attribute", known or "*", first.origins | called.origins)
-        if name == "next":
-            self._change("method", "__next__", first.origins)
-        elif name in _CHANGES_FIRST:
-            self._change("item", "", first.origins)
-        elif _is_in_place(name) or _is_of_type(called):
-            self._change("method", name, first.origins)
-        if name in _CHANGES_FIRST:
-            for value in given[1:]:
-                self._put(first, value)
+        if called.method:
+            self._call_method(name, called, given)
+        self._call_function(name, called, given)
         for keyword, value in zip(keywords, given[-len(keywords) :], strict=False):
-            if keyword in _CHANGED_KEYWORDS:
+            if keyword in CHANGED_KEYWORDS:
                 self._change("method", keyword, value.origins)
-        if called.called in _HARMLESS and not called.method:
+        if called.called in HARMLESS and not called.method:
             return self._built_in(name, given)
         for value in given:
             self._escape(value)
         if not called.method:
-            return _Value(inner=_UNKNOWN) if name in _COMPREHENSIONS else _ANY
-        if name in _NEW:
-            return _Value(inner=called.part().all())
-        if name in _CONTENTS:
-            return _either(called.part(), _container(given).part())
-        return _Value(_UNKNOWN | _below(called.origins), _UNKNOWN | called.part().all())
+            return Value(inner=UNKNOWN) if name in COMPREHENSIONS else ANY
+        if name in NEW:
+            return Value(inner=called.part().all())
+        if name in CONTENTS:
+            return either(called.part(), container(given).part())
+        return Value(UNKNOWN | below(called.origins), UNKNOWN | called.part().all())
 
-    def _built_in(self, name: str, given: list[_Value]) -> _Value:
-        first = given[0] if given else _MADE
+    def _call_method(self, name: str, called: Value, given: list[Value]) -> None:
+        """What a method does to its object."""
+        if is_changing(name):
+            self._change("method", name, called.origins)
+            for value in given:
+                self._put(called, value)
+        elif name in ("__setattr__", "__delattr__"):
+            known = next((value.constant for value in given[-2:] if value.constant), None)
+            first = given[0].origins if given else NOTHING
+            self._change("attribute", known or "*", first | called.origins)
+
+    def _call_function(self, name: str, called: Value, given: list[Value]) -> None:
+        """What a function does to what it is given first."""
+        first = given[0] if given else MADE
+        if name == "next":
+            self._change("method", "__next__", first.origins)
+        elif name in CHANGES_FIRST:
+            self._change("item", "", first.origins)
+            for value in given[1:]:
+                self._put(first, value)
+        elif is_in_place(name) or _is_of_type(called):
+            self._change("method", name, first.origins)
+
+    def _built_in(self, name: str, given: list[Value]) -> Value:
+        first = given[0] if given else MADE
         if name in ("setattr", "delattr"):
             known = given[1].constant if len(given) > 1 else None
             self._change("attribute", known or "*", first.origins)
@@ -582,48 +482,39 @@ class _Reading:
         elif name == "vars":
             self._change("attribute", "*", first.origins)
         elif name == "type":
-            return _Value(_CLASS)
+            return Value(CLASS)
         elif name == "getattr":
             known = given[1].constant if len(given) > 1 else None
-            found = self._attribute(first, known) if known else _ANY
-            return _either(found, _container(given[2:]).part())
+            found = self._attribute(first, known) if known else ANY
+            return either(found, container(given[2:]).part())
         elif name in ("map", "filter", "sorted", "min", "max"):  # may call what they are given
             for value in given:
                 self._escape(value)
-        inner = _container(value.part() for value in given)
-        if name in _RETURNS_PART:
+        inner = container(value.part() for value in given)
+        if name in RETURNS_PART:
             origins = inner.inner.union(*(value.all() for value in given))
-            return _Value(origins, origins)
-        return _Value(inner=inner.inner.union(*(value.origins for value in given)))
+            return Value(origins, origins)
+        return Value(inner=inner.inner.union(*(value.origins for value in given)))
 
 
-def _is_in_place(name: str) -> bool:
-    """Whether a function or method is called as torch's are that change what they are given."""
-    return name.endswith("_") and not name.startswith("_")
-
-
-def _is_changing(name: str) -> bool:
-    return name in _CHANGING or _is_in_place(name)
-
-
-def _is_of_type(called: _Value) -> bool:
+def _is_of_type(called: Value) -> bool:
     """Whether it is a changing method of a class, as in `list.append(found, 1)`."""
     names = {origin.name for origin in called.origins if origin.kind == "held"}
-    return _is_changing(called.method) and not names.isdisjoint(_TYPES)
+    return is_changing(called.method) and not names.isdisjoint(TYPES)
 
 
-def _merged(one: list[_Value], two: list[_Value]) -> list[_Value]:
+def _merged(one: list[Value], two: list[Value]) -> list[Value]:
     """Aligned at the top, where they differ in length: that of an unusual jump."""
     length = min(len(one), len(two))
     longer = one if len(one) > len(two) else two
     rest = longer[: len(longer) - length]
     pairs = zip(one[len(one) - length :], two[len(two) - length :], strict=True)
-    return [*rest, *(_either(*pair) for pair in pairs)]
+    return [*rest, *(either(*pair) for pair in pairs)]
 
 
 def _both(one: _Locals, two: _Locals) -> _Locals:
     found = {**one, **two}
-    return {name: _either(one.get(name, value), value) for name, value in found.items()}
+    return {name: either(one.get(name, value), value) for name, value in found.items()}
 
 
 def _names(each: dis.Instruction) -> tuple[str, ...]:

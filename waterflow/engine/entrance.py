@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from typing import ClassVar
@@ -85,12 +86,13 @@ class Entrance:
                 job.fail(error)
 
     def _waits_for_another(self, job: JobRun) -> bool:
-        """Whether the job is to begin when another has left, since both have a Python object that
-        one of them may change."""
+        """Whether the job is to begin when one that was submitted before it has left, since both
+        have a Python object that one of them may change: the latest of those, so that each of
+        hundreds waits for one, in their order."""
         if job.is_held_back:
             return True
-        others = (one for one in self._queue.jobs if not (one.is_new or one.is_gone))
-        for other in others:
+        before = itertools.takewhile(lambda one: one is not job, self._queue.jobs)
+        for other in reversed([one for one in before if not one.is_gone]):
             reason = other.sharing.reason(job.sharing)
             if reason is not None:
                 job.wait_for(other, reason)

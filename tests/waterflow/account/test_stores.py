@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from waterflow.account.stores import Origin, Stores, stores_of
+from waterflow.account.origins import Origin
+from waterflow.account.stores import Stores, stores_of
 
 NOTES: dict[str, Any] = {}
 COUNT = 0

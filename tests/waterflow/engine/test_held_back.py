@@ -40,12 +40,13 @@ def test_the_second_begins_when_the_first_has_ended_and_the_report_says_why() ->
     assert len([w for w in caught if w.category is wf.SharingWarning]) == 1
     assert "its own" in str(caught[0].message)
     assert not any("had ended" in note for note in report.jobs["a"].notes)
-    for name in ("b", "c"):
+    for name, before in (("b", "a"), ("c", "b")):
         note = report.jobs[name].notes[0]
-        assert "when job 'a' had ended" in note
+        assert f"when job {before!r} had ended" in note
         assert "Criterion.__call__" in note
-    decided = [decision for decision in report.decisions if "begins when 'a'" in decision.what]
-    assert [decision.job for decision in decided] == ["b", "c"]
+    decided = {each.job: each.what for each in report.decisions if "begins when" in each.what}
+    assert decided.keys() == {"b", "c"}
+    assert "begins when 'b' has ended" in decided["c"]
 
 
 @pytest.mark.filterwarnings("ignore::waterflow.SharingWarning")

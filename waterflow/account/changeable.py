@@ -1,0 +1,80 @@
+"""Whether objects of a class can be changed in some way that bytecode tells (`stores.Change`)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from waterflow.account.class_parts import is_a
+from waterflow.account.holders import CONTAINERS, attributes_of
+from waterflow.account.origins import Origin
+from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
+from waterflow.common.environment import is_library_file
+
+MEMORIES = (torch.Tensor, np.ndarray)
+#: Methods by which arrays are changed that other objects have, too.
+_OF_ARRAYS = frozenset({"fill", "put", "sort", "partition", "byteswap", "resize", "setflags"})
+_IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+
+
+class Way(NamedTuple):
+    """How something is changed, as of a `Change`; `code`: whose variable it is."""
+
+    how: str
+    name: str
+    code: CodeType | None
+
+
+def may_be_changed(kind: type, way: Way, origin: Origin) -> bool:
+    """Whether objects of a class can be changed in this way."""
+    if issubclass(kind, MEMORIES):
+        if issubclass(kind, torch.Tensor) and origin.kind not in ("held", "below"):
+            return False  # of batches: `data_memory`
+        arrays = issubclass(kind, np.ndarray) and way.name in _OF_ARRAYS
+        named = way.name.endswith("_") or way.name == "out" or arrays
+        return way.how in ("item", "operator", "attribute") or named
+    if way.name in ("out", "generator"):
+        return issubclass(kind, (torch.Generator, list))
+    if way.how == "attribute":
+        if issubclass(kind, (type, FunctionType)):  # nobody sets those of what he was handed
+            known = ("held", "class", "parameter") if issubclass(kind, type) else ("held",)
+            return origin.kind in known
+        return not issubclass(kind, CONTAINERS) or hasattr(kind, "__dict__")
+    method = way.name
+    if way.how == "item":
+        method = "__setitem__"
+    elif way.how == "operator":
+        method = _IN_PLACE.get(way.name, "__iadd__")
+    return callable(getattr(kind, method, None)) and not _is_users(kind, method)
+
+
+def _is_users(kind: type, name: str) -> bool:
+    """Whether a method is the user's own Python, which is looked at by itself."""
+    found = getattr(kind, name)
+    return type(found) is FunctionType and not is_trusted_code(found.__code__)
+
+
+def is_looked_after(value: Any) -> bool:
+    """Whether an object is of a library's that has locks of its own, so that its maker sees to it,
+    or is this library's own."""
+    kind = type(value)
+    if is_own_class(kind):
+        return True
+    module = sys.modules.get(kind.__module__)
+    is_librarys = is_trusted_class(kind) or is_library_file(getattr(module, "__file__", None) or "")
+    return is_librarys and any(is_a(held, _LOCKS) for _, held in attributes_of(value))
+
+
+def memory_of(value: Any) -> Iterator[int]:
+    """What else stands for an array, as it is its memory."""
+    if is_a(value, torch.Tensor) and value.layout is torch.strided:
+        yield value.untyped_storage()._cdata
+    elif is_a(value, np.ndarray) and value.base is not None:
+        yield id(value.base)

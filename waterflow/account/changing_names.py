@@ -1,0 +1,81 @@
+"""What functions and methods do to objects, by the names that bytecode has for them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+#: Methods that change what they are called on: of containers, arrays, iterators, files, modules,
+#: generators of random numbers.
+CHANGING = frozenset(
+    {
+        *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "update"),
+        *("popitem", "setdefault", "add", "discard", "appendleft", "extendleft", "popleft"),
+        *("rotate", "difference_update", "intersection_update", "symmetric_difference_update"),
+        *("move_to_end", "subtract", "fill", "put", "itemset", "partition", "byteswap", "setflags"),
+        *("frombytes", "fromlist", "send", "throw", "close", "__next__", "__setitem__"),
+        *("__delitem__", "__iadd__", "__ior__", "seek", "read", "readline", "readlines"),
+        *("readinto", "read1", "write", "writelines", "truncate", "set_", "resize"),
+        *("execute", "commit", "load_state_dict", "zero_grad", "manual_seed", "set_state"),
+        *("register_buffer", "register_module", "register_parameter", "register_forward_hook"),
+        *("register_forward_pre_hook", "register_full_backward_hook", "register_hook"),
+        *(name for name in dir(random.Random) if not name.startswith("_")),
+        *(name for name in dir(np.random.Generator) if not name.startswith("_")),
+        *(name for name in dir(np.random.RandomState) if not name.startswith("_")),
+    }
+)
+#: Functions that change what they are given first.
+CHANGES_FIRST = frozenset(
+    {
+        *("next", "heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort"),
+        *("insort_left", "insort_right", "shuffle", "copyto", "put", "place", "putmask"),
+        *("fill_diagonal", "put_along_axis", "setitem", "delitem", "iconcat", "iadd", "ior"),
+    }
+)
+#: Built-in functions that keep nothing of what they are given, and change none of it.
+HARMLESS = frozenset(
+    {
+        *("len", "enumerate", "zip", "range", "sorted", "isinstance", "issubclass", "sum", "min"),
+        *("max", "any", "all", "iter", "list", "dict", "set", "tuple", "frozenset", "print", "str"),
+        *("repr", "float", "int", "bool", "abs", "round", "id", "hash", "reversed", "hasattr"),
+        *("getattr", "type", "callable", "next", "super", "format", "divmod", "pow", "slice"),
+        *("setattr", "delattr", "vars", "dir", "map", "filter"),
+    }
+)
+#: Those of them that return one of what they are given, or of what that contains.
+RETURNS_PART = frozenset({"min", "max", "next", "sum", "iter", "getattr"})
+#: Methods whose results are new; what these contain may not be.
+NEW = frozenset(
+    {
+        *("copy", "clone", "__copy__", "split", "join", "format", "strip", "lower", "upper"),
+        *("replace", "tolist", "item", "keys", "count", "index", "startswith", "endswith"),
+    }
+)
+#: Methods whose results are what an object contains, and methods that do no more than that.
+CONTENTS = frozenset({"get", "pop", "popitem", "popleft", "setdefault", "items", "values"})
+#: Arguments that a function writes to, or draws from.
+CHANGED_KEYWORDS = frozenset({"out", "generator"})
+#: Functions that the compiler makes of what is written in brackets.
+COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+#: Attributes of tensors and arrays that are views of them.
+VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag", "flat", "grad"})
+#: Classes whose methods may be called with the object to change given first.
+TYPES = frozenset(
+    {
+        *("list", "dict", "set", "deque", "bytearray", "object", "super", "Counter", "Tensor"),
+        *("OrderedDict", "defaultdict", "ndarray", "Random", "Generator", "Module"),
+    }
+)
+#: Functions that run text, or give variables by names.
+ANYTHING = frozenset({"exec", "eval", "globals"})
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function or method is called as torch's are that change what they are given."""
+    return name.endswith("_") and not name.startswith("_")
+
+
+def is_changing(name: str) -> bool:
+    """Whether a method of that name changes what it is called on."""
+    return name in CHANGING or is_in_place(name)

@@ -1,0 +1,258 @@
+"""What objects a value may be that bytecode has from somewhere (`origins.Origin`)."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from waterflow.account import places
+from waterflow.account.account import Account
+from waterflow.account.bytecode import nested_codes
+from waterflow.account.class_parts import is_a, slots_of
+from waterflow.account.origins import Origin
+from waterflow.account.stores import Stores
+from waterflow.account.trust import is_trusted_class, is_trusted_code
+
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+#: So far, and so many objects, is looked into containers.
+_DEPTH, _MOST_CONTENTS = 4, 10_000
+#: Methods of an object that nobody else has yet.
+MAKERS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
+_EMPTY = CellType()
+
+Given = Callable[[CodeType, int], Iterable[Any] | None]
+
+
+class Holders:
+    """Who holds what by which name, in what some accounts have met."""
+
+    def __init__(self, accounts: Sequence[Account], found: Sequence[Stores], given: Given) -> None:
+        """Args beyond the obvious.
+
+        found: what the accounts' code stores.
+        given: what a function of some code is called with at a place, if it is known.
+        """
+        self._accounts = accounts
+        self._given_from_outside = given
+        self._escapes = frozenset[Origin]().union(*(stores.escapes for stores in found))
+        self._aliases = _together(stores.aliases for stores in found)
+        self._contents = _together(stores.contents for stores in found)
+
+    def objects_of(self, origin: Origin) -> Iterable[Any]:
+        """The objects that a value may be, as far as they are not made by the job's code."""
+        if origin.kind == "held":
+            return self._held(origin.name)
+        if origin.kind == "below":
+            return within(self._held(origin.name), themselves=False)
+        if origin.kind == "class":
+            return self._own_classes
+        return self._given(origin) if origin.kind == "parameter" else self._escaped
+
+    def known_by(self, origins: Iterable[Origin]) -> Iterable[Origin]:
+        """These, and what is stored by their names while code runs."""
+        found, waiting = dict[Origin, None](), deque(origins)
+        while waiting:
+            origin = waiting.popleft()
+            if origin in found:
+                continue
+            found[origin] = None
+            stored = self._aliases.get(origin.name, frozenset())
+            if origin.kind == "held":
+                waiting += stored
+            elif origin.kind == "below":
+                waiting += map(_below, stored)
+                waiting += self._contents.get(origin.name, ())
+        return found
+
+    @functools.cached_property
+    def _escaped(self) -> list[Any]:
+        """What anybody's code may have been handed, but for tensors."""
+        found: dict[int, Any] = {}
+        for origin in self.known_by(self._escapes):
+            if origin.kind in ("held", "below"):
+                held = self._plainly_held(origin.name)
+                for value in within(held, themselves=origin.kind == "held"):
+                    found[id(value)] = value
+        return [value for value in found.values() if not is_a(value, torch.Tensor)]
+
+    def _held(self, name: str) -> Iterator[Any]:
+        """What is held by a name now, or was found by code that computes it."""
+        yield from self._plainly_held(name)
+        if name in self._computed:
+            yield from self._escaped
+
+    def _plainly_held(self, name: str) -> Iterator[Any]:
+        """By objects, classes, modules, variables of functions."""
+        yield from self._by_name.get(name, ())
+        for namespace in self._namespaces:
+            if name in namespace:
+                yield namespace[name]
+
+    @functools.cached_property
+    def _namespaces(self) -> list[dict[str, Any]]:
+        found = [p for a in self._accounts for p in a.own_places if isinstance(p, places.Names)]
+        return list({id(place.namespace): place.namespace for place in found}.values())
+
+    @functools.cached_property
+    def objects(self) -> list[Any]:
+        """All objects that were met."""
+        return [value for account in self._accounts for value in account.own_objects]
+
+    @functools.cached_property
+    def _own_classes(self) -> list[type]:
+        found = {id(kind): kind for account in self._accounts for kind in account.own_classes}
+        return [kind for kind in found.values() if not is_trusted_class(kind)]
+
+    @functools.cached_property
+    def _computed(self) -> frozenset[str]:
+        """Attributes that are computed, by properties and their like."""
+        plain = (FunctionType, staticmethod, classmethod, *CONTAINERS, *(torch.Tensor, np.ndarray))
+        return frozenset(
+            name
+            for kind in self._own_classes
+            for name, value in vars(kind).items()
+            if hasattr(type(value), "__get__") and not is_a(value, plain)
+        )
+
+    @functools.cached_property
+    def _by_name(self) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for value in self.objects:
+            for name, held in attributes_of(value):
+                found.setdefault(name, []).append(held)
+        for kind in self._own_classes:
+            for name, held in vars(kind).items():
+                found.setdefault(name, []).append(held)
+        return found
+
+    @functools.cached_property
+    def functions(self) -> dict[CodeType, list[FunctionType]]:
+        """The functions of each code, or around it."""
+        found: dict[CodeType, list[FunctionType]] = {}
+        for value in self.objects:
+            if type(value) is FunctionType and not is_trusted_code(value.__code__):
+                for code in nested_codes(value.__code__):
+                    found.setdefault(code, []).append(value)
+        return found
+
+    @functools.cached_property
+    def _owners(self) -> dict[CodeType, list[type]]:
+        """The classes whose methods have a code."""
+        found: dict[CodeType, list[type]] = {}
+        for kind in self._own_classes:
+            for value in vars(kind).values():
+                for function in _functions_of(value):
+                    found.setdefault(function.__code__, []).append(kind)
+        return found
+
+    def _given(self, origin: Origin) -> Iterator[Any]:
+        """What a parameter may be."""
+        code = origin.code
+        assert code is not None
+        for function in self.functions.get(code, ()):
+            yield from _defaults(function, origin.name)
+        place = code.co_varnames.index(origin.name)
+        owners = self._owners.get(code, [])
+        if owners and place == 0:
+            if origin.name == "cls":
+                yield from owners
+            elif code.co_name not in MAKERS:
+                kinds = tuple(owners)
+                yield from (value for value in self.objects if is_a(value, kinds))
+            return
+        known = self._given_from_outside(code, place - bool(owners))
+        yield from self._escaped if known is None else known
+
+
+def _together(
+    found: Iterable[Mapping[str, frozenset[Origin]]],
+) -> dict[str, frozenset[Origin]]:
+    together: dict[str, frozenset[Origin]] = {}
+    for each in found:
+        for name, origins in each.items():
+            together[name] = together.get(name, frozenset()) | origins
+    return together
+
+
+def _below(origin: Origin) -> Origin:
+    return origin._replace(kind="below") if origin.kind == "held" else origin
+
+
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """What is held by an object's attributes, a module's parameters and submodules among them, or
+    by the variables around a function."""
+    if type(value) is FunctionType:
+        for name, cell in cells_of(value):
+            if cell != _EMPTY:
+                yield name, cell.cell_contents
+        return
+    held = getattr(value, "__dict__", None) if not is_a(value, (type, ModuleType)) else None
+    if type(held) is dict:
+        yield from [(name, one) for name, one in held.items() if type(name) is str]
+        if is_a(value, nn.Module):
+            for name in places.REGISTRIES:
+                yield from list((held.get(name) or {}).items())
+    if is_a(value, MethodType):
+        yield "__self__", value.__self__
+    kind: Any = type(value)
+    for name, descriptor in slots_of(kind):
+        try:
+            yield name, descriptor.__get__(value)
+        except AttributeError:  # nothing is in it
+            continue
+
+
+def cells_of(function: FunctionType) -> Iterable[tuple[str, CellType]]:
+    """The variables around a function."""
+    return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+
+
+def _functions_of(value: Any) -> Iterator[FunctionType]:
+    """The functions of what a class has by a name."""
+    if is_a(value, (staticmethod, classmethod)):
+        value = value.__func__
+    parts = (value.fget, value.fset, value.fdel) if is_a(value, property) else (value,)
+    for part in (*parts, getattr(value, "func", None), getattr(value, "__wrapped__", None)):
+        if type(part) is FunctionType:
+            yield part
+
+
+def _defaults(function: FunctionType, name: str) -> Iterator[Any]:
+    code = function.__code__
+    known = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    found = dict(zip(known[len(known) - len(defaults) :], defaults, strict=True))
+    found.update(function.__kwdefaults__ or {})
+    if name in found:
+        yield found[name]
+
+
+def within(values: Iterable[Any], themselves: bool = True) -> Iterator[Any]:
+    """What objects contain, and they themselves: else only arrays, of which there are views."""
+    waiting, seen = deque((value, 0) for value in values), set[int]()
+    while waiting and len(seen) < _MOST_CONTENTS:
+        value, depth = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if depth or themselves or is_a(value, (torch.Tensor, np.ndarray)):
+            yield value
+        if depth < _DEPTH:
+            waiting.extend((part, depth + 1) for part in _parts_of(value))
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """What a container holds, or a module in its registries."""
+    if is_a(value, dict):
+        return list(dict.values(value))
+    if is_a(value, nn.Module):
+        held = vars(value)
+        return [part for name in places.REGISTRIES for part in (held.get(name) or {}).values()]
+    return list(value) if is_a(value, CONTAINERS) else []

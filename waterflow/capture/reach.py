@@ -1,0 +1,258 @@
+"""What a job's Python reaches, and what of that it may change."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from waterflow.account import places
+from waterflow.account.account import Account
+from waterflow.account.changeable import Way, is_looked_after, may_be_changed, memory_of
+from waterflow.account.class_parts import is_a
+from waterflow.account.holders import MAKERS, Holders, cells_of, within
+from waterflow.account.origins import Origin
+from waterflow.account.stores import Change, stores_of
+from waterflow.account.trust import is_trusted_code
+from waterflow.job.job import Job
+from waterflow.job.optimizer_state import trained_parameters
+
+#: Parameters of a job's functions that are its own objects, by their positions.
+_GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",), "on_step": ("",)}
+
+
+class Reach:
+    """What a job's Python reaches, and what of that it may change.
+
+    Attributes:
+        steps: what its steps, evaluations and data reach.
+    """
+
+    def __init__(self, job: Job, steps: Account, callback: Account) -> None:
+        """Takes what its steps reach, and its callback."""
+        self._job = job
+        self.steps = steps
+        self._accounts = steps, callback
+        codes = {code: None for account in self._accounts for code in account.own_codes}
+        found = [stores_of(code) for code in codes if not _is_known(code)]
+        given = functools.partial(_given_by_engine, job)
+        self._holders = Holders(self._accounts, found, given)
+        changes = [change for stores in found for change in stores.changes]
+        iterates = any(map(_is_iterator, self._holders.objects))
+        self._changes = [
+            change
+            for change in changes
+            if not (_is_of_tensors(change) or _is_of_its_maker(change))
+            and (iterates or change.name != "__next__")
+        ]
+
+    @property
+    def changes_anything(self) -> bool:
+        """Whether there is anything that is not made by its own code and may be changed by it."""
+        return bool(self._changes or self._optimizers)
+
+    def may_change(self, other: Reach) -> str | None:
+        """What it may change that the other's steps reach, in words; None: nothing."""
+        for key, (where, value) in self._changed.items():
+            if key in other.reached:
+                return f"{other._name(key, value)}, which {where} may change"
+        return None
+
+    @property
+    def changed(self) -> frozenset[Hashable]:
+        """What it may change, by identities."""
+        return frozenset(self._changed)
+
+    @functools.cached_property
+    def _changed(self) -> dict[Hashable, tuple[str, Any]]:
+        """The same, with the lines that may do so, and the objects."""
+        found: dict[Hashable, tuple[str, Any]] = {}
+        for origin, ways in self._ways.items():
+            for key, way, value in self._changed_at(origin, ways):
+                found.setdefault(key, (ways[way], value))
+        for optimizer in self._optimizers:
+            for parameter in trained_parameters(optimizer):
+                for key in (id(parameter), *memory_of(parameter)):
+                    found.setdefault(key, (f"a {type(optimizer).__name__}", parameter))
+        return found
+
+    @property
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that its Python may step, beside its own."""
+        kind = torch.optim.Optimizer
+        return [one for account in self._accounts for one in account.instances(kind)]
+
+    @functools.cached_property
+    def _ways(self) -> dict[Origin | None, dict[Way, str]]:
+        """How what comes from where is changed, and by which line; None: from nowhere."""
+        found: dict[Origin | None, dict[Way, str]] = {}
+        for change in self._changes:
+            code = change.code
+            where = f"{code.co_qualname} ({code.co_filename}:{change.line})"
+            of_variable = change.how in ("variable", "cell")
+            way = Way(change.how, change.name, code if of_variable else None)
+            for origin in (None,) if of_variable else change.origins:
+                found.setdefault(origin, {}).setdefault(way, where)
+        return found
+
+    def _changed_at(
+        self, origin: Origin | None, ways: Iterable[Way]
+    ) -> Iterator[tuple[Hashable, Way, Any]]:
+        if origin is None:
+            for way in ways:
+                yield from ((key, way, value) for key, value in self._variables(way))
+            return
+        for known in self._holders.known_by([origin]):
+            yield from self._changed_there(known, ways)
+
+    def _changed_there(
+        self, origin: Origin, ways: Iterable[Way]
+    ) -> Iterator[tuple[Hashable, Way, Any]]:
+        by_kind: dict[type, list[Any]] = {}
+        for value in self._holders.objects_of(origin):
+            by_kind.setdefault(type(value), []).append(value)
+        for kind, values in by_kind.items():
+            for way in ways:
+                if is_a(values[0], ModuleType):
+                    named = way.how == "attribute"
+                    found = [v for m in values if named for v in _variables(vars(m), way.name)]
+                    yield from ((key, way, value) for key, value in found)
+                elif may_be_changed(kind, way, origin):
+                    for value in values:
+                        if not is_looked_after(value):
+                            yield id(value), way, value
+                            yield from ((memory, way, value) for memory in memory_of(value))
+
+    def _variables(self, way: Way) -> Iterator[tuple[Hashable, Any]]:
+        assert way.code is not None
+        for function in self._holders.functions.get(way.code, ()):
+            if way.how == "variable":
+                yield from _variables(function.__globals__, way.name)
+            else:
+                yield from ((id(c), c) for name, c in cells_of(function) if name == way.name)
+
+    @functools.cached_property
+    def reached(self) -> frozenset[Hashable]:
+        """What its steps, evaluations and data reach, by identities."""
+        found: set[Hashable] = {*self.steps.identities, *self._batches}
+        for place in self.steps.own_places:
+            if isinstance(place, places.Names):
+                found.update((id(place.namespace), name) for name in place.trails)
+        for array in self.steps.instances(np.ndarray):
+            found.update(memory_of(array))
+        return frozenset(found)
+
+    def _name(self, key: Hashable, value: Any) -> str:
+        """What it calls something that it reaches."""
+        for place in self.steps.own_places:
+            if isinstance(key, tuple):
+                if isinstance(place, places.Names) and id(place.namespace) == key[0]:
+                    return place.text(key[1])
+            elif isinstance(place, places.Cell) and place.cell is value:
+                return str(place.trail)
+        if key in self._batches:
+            return f"a {type(value).__name__} among the batches"
+        named = value.__qualname__ if is_a(value, (type, FunctionType)) else type(value).__name__
+        return self.steps.trail_of(value) or named
+
+    @functools.cached_property
+    def _batches(self) -> dict[int, Any]:
+        """What can change in data that are a list of batches, but for tensors."""
+        plain = type(self._job.data) in (list, tuple)
+        found = within([self._job.data]) if plain else ()
+        return {id(value): value for value in found if not is_a(value, torch.Tensor)}
+
+    @property
+    def called(self) -> list[Called]:
+        """The functions and classes that its code calls by names of modules and classes."""
+        found: list[Called] = []
+        for place in (place for account in self._accounts for place in account.own_places):
+            if isinstance(place, places.Names):
+                found += _called(place.namespace, place.before)
+            elif isinstance(place, places.ClassAttributes):
+                found += _called(weakref.ref(place.kind), place.before)
+        return found
+
+
+class Called(NamedTuple):
+    """A function or class that code calls by a name.
+
+    Attributes:
+        holder: the variables of a module, or a class.
+        name: its name there.
+        value: the function or class.
+    """
+
+    holder: dict[str, Any] | weakref.ref[type]
+    name: str
+    value: weakref.ref[Any]
+
+    def holds(self) -> bool:
+        """Whether it is still called by that name."""
+        holder, value = self.holder, self.value()
+        held = vars(holder() or object) if isinstance(holder, weakref.ref) else holder
+        return value is not None and held.get(self.name) is value
+
+
+def _given_by_engine(job: Job, code: CodeType, place: int) -> list[Any] | None:
+    """What a job's own functions are given by whoever trains it; None: nobody knows."""
+    for name, given in _GIVEN.items():
+        if code_of(getattr(job, name)) is not code or not 0 <= place < len(given):
+            continue
+        if given[place] != "batch":
+            return [job.root] if given[place] == "model" else []
+        if type(job.data) not in (list, tuple):
+            return None
+        batches = within([job.data], themselves=False)
+        return [value for value in batches if not is_a(value, torch.Tensor)]
+    return None
+
+
+def code_of(function: Any) -> CodeType | None:
+    """The code of a function or bound method; None of anything else that is called."""
+    function = getattr(function, "__func__", function)
+    return function.__code__ if type(function) is FunctionType else None
+
+
+def _called(
+    holder: dict[str, Any] | weakref.ref[type], names: Mapping[str, Any]
+) -> Iterator[Called]:
+    for name, value in names.items():
+        if is_a(value, (type, FunctionType)):
+            yield Called(holder, name, weakref.ref(value))
+
+
+def _is_of_tensors(change: Change) -> bool:
+    """Whether only tensors can be changed in this way, and these come from nowhere known: batches
+    and what is made of them."""
+    kinds = {origin.kind for origin in change.origins}
+    in_place = change.name.endswith("_") and not change.name.startswith("_")
+    named = change.how == "method" and (in_place or change.name == "out")
+    return named and kinds <= {"parameter", "unknown"}
+
+
+def _is_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__")
+
+
+def _is_known(code: CodeType) -> bool:
+    """Whether code is the library's, or what the standard library writes for data classes."""
+    of_data_class = code.co_qualname.startswith("__create_fn__.<locals>.")
+    return is_trusted_code(code) or (of_data_class and code.co_filename == "<string>")
+
+
+def _is_of_its_maker(change: Change) -> bool:
+    """Whether a method that makes an object changes that, or what it was given for it."""
+    kinds = {origin.kind for origin in change.origins}
+    return change.code.co_name in MAKERS and bool(kinds) and kinds <= {"parameter", "unknown"}
+
+
+def _variables(namespace: dict[str, Any], name: str) -> Iterator[tuple[Hashable, Any]]:
+    """A variable of a module, or all that are there now."""
+    for each in list(namespace) if name == "*" else (name,):
+        yield (id(namespace), each), namespace
