@@ -46,7 +46,7 @@ def may_be_changed(kind: type, way: Way, origin: Origin) -> bool:
         if issubclass(kind, (type, FunctionType)):  # nobody sets those of what he was handed
             known = ("held", "class", "parameter") if issubclass(kind, type) else ("held",)
             return origin.kind in known
-        return not issubclass(kind, CONTAINERS) or hasattr(kind, "__dict__")
+        return not issubclass(kind, CONTAINERS) or bool(kind.__dictoffset__)
     method = way.name
     if way.how == "item":
         method = "__setitem__"

@@ -58,8 +58,9 @@ CONTENTS = frozenset({"get", "pop", "popitem", "popleft", "setdefault", "items",
 CHANGED_KEYWORDS = frozenset({"out", "generator"})
 #: Functions that the compiler makes of what is written in brackets.
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
-#: Attributes of tensors and arrays that are views of them.
-VIEWS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag", "flat", "grad"})
+#: Attributes of tensors and arrays that are views of them; those of tensors alone.
+VIEWS = frozenset({"T", "real", "imag", "flat"})
+TENSORS_VIEWS = frozenset({"data", "mT", "H", "mH", "grad"})
 #: Classes whose methods may be called with the object to change given first.
 TYPES = frozenset(
     {

@@ -24,6 +24,7 @@ from waterflow.account.changing_names import (
     HARMLESS,
     NEW,
     RETURNS_PART,
+    TENSORS_VIEWS,
     TYPES,
     VIEWS,
     is_changing,
@@ -281,7 +282,11 @@ class _Reading:
         if is_changing(name):  # a bound method, which somebody will call
             self._change("method", name, value.origins)
         held = frozenset({Origin("held", name)})
-        return Value(held | below(value.origins) if name in VIEWS else held)
+        if name in VIEWS:
+            held |= below(value.origins)
+        elif name in TENSORS_VIEWS:  # of tensors that come from nowhere known nobody asks
+            held |= frozenset(o for o in below(value.origins) if o.kind == "below")
+        return Value(held)
 
     def _load_super(self, each: dis.Instruction) -> None:
         value = self._pops(3)[-1]
