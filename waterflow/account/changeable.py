@@ -63,10 +63,12 @@ def _is_users(kind: type, name: str) -> bool:
 
 def is_looked_after(value: Any) -> bool:
     """Whether an object is of a library's that has locks of its own, so that its maker sees to it,
-    or is this library's own."""
+    or is this library's own, or a class of a trusted library's, which users do not set."""
     kind = type(value)
     if is_own_class(kind):
         return True
+    if is_a(value, type):
+        return is_trusted_class(value)
     module = sys.modules.get(kind.__module__)
     is_librarys = is_trusted_class(kind) or is_library_file(getattr(module, "__file__", None) or "")
     return is_librarys and any(is_a(held, _LOCKS) for _, held in attributes_of(value))

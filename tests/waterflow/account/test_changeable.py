@@ -1,0 +1,98 @@
+"""Whether objects of a class can be changed in some way."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from waterflow.account.changeable import Way, is_looked_after, may_be_changed, memory_of
+from waterflow.account.origins import Origin
+
+HELD, UNKNOWN = Origin("held", "found"), Origin("unknown")
+
+
+class Mine(list[int]):
+    """A list with a method of its own."""
+
+    def append(self, item: int) -> None:
+        raise NotImplementedError
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "name", "may"),
+    [
+        (list, "method", "append", True),
+        (dict, "method", "append", False),
+        (OrderedDict, "item", "", True),
+        (tuple, "item", "", False),
+        (deque, "method", "rotate", True),
+        (set, "operator", "|=", True),
+        (int, "operator", "+=", False),
+        (Mine, "method", "append", False),  # its code is looked at by itself
+        (Mine, "method", "extend", True),
+        (list, "attribute", "count", False),
+        (Mine, "attribute", "count", True),
+        (Slotted, "attribute", "count", True),
+        (types.SimpleNamespace, "attribute", "count", True),
+        (torch.Tensor, "method", "mul_", True),
+        (torch.Tensor, "method", "add", False),
+        (torch.Tensor, "item", "", True),
+        (nn.Parameter, "method", "copy_", True),
+        (np.ndarray, "method", "fill", True),
+        (np.ndarray, "method", "copyto", False),
+        (random.Random, "method", "gauss", True),
+        (np.random.Generator, "method", "normal", True),
+        (torch.Generator, "method", "generator", True),
+        (torch.Generator, "method", "manual_seed", True),
+        (nn.Linear, "method", "load_state_dict", True),
+    ],
+)
+def test_it_depends_on_the_class(kind: type, how: str, name: str, may: bool) -> None:
+    assert may_be_changed(kind, Way(how, name, None), HELD) is may
+
+
+def test_tensors_and_functions_that_come_from_nowhere_known_are_left_to_others() -> None:
+    assert not may_be_changed(torch.Tensor, Way("method", "mul_", None), UNKNOWN)
+    assert may_be_changed(np.ndarray, Way("item", "", None), UNKNOWN)
+    attribute = Way("attribute", "count", None)
+    assert may_be_changed(types.FunctionType, attribute, HELD)
+    assert not may_be_changed(types.FunctionType, attribute, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("make", "looked_after"),
+    [(queue.Queue, True), (list, False), (Slotted, False), (lambda: nn.Linear, True)],
+)
+def test_librarys_objects_with_locks_are_left_to_their_makers(
+    make: Callable[[], Any], looked_after: bool
+) -> None:
+    assert is_looked_after(make()) is looked_after
+
+
+def test_a_lock_of_the_users_own_says_nothing() -> None:
+    class Locked:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    assert not is_looked_after(Locked())
+
+
+def test_views_are_known_by_their_memory() -> None:
+    tensor, array = torch.ones(4), np.ones(4)
+    assert [*memory_of(tensor)] == [*memory_of(tensor[1:])]
+    assert [*memory_of(array[1:])] == [id(array)]
+    assert not [*memory_of([])]
