@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -68,4 +69,37 @@ def test_so_they_do_under_other_policies(kind: str, policy: str) -> None:
     jobs = jobs_of(kind, 3)
     report = wf.run(jobs, memory="64MiB", policy=policy)
     report.raise_errors()
+    assert [report.jobs[one.name].losses for one in jobs] == losses
+
+
+def mixed(seed: int, **given: Any) -> list[wf.Job]:
+    """Jobs of two objects, and some with objects of their own, in any order. (Not those that write
+    to their batches: others here have the same tensors as data, and end them.)"""
+    _forget()
+    chance = random.Random(seed)
+    torch.manual_seed(seed)
+    kinds = chance.sample([*(kind for kind in SHARED if kind != "batches"), *MAKES], 2)
+    common = [MAKES[kind] if kind in MAKES else sharing(kind) for kind in kinds]
+    makes = [chance.choice(common) for _ in range(4)]
+    makes += [sharing(chance.choice(["criterion", "metric", "dataset counted"])) for _ in range(2)]
+    chance.shuffle(makes)
+    made = [job(seed=0, steps=chance.randint(3, 9), **make(), **given) for make in makes]
+    for number, one in enumerate(made):
+        one.name = f"job {number}"
+    return made
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(120))
+def test_any_jobs_train_as_one_after_another(seed: int) -> None:
+    chance = random.Random(1000 + seed)
+    given = {"capture": chance.choice(["auto", False])}
+    policy = chance.choice(["flow", "temporal", "time-slice"])
+    callbacks = chance.choice(["lane", "caller"])
+    loops = mixed(seed)
+    losses = [wf.run_eager(one).losses for one in loops]
+    jobs = mixed(seed, **given)
+    report = wf.run(jobs, memory="64MiB", policy=policy, callbacks=callbacks)
+    report.raise_errors()
+    assert numbers(jobs) == numbers(loops)
     assert [report.jobs[one.name].losses for one in jobs] == losses

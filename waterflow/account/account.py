@@ -25,6 +25,8 @@ from waterflow.account.walk import MOST_OBJECTS, Walk
 __all__ = ["Account"]
 
 Wanted = TypeVar("Wanted")
+#: How many objects are walked, and of how large containers.
+_Limits = tuple[int, int | None]
 
 #: Names that walks came to, by the kinds of their roots; so many kinds are remembered.
 _KNOWN_NAMES: dict[Hashable, frozenset[str]] = {}
@@ -53,6 +55,8 @@ class Account:
             self._objects = ChainMap(walk.objects, walk.library.objects)
         self._walked = walk.seen
         self._classes = walk.classes
+        #: Containers that the walk met and did not look into, as they have too many items.
+        self.large = walk.large
         #: Whether all was walked that there is, but for what is unwalkable.
         self.is_whole = walk.is_whole
         #: Code objects of the functions that the walk met but for the library's, with those inside
@@ -101,6 +105,7 @@ class Account:
         most: int = MOST_OBJECTS,
         unless_any: bool = False,
         late: Late = NOTHING_LATE,
+        most_items: int | None = None,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
@@ -120,18 +125,21 @@ class Account:
             unless_any: nothing is walked where the code may read any attribute, which in a process
                 with large libraries leads far; the account then has something unwalkable.
             late: what is walked last, and skipped only where nothing else leads to it.
+            most_items: containers of more items are met, but not looked into (`large`); None: all
+                are.
         """
+        limits = most, most_items
         if codes is None and names is None and not everything:
-            found = _walk_by_reachable_names(roots, skip or {}, executed_only, most, late)
+            found = _walk_by_reachable_names(roots, skip or {}, executed_only, limits, late)
             if found is not None:
                 return cls(found)
             if unless_any:
                 walk = Walk(frozenset(), None, {})
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
-        walk = _walk_along(names, roots, skip or {}, executed_only, most, late, codes)
+        walk = _walk_along(names, roots, skip or {}, executed_only, limits, late, codes)
         if walk.holds_reader and names is not None:
-            walk = _walk_along(None, roots, skip or {}, executed_only, most, late, codes)
+            walk = _walk_along(None, roots, skip or {}, executed_only, limits, late, codes)
         return cls(walk)
 
     def executes(self, code: CodeType) -> bool:
@@ -226,7 +234,7 @@ def _walk_by_reachable_names(
     roots: Mapping[str, Any],
     skip: Mapping[int, Collection[Any] | None],
     executed_only: bool,
-    most: int,
+    limits: _Limits,
     late: Late,
 ) -> Walk | None:
     """A walk along the names in all code that the roots have by these very names; None if that
@@ -239,13 +247,13 @@ def _walk_by_reachable_names(
     kind = tuple(map(_kind_of, roots.values())), executed_only
     names = _KNOWN_NAMES.get(kind)
     if names is not None:
-        walk = _walk_along(names, roots, skip, executed_only, most, late)
+        walk = _walk_along(names, roots, skip, executed_only, limits, late)
         hides = walk.unwalkable and not executed_only  # which fewer names might not have met
         if walk.is_whole and not hides and _named(walk, executed_only) == names:
             return walk
     names = _CALLED
     while True:
-        walk = _walk_along(names, roots, skip, executed_only, most, late)
+        walk = _walk_along(names, roots, skip, executed_only, limits, late)
         more = _named(walk, executed_only)
         if more is None:
             return None
@@ -260,12 +268,13 @@ def _walk_along(
     roots: Mapping[str, Any],
     skip: Mapping[int, Any],
     executed_only: bool,
-    most: int,
+    limits: _Limits,
     late: Late,
     codes: Collection[CodeType] | None = None,
 ) -> Walk:
     walk = Walk(names, codes, skip)
-    walk.most, walk.enters_reporters = most, not executed_only
+    walk.most, walk.most_items = limits
+    walk.enters_reporters = not executed_only
     walk.run(roots, late)
     return walk
 

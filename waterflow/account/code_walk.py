@@ -95,6 +95,8 @@ class CodeWalk:
         self.handed_names: set[str] = set()
         #: Names of the trusted modules that code names.
         self.libraries: set[str] = set()
+        #: Containers that were met and not looked into, as they have too many items.
+        self.large: list[Any] = []
         #: Whether somebody holds what reads attributes by names given to it, by whatever name.
         self.holds_reader = False
         #: Objects that can change, by identity, and how they were reached.

@@ -59,6 +59,8 @@ class Walk(CodeWalk):
     most = MOST_OBJECTS
     #: Whether there were no more.
     is_whole = True
+    #: Containers of more items are met, and not looked into; None: all are.
+    most_items: int | None = None
 
     def run(self, roots: Mapping[str, Any], late: Late = NOTHING_LATE) -> None:
         """Walks from the objects given, by the names that users know them by."""
@@ -118,7 +120,7 @@ class Walk(CodeWalk):
 
     def _walk_apart(self, entries: Mapping[Any, Entry]) -> LibraryPart | None:
         walk = Walk(self.names, None, {})
-        walk._codes, walk.most = self._codes, self.most
+        walk._codes, walk.most = self._codes, self.most  # nothing of the library's is large
         walk.enters_reporters, walk.leaves_library = self.enters_reporters, False
         walk._walk_entries(entries)
         met = walk.seen | walk.classes
@@ -289,7 +291,7 @@ class Walk(CodeWalk):
     def _mapping(self, value: dict[Any, Any], trail: Trail, dotted: bool = False) -> None:
         self.objects[id(value)] = trail
         skipped = self._skipped(value)
-        if skipped is None:
+        if skipped is None or self._is_large(value, dict):
             return
         found = self.guards.mapping(value, skipped or None)
         self.places.append(places.Mapping(trail, value, found, skipped, dotted))
@@ -309,7 +311,7 @@ class Walk(CodeWalk):
     def _items(self, value: Any, trail: Trail) -> None:
         base = next(base for base in places.ITEM_BASES if is_a(value, base))
         self.objects[id(value)] = trail
-        if self._skipped(value) is None:
+        if self._skipped(value) is None or self._is_large(value, base):
             return
         found = self.guards.items(value, base)
         self.places.append(places.Items(trail, value, base, found))
@@ -317,7 +319,15 @@ class Walk(CodeWalk):
 
     def _fixed_items(self, value: Any, trail: Trail) -> None:
         base: Any = tuple if is_a(value, tuple) else frozenset
-        self._reach_items(base.__iter__(value), trail)
+        if not self._is_large(value, base):
+            self._reach_items(base.__iter__(value), trail)
+
+    def _is_large(self, value: Any, base: Any) -> bool:
+        """Whether a container has more items than are looked at."""
+        if self.most_items is None or base.__len__(value) <= self.most_items:
+            return False
+        self.large.append(value)
+        return True
 
     def _reach_items(self, found: Iterable[Any], trail: Trail) -> None:
         for index, inner in enumerate(found):

@@ -14,7 +14,7 @@ import torch
 from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.changeable import Way, is_looked_after, may_be_changed, memory_of
-from waterflow.account.class_parts import is_a
+from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.holders import MAKERS, Holders, cells_of, within
 from waterflow.account.origins import Origin
 from waterflow.account.stores import Change, stores_of
@@ -145,6 +145,8 @@ class Reach:
                 found.update((id(place.namespace), name) for name in place.trails)
         for array in self.steps.instances(np.ndarray):
             found.update(memory_of(array))
+        contents = within(self.steps.large)
+        found.update(id(value) for value in contents if type(value) not in CONSTANTS)
         return frozenset(found)
 
     def _name(self, key: Hashable, value: Any) -> str:

@@ -29,6 +29,8 @@ from waterflow.job.several import optimizers_in
 #: Jobs that reach more objects, and so many for each of their modules, are not told apart: with
 #: large libraries among them a walk takes seconds.
 _MOST_OBJECTS, _OF_A_MODULE = 3_000, 50
+#: Containers of more items are data most often: only that they are there is looked at.
+_MOST_ITEMS = 512
 #: For so many kinds of jobs it is remembered whether they change anything.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, _Known] = {}
@@ -164,7 +166,7 @@ class Sharing:
 def _account_of(roots: Mapping[str, Any], most: int) -> Account | None:
     try:
         with undisturbed():
-            found = Account.take(roots, executed_only=True, most=most)
+            found = Account.take(roots, executed_only=True, most=most, most_items=_MOST_ITEMS)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return None
     return found if found.is_whole else None

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import waterflow as wf
 from tests.support import shared_objects
 from tests.support.shared_objects import (
     IMAGES,
+    LABELS,
     NOTES,
     SHARED,
     Criterion,
@@ -133,3 +134,38 @@ def test_the_reason_says_what_is_changed_and_where() -> None:
     found = str(reason(job(loss=(one := Criterion())), job(loss=one)))
     assert found.startswith("loss, which Criterion.__call__ (")
     assert str(shared_objects.__file__) in found
+
+
+class Listed(Dataset[Any]):
+    """Thousands of samples."""
+
+    def __init__(self) -> None:
+        self.samples = [{"place": number % 8} for number in range(4000)]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+class ReadOnly(Listed):
+    def __getitem__(self, place: int) -> Any:
+        sample = self.samples[place]
+        return IMAGES[sample["place"]], LABELS[sample["place"]]
+
+
+class Keeping(Listed):
+    def __getitem__(self, place: int) -> Any:
+        sample = self.samples[place]
+        sample["served"] = sample.get("served", 0) + 1
+        return IMAGES[sample["place"]] * sample["served"], LABELS[sample["place"]]
+
+
+def test_large_containers_are_looked_at_as_a_whole() -> None:
+    for kind, shared in ((ReadOnly, False), (Keeping, True)):
+        data = kind()
+        jobs = [job(data=DataLoader(data, batch_size=4)) for _ in range(2)]
+        assert (reason(*jobs) is not None) is shared
+    pairs = [*zip(IMAGES, LABELS, strict=True)] * 1000
+    criterion = Criterion()
+    loaders = [DataLoader(pairs, batch_size=4) for _ in range(2)]  # type: ignore[arg-type]
+    assert reason(*(job(data=each, loss=criterion) for each in loaders)) is not None
+    assert reason(*(job(data=each, loss=Criterion()) for each in loaders)) is None
