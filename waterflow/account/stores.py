@@ -267,7 +267,7 @@ class _Reading:
 
     def _load_attribute(self, each: dis.Instruction) -> None:
         value, name = self._pop(), each.argval
-        if each.opname == "LOAD_METHOD" or each.argrepr.startswith("NULL|self"):
+        if each.opname == "LOAD_METHOD" or "NULL|self" in each.argrepr:
             self._push(value._replace(method=name, called="", constant=None))
             self._push(value)
         else:
@@ -290,7 +290,7 @@ class _Reading:
 
     def _load_super(self, each: dis.Instruction) -> None:
         value = self._pops(3)[-1]
-        if each.argrepr.startswith("NULL|self") or (each.arg or 0) & 1:
+        if "NULL|self" in each.argrepr or (each.arg or 0) & 1:
             self._push(value._replace(method=each.argval))
             self._push(value)
         else:
