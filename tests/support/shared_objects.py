@@ -254,7 +254,6 @@ def sharing(kind: str) -> Callable[[], dict[str, Any]]:
         "generator of tensors": drawing(torch.Generator()),
         "array": filling(np.ones(4)),
         "deque": rotating(collections.deque([1.0, 2.0])),
-        "user's lock": stepping(Locked()),
         "dictionary": noting_in({}),
     }[kind]
     return lambda: {"loss": found}
@@ -311,5 +310,5 @@ SHARED = (
     *("metric", "criterion", "module", "hook", "collate", "batches", "global", "default"),
     *("closure", "iterator", "generator of tensors", "array", "deque", "scheduler", "curriculum"),
     *("dataset cached", "dataset counted", "dataset buffered", "dataset noisy", "dataset drawn"),
-    *("file", "user's lock", "dictionary"),
+    *("file", "dictionary"),
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -12,16 +10,14 @@ import numpy as np
 import torch
 
 from waterflow.account.class_parts import is_a
-from waterflow.account.holders import CONTAINERS, attributes_of
+from waterflow.account.holders import CONTAINERS, attributes_of, has_lock
 from waterflow.account.origins import Origin
 from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
-from waterflow.common.environment import is_library_file
 
 MEMORIES = (torch.Tensor, np.ndarray)
 #: Methods by which arrays are changed that other objects have, too.
 _OF_ARRAYS = frozenset({"fill", "put", "sort", "partition", "byteswap", "resize", "setflags"})
 _IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
-_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 
 
 class Way(NamedTuple):
@@ -62,16 +58,19 @@ def _is_users(kind: type, name: str) -> bool:
 
 
 def is_looked_after(value: Any) -> bool:
-    """Whether an object is of a library's that has locks of its own, so that its maker sees to it,
-    or is this library's own, or a class of a trusted library's, which users do not set."""
-    kind = type(value)
-    if is_own_class(kind):
+    """Whether an object has a lock, so that its maker sees to it that threads share it, or is this
+    library's own, or a class of a trusted library's, which users do not set."""
+    if is_own_class(type(value)):
         return True
     if is_a(value, type):
         return is_trusted_class(value)
-    module = sys.modules.get(kind.__module__)
-    is_librarys = is_trusted_class(kind) or is_library_file(getattr(module, "__file__", None) or "")
-    return is_librarys and any(is_a(held, _LOCKS) for _, held in attributes_of(value))
+    return has_lock(value)
+
+
+def has_attribute(value: Any, name: str) -> bool:
+    """Whether an object has an attribute, by itself or by its class; "*": any."""
+    own = any(name == each for each, _ in attributes_of(value))
+    return own or name == "*" or any(name in vars(kind) for kind in type(value).__mro__)
 
 
 def memory_of(value: Any) -> Iterator[int]:

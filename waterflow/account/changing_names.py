@@ -25,6 +25,8 @@ CHANGING = frozenset(
         *(name for name in dir(np.random.RandomState) if not name.startswith("_")),
     }
 )
+#: Those of them that only add to a list, which tells nothing to whoever does no more.
+ADDING = frozenset({"append", "extend"})
 #: Functions that change what they are given first.
 CHANGES_FIRST = frozenset(
     {

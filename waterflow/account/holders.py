@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -25,6 +26,7 @@ CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _DEPTH, _MOST_CONTENTS = 4, 10_000
 #: Methods of an object that nobody else has yet.
 MAKERS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 _EMPTY = CellType()
 
 Given = Callable[[CodeType, int], Iterable[Any] | None]
@@ -44,6 +46,7 @@ class Holders:
         self._escapes = frozenset[Origin]().union(*(stores.escapes for stores in found))
         self._aliases = _together(stores.aliases for stores in found)
         self._contents = _together(stores.contents for stores in found)
+        self._reads = frozenset[str]().union(*(stores.reads for stores in found))
 
     def objects_of(self, origin: Origin) -> Iterable[Any]:
         """The objects that a value may be, as far as they are not made by the job's code."""
@@ -125,12 +128,28 @@ class Holders:
     def _by_name(self) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = {}
         for value in self.objects:
-            for name, held in attributes_of(value):
-                found.setdefault(name, []).append(held)
+            if not has_lock(value):  # what it holds is its own affair, too
+                for name, held in attributes_of(value):
+                    found.setdefault(name, []).append(held)
         for kind in self._own_classes:
             for name, held in vars(kind).items():
                 found.setdefault(name, []).append(held)
         return found
+
+    def reads(self, value: Any) -> bool:
+        """Whether code may do more with an object than to add to it, by the names that it has; one
+        that is a function's default or in a container is no matter of names."""
+        names = {name for name, held in self._by_name.items() if any(v is value for v in held)}
+        names |= {n for space in self._namespaces for n, v in space.items() if v is value}
+        inside = [
+            part for each in self.objects if is_a(each, CONTAINERS) for part in _parts_of(each)
+        ]
+        for functions in self.functions.values():
+            inside += [d for f in functions for d in (f.__defaults__ or ())]
+            inside += [d for f in functions for d in (f.__kwdefaults__ or {}).values()]
+        if any(part is value for part in inside):
+            return True
+        return "*" in self._reads or not names.isdisjoint(self._reads)
 
     @functools.cached_property
     def functions(self) -> dict[CodeType, list[FunctionType]]:
@@ -183,6 +202,11 @@ def _together(
 
 def _below(origin: Origin) -> Origin:
     return origin._replace(kind="below") if origin.kind == "held" else origin
+
+
+def has_lock(value: Any) -> bool:
+    """Whether an object has a lock of its own: it is made for several threads."""
+    return any(is_a(held, _LOCKS) for _, held in attributes_of(value))
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:

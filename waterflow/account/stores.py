@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import NamedTuple
 
 from waterflow.account.changing_names import (
+    ADDING,
     ANYTHING,
     CHANGED_KEYWORDS,
     CHANGES_FIRST,
@@ -75,12 +77,14 @@ class Stores(NamedTuple):
             that comes from nowhere known may have one of these.
         aliases: what it stores by a name, where it can be found again.
         contents: what it puts into what is held by a name.
+        reads: the names by which it gets something for more than to add to it; "*": any.
     """
 
     changes: tuple[Change, ...]
     escapes: frozenset[Origin]
     aliases: dict[str, frozenset[Origin]]
     contents: dict[str, frozenset[Origin]]
+    reads: frozenset[str]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -106,6 +110,7 @@ class _Reading:
         self._escapes: set[Origin] = set()
         self._aliases: dict[str, frozenset[Origin]] = {}
         self._contents: dict[str, frozenset[Origin]] = {}
+        self._reads: set[str] = set()
         self._keywords: Sequence[str] = ()
         self._line = code.co_firstlineno
 
@@ -118,8 +123,19 @@ class _Reading:
         while before != self._back:
             before, self._locals = dict(self._back), dict(start)
             self._run()
-        escapes = frozenset(self._escapes)
-        return Stores(tuple(self._changes), escapes, self._aliases, self._contents)
+        self._note_reads()
+        return Stores(
+            tuple(self._changes),
+            frozenset(self._escapes),
+            self._aliases,
+            self._contents,
+            frozenset(self._reads),
+        )
+
+    def _note_reads(self) -> None:
+        for each, then in itertools.pairwise(self._instructions):
+            if each.opname in _GETS and then.argval not in ADDING:
+                self._reads.add(each.argval)
 
     def _run(self) -> None:
         reached, left = True, dict[int, tuple[list[Value], _Locals]]()
@@ -178,6 +194,12 @@ class _Reading:
 
     def _add(self, to: dict[str, frozenset[Origin]], name: str, origins: frozenset[Origin]) -> None:
         to[name] = to.get(name, NOTHING) | origins
+
+    def _store(self, name: str, value: Value) -> None:
+        """A value is held by a name from now on."""
+        self._escape(value)
+        self._add(self._aliases, name, value.origins)
+        self._add(self._contents, name, value.inner)
 
     def _escape(self, value: Value) -> None:
         self._escapes |= value.all()
@@ -252,8 +274,7 @@ class _Reading:
 
     def _store_variable(self, each: dis.Instruction) -> None:
         value = self._pop()
-        self._escape(value)
-        self._add(self._aliases, each.argval, value.all())
+        self._store(each.argval, value)
         if each.opname == "STORE_GLOBAL":
             self._change("variable", each.argval, NOTHING)
         elif each.argval in self._code.co_freevars:
@@ -277,6 +298,7 @@ class _Reading:
         if name == "__class__":
             return Value(CLASS)
         if name == "__dict__":
+            self._reads.add("*")
             self._change("attribute", "*", value.origins)
             return value
         if is_changing(name):  # a bound method, which somebody will call
@@ -299,8 +321,7 @@ class _Reading:
     def _store_attribute(self, each: dis.Instruction) -> None:
         value, holder = self._pops(2)
         self._change("attribute", each.argval, holder.origins)
-        self._escape(value)
-        self._add(self._aliases, each.argval, value.all())
+        self._store(each.argval, value)
 
     def _delete_attribute(self, each: dis.Instruction) -> None:
         self._change("attribute", each.argval, self._pop().origins)
@@ -482,14 +503,15 @@ class _Reading:
             known = given[1].constant if len(given) > 1 else None
             self._change("attribute", known or "*", first.origins)
             for value in given[2:]:
-                self._escape(value)
-                self._add(self._aliases, known or "*", value.all())
+                self._store(known or "*", value)
         elif name == "vars":
+            self._reads.add("*")
             self._change("attribute", "*", first.origins)
         elif name == "type":
             return Value(CLASS)
         elif name == "getattr":
             known = given[1].constant if len(given) > 1 else None
+            self._reads.add(known or "*")
             found = self._attribute(first, known) if known else ANY
             return either(found, container(given[2:]).part())
         elif name in ("map", "filter", "sorted", "min", "max"):  # may call what they are given
@@ -531,6 +553,7 @@ def _line(each: dis.Instruction) -> int | None:
     return None if positions is None else positions.lineno
 
 
+_GETS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_ATTR"})
 _LEAVES = frozenset(
     {
         *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD"),

@@ -13,12 +13,20 @@ import torch
 
 from waterflow.account import places
 from waterflow.account.account import Account
-from waterflow.account.changeable import Way, is_looked_after, may_be_changed, memory_of
+from waterflow.account.changeable import (
+    Way,
+    has_attribute,
+    is_looked_after,
+    may_be_changed,
+    memory_of,
+)
+from waterflow.account.changing_names import ADDING
 from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.holders import MAKERS, Holders, cells_of, within
 from waterflow.account.origins import Origin
 from waterflow.account.stores import Change, stores_of
 from waterflow.account.trust import is_trusted_code
+from waterflow.capture.plain_python import is_of_tensors
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 
@@ -40,6 +48,7 @@ class Reach:
         self._accounts = steps, callback
         codes = {code: None for account in self._accounts for code in account.own_codes}
         found = [stores_of(code) for code in codes if not _is_known(code)]
+        self._ways_of: dict[Hashable, set[str]] = {}
         given = functools.partial(_given_by_engine, job)
         self._holders = Holders(self._accounts, found, given)
         changes = [change for stores in found for change in stores.changes]
@@ -47,7 +56,7 @@ class Reach:
         self._changes = [
             change
             for change in changes
-            if not (_is_of_tensors(change) or _is_of_its_maker(change))
+            if not (is_of_tensors(change) or _is_of_its_maker(change))
             and (iterates or change.name != "__next__")
         ]
 
@@ -59,9 +68,16 @@ class Reach:
     def may_change(self, other: Reach) -> str | None:
         """What it may change that the other's steps reach, in words; None: nothing."""
         for key, (where, value) in self._changed.items():
-            if key in other.reached:
+            if key in other.reached and not self._only_adds(key, value, other):
                 return f"{other._name(key, value)}, which {where} may change"
         return None
+
+    def _only_adds(self, key: Hashable, value: Any, other: Reach) -> bool:
+        """Whether the code of both does no more to a list than to add to it, as one notes losses:
+        that tells nothing to either."""
+        if type(value) is not list or self._ways_of[key] - ADDING:
+            return False
+        return not (self._holders.reads(value) or other._holders.reads(value))
 
     @property
     def changed(self) -> frozenset[Hashable]:
@@ -75,6 +91,7 @@ class Reach:
         for origin, ways in self._ways.items():
             for key, way, value in self._changed_at(origin, ways):
                 found.setdefault(key, (ways[way], value))
+                self._ways_of.setdefault(key, set()).add(way.name)
         for optimizer in self._optimizers:
             for parameter in trained_parameters(optimizer):
                 for key in (id(parameter), *memory_of(parameter)):
@@ -123,10 +140,9 @@ class Reach:
                     found = [v for m in values if named for v in _variables(vars(m), way.name)]
                     yield from ((key, way, value) for key, value in found)
                 elif may_be_changed(kind, way, origin):
-                    for value in values:
-                        if not is_looked_after(value):
-                            yield id(value), way, value
-                            yield from ((memory, way, value) for memory in memory_of(value))
+                    for value in (v for v in values if _is_changed(v, way, origin)):
+                        yield id(value), way, value
+                        yield from ((memory, way, value) for memory in memory_of(value))
 
     def _variables(self, way: Way) -> Iterator[tuple[Hashable, Any]]:
         assert way.code is not None
@@ -229,13 +245,12 @@ def _called(
             yield Called(holder, name, weakref.ref(value))
 
 
-def _is_of_tensors(change: Change) -> bool:
-    """Whether only tensors can be changed in this way, and these come from nowhere known: batches
-    and what is made of them."""
-    kinds = {origin.kind for origin in change.origins}
-    in_place = change.name.endswith("_") and not change.name.startswith("_")
-    named = change.how == "method" and (in_place or change.name == "out")
-    return named and kinds <= {"parameter", "unknown"}
+def _is_changed(value: Any, way: Way, origin: Origin) -> bool:
+    """Whether an object of a class that can be changed in this way is."""
+    known = origin.kind in ("held", "below", "class")
+    if way.how == "attribute" and not known and not has_attribute(value, way.name):
+        return False  # what a function was handed has the attributes that it sets
+    return not is_looked_after(value)
 
 
 def _is_iterator(value: Any) -> bool:

@@ -20,6 +20,7 @@ from waterflow.account.account import Account
 from waterflow.account.code_names import code_names
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_of_trusted_classes
+from waterflow.capture.plain_python import is_plain
 from waterflow.capture.python_kind import kind_of_python
 from waterflow.capture.reach import Called, Reach, code_of
 from waterflow.job.epochs import NumberedEpochs
@@ -97,7 +98,7 @@ class Sharing:
     @functools.cached_property
     def _roots(self) -> dict[str, Any]:
         job = self._job
-        data = None if _is_plain(job.data) else job.data
+        data = None if _is_of_batches(job.data) else job.data
         if type(data) is DataLoader and data.num_workers:  # which work on copies of all else
             samplers = data.sampler, data.batch_sampler
             data = [one for one in samplers if not is_of_trusted_classes(one)]
@@ -109,7 +110,10 @@ class Sharing:
     def _changes_anything(self) -> bool:
         """Whether its Python may change anything that is not made by it; one look for all jobs that
         are made of the same functions and classes, as long as these call the same."""
-        kind = kind_of_python({**self._roots, "on_step": self._job.on_step})
+        roots = {**self._roots, "on_step": self._job.on_step}
+        if is_plain(roots.values()):
+            return False
+        kind = kind_of_python(roots)
         known = _KNOWN.get(kind)
         if known is not None and known.holds():
             return known.changes
@@ -178,7 +182,7 @@ def _has_users_code(optimizer: torch.optim.Optimizer) -> bool:
     return hooks or "step" in own or not is_of_trusted_classes(optimizer)
 
 
-def _is_plain(data: Any) -> bool:
+def _is_of_batches(data: Any) -> bool:
     """Whether none of a job's Python makes its batches, but what is its own, or everybody's."""
     return type(data) in (list, tuple) or isinstance(data, NumberedEpochs)
 

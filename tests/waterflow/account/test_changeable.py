@@ -15,7 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from waterflow.account.changeable import Way, is_looked_after, may_be_changed, memory_of
+from waterflow.account.changeable import (
+    Way,
+    has_attribute,
+    is_looked_after,
+    may_be_changed,
+    memory_of,
+)
 from waterflow.account.origins import Origin
 
 HELD, UNKNOWN = Origin("held", "found"), Origin("unknown")
@@ -73,22 +79,27 @@ def test_tensors_and_functions_that_come_from_nowhere_known_are_left_to_others()
     assert not may_be_changed(types.FunctionType, attribute, UNKNOWN)
 
 
+class Locked:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
 @pytest.mark.parametrize(
     ("make", "looked_after"),
-    [(queue.Queue, True), (list, False), (Slotted, False), (lambda: nn.Linear, True)],
+    [(queue.Queue, True), (Locked, True), (list, False), (Slotted, False), (lambda: dict, True)],
 )
-def test_librarys_objects_with_locks_are_left_to_their_makers(
+def test_objects_with_locks_are_left_to_their_makers(
     make: Callable[[], Any], looked_after: bool
 ) -> None:
     assert is_looked_after(make()) is looked_after
 
 
-def test_a_lock_of_the_users_own_says_nothing() -> None:
-    class Locked:
-        def __init__(self) -> None:
-            self.lock = threading.Lock()
-
-    assert not is_looked_after(Locked())
+def test_an_attribute_may_be_the_objects_or_its_classs() -> None:
+    found = Locked()
+    assert has_attribute(found, "lock")
+    assert has_attribute(found, "__init__")
+    assert has_attribute(found, "*")
+    assert not has_attribute(found, "count")
 
 
 def test_views_are_known_by_their_memory() -> None:

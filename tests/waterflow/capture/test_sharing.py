@@ -19,6 +19,7 @@ from tests.support.shared_objects import (
     NOTES,
     SHARED,
     Criterion,
+    Locked,
     Metric,
     OfClass,
     OwnNotes,
@@ -28,6 +29,7 @@ from tests.support.shared_objects import (
     plain_loss,
     scaled,
     sharing,
+    stepping,
     weighted,
 )
 from waterflow.capture.sharing import Sharing
@@ -68,6 +70,48 @@ def test_what_all_read_is_nobodys() -> None:
         return job(model=OwnNotes(frozen), loss=loss)
 
     assert reason(make(), make()) is None
+
+
+def test_a_list_that_is_only_added_to_tells_nothing() -> None:
+    losses: list[float] = []
+
+    def noting(model: nn.Module, batch: Any) -> torch.Tensor:
+        found = plain_loss(model, batch)
+        losses.append(float(found.detach()))
+        return found
+
+    def reading(model: nn.Module, batch: Any) -> torch.Tensor:
+        return plain_loss(model, batch) * (1 + len(losses))
+
+    one, other = job(loss=noting), job(loss=reading)
+    assert reason(one, job(loss=noting)) is None
+    assert reason(one, other) is not None
+    assert reason(other, job(loss=reading)) is None
+
+
+def test_what_has_a_lock_is_left_to_its_maker() -> None:
+    counts = stepping(Locked())
+    assert reason(job(loss=counts), job(loss=counts)) is None
+
+
+def test_attributes_of_results_are_not_those_of_what_was_handed_on() -> None:
+    settings = types.SimpleNamespace(scale=2.0)
+
+    def scaled_by(settings: Any, loss: torch.Tensor) -> Any:
+        return types.SimpleNamespace(loss=loss * settings.scale)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        found = scaled_by(settings, plain_loss(model, batch))
+        found.steps = 1
+        return found.loss
+
+    def changing(model: nn.Module, batch: Any) -> torch.Tensor:
+        found = scaled_by(settings, plain_loss(model, batch))
+        found.scale = 1
+        return found.loss
+
+    assert reason(job(loss=loss), job(loss=loss)) is None
+    assert reason(job(loss=changing), job(loss=changing)) is not None
 
 
 def test_what_only_callbacks_see_is_theirs() -> None:

@@ -1,0 +1,129 @@
+"""Whether a job's Python plainly changes nothing but what it makes for itself: most trials are
+torch's modules, a loss and an evaluation of a few lines, and loaders over tensors. That takes a
+hundredth of the walk that tells it of all others.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
+
+from waterflow.account.bytecode import nested_codes
+from waterflow.account.class_parts import CONSTANTS, is_a
+from waterflow.account.code_names import code_names
+from waterflow.account.holders import cells_of
+from waterflow.account.places import REGISTRIES
+from waterflow.account.stores import Change, stores_of
+from waterflow.account.trust import (
+    is_reporters_name,
+    is_trusted_class,
+    is_trusted_code,
+    is_trusted_name,
+)
+
+#: So many objects are looked at, at most.
+_MOST = 512
+#: What a module has by itself.
+_OF_MODULES = frozenset(vars(nn.Module()))
+_HOOKS = tuple(name for name in _OF_MODULES if "hooks" in name)
+_DATA = (DataLoader, Subset, TensorDataset)
+_CONTAINERS = (list, tuple, dict)
+_MISSING = object()
+
+
+def is_plain(roots: Iterable[Any]) -> bool:
+    """Whether it is told at once that code behind these objects changes nothing that it has not
+    made. False: it is not known."""
+    look = _Look()
+    try:
+        return all(map(look.is_plain, roots))
+    except Exception:  # whatever objects raise
+        return False
+
+
+def is_of_tensors(change: Change) -> bool:
+    """Whether only tensors can be changed in this way, and these come from nowhere known: batches
+    and what is made of them."""
+    kinds = {origin.kind for origin in change.origins}
+    in_place = change.name.endswith("_") and not change.name.startswith("_")
+    named = change.how == "method" and (in_place or change.name == "out")
+    return named and kinds <= {"parameter", "unknown"}
+
+
+class _Look:
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+
+    def is_plain(self, value: Any) -> bool:
+        kind = type(value)
+        if kind in CONSTANTS or id(value) in self._seen:
+            return True
+        self._seen.add(id(value))
+        if len(self._seen) > _MOST:
+            return False
+        if kind is FunctionType:
+            return self._is_plain_function(value)
+        if is_a(value, nn.Module):
+            return self._is_plain_module(value)
+        if kind in (torch.Tensor, nn.Parameter):
+            return not value._backward_hooks and not vars(value)
+        if kind in _CONTAINERS:
+            return all(map(self.is_plain, value.values() if kind is dict else value))
+        if kind in _DATA or kind is functools.partial or _is_torchs_sampler(kind):
+            parts = (value.func, *value.args, value.keywords) if kind is functools.partial else ()
+            return all(map(self.is_plain, (*parts, *vars(value).values())))
+        return self._is_librarys(value, kind)
+
+    def _is_librarys(self, value: Any, kind: type) -> bool:
+        """Whether a library has made it for everybody."""
+        if is_a(value, ModuleType):
+            return is_trusted_name(value.__name__)
+        if is_a(value, type):
+            return is_trusted_class(value)
+        if kind is BuiltinFunctionType:
+            return is_a(value.__self__, ModuleType) or value.__self__ is None
+        return kind is np.ndarray or is_reporters_name(kind.__module__)
+
+    def _is_plain_function(self, value: FunctionType) -> bool:
+        code = value.__code__
+        if is_trusted_code(code) and not value.__closure__:
+            return True
+        if vars(value) or is_trusted_code(code):
+            return False
+        for part in nested_codes(code):
+            if any(not (c.name == "__next__" or is_of_tensors(c)) for c in stores_of(part).changes):
+                return False
+        held = [cell.cell_contents for _, cell in cells_of(value)]
+        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        built_in: Mapping[str, Any] = value.__builtins__  # type: ignore[attr-defined]
+        names = code_names(code)
+        if names.imports:
+            return False
+        for name in names.global_names:
+            found = value.__globals__.get(name, _MISSING)
+            if found is _MISSING:
+                if name not in built_in:
+                    return False
+            else:
+                held.append(found)
+        return all(map(self.is_plain, held))
+
+    def _is_plain_module(self, value: nn.Module) -> bool:
+        held = vars(value)
+        if not is_trusted_class(type(value)) or any(held[name] for name in _HOOKS):
+            return False
+        parts = [part for name, part in held.items() if name not in _OF_MODULES]
+        for name in REGISTRIES:
+            parts += held[name].values()
+        return all(map(self.is_plain, parts))
+
+
+def _is_torchs_sampler(kind: type) -> bool:
+    return issubclass(kind, Sampler) and is_trusted_class(kind)
