@@ -95,7 +95,8 @@ class Reading(Dataset[Any]):
     """One that keeps something: a cache, a buffer, a stream of its own, a place in a file."""
 
     def __init__(self, how: str) -> None:
-        self.how, self.cache, self.served = how, dict[int, Any](), 0
+        self.how = getattr(type(self), f"get_{how}")
+        self.cache, self.served = dict[int, Any](), 0
         self.buffer = torch.empty(8)
         self.random, self.drawn = np.random.default_rng(0), random.Random(0)
 
@@ -103,7 +104,7 @@ class Reading(Dataset[Any]):
         return 8
 
     def __getitem__(self, place: int) -> Any:
-        return getattr(self, f"get_{self.how}")(place), LABELS[place]
+        return self.how(self, place), LABELS[place]
 
     def get_cached(self, place: int) -> Any:
         return self.cache.setdefault(place, IMAGES[place] * 2)

@@ -46,8 +46,7 @@ class Reach:
         self._job = job
         self.steps = steps
         self._accounts = steps, callback
-        codes = {code: None for account in self._accounts for code in account.own_codes}
-        found = [stores_of(code) for code in codes if not _is_known(code)]
+        found = [stores_of(code) for code in users_codes(self._accounts)]
         self._ways_of: dict[Hashable, set[str]] = {}
         given = functools.partial(_given_by_engine, job)
         self._holders = Holders(self._accounts, found, given)
@@ -106,7 +105,7 @@ class Reach:
 
     @functools.cached_property
     def _ways(self) -> dict[Origin | None, dict[Way, str]]:
-        """How what comes from where is changed, and by which line; None: from nowhere."""
+        """How what comes from where is changed, and by which line; None: variables."""
         found: dict[Origin | None, dict[Way, str]] = {}
         for change in self._changes:
             code = change.code
@@ -115,17 +114,21 @@ class Reach:
             way = Way(change.how, change.name, code if of_variable else None)
             for origin in (None,) if of_variable else change.origins:
                 found.setdefault(origin, {}).setdefault(way, where)
-        return found
+        together: dict[Origin | None, dict[Way, str]] = {}
+        for origin, ways in found.items():
+            known = (None,) if origin is None else self._holders.known_by([origin])
+            for each in known:
+                together[each] = ways | together.get(each, {})
+        return together
 
     def _changed_at(
         self, origin: Origin | None, ways: Iterable[Way]
     ) -> Iterator[tuple[Hashable, Way, Any]]:
-        if origin is None:
-            for way in ways:
-                yield from ((key, way, value) for key, value in self._variables(way))
+        if origin is not None:
+            yield from self._changed_there(origin, ways)
             return
-        for known in self._holders.known_by([origin]):
-            yield from self._changed_there(known, ways)
+        for way in ways:
+            yield from ((key, way, value) for key, value in self._variables(way))
 
     def _changed_there(
         self, origin: Origin, ways: Iterable[Way]
@@ -255,6 +258,12 @@ def _is_changed(value: Any, way: Way, origin: Origin) -> bool:
 
 def _is_iterator(value: Any) -> bool:
     return hasattr(type(value), "__next__")
+
+
+def users_codes(accounts: Iterable[Account]) -> list[CodeType]:
+    """The code that accounts have met, but for the library's."""
+    codes = {code: None for account in accounts for code in account.own_codes}
+    return [code for code in codes if not _is_known(code)]
 
 
 def _is_known(code: CodeType) -> bool:

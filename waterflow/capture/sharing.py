@@ -22,7 +22,7 @@ from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_of_trusted_classes
 from waterflow.capture.plain_python import is_plain
 from waterflow.capture.python_kind import kind_of_python
-from waterflow.capture.reach import Called, Reach, code_of
+from waterflow.capture.reach import Called, Reach, code_of, users_codes
 from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in
@@ -30,6 +30,8 @@ from waterflow.job.several import optimizers_in
 #: Jobs that reach more objects, and so many for each of their modules, are not told apart: with
 #: large libraries among them a walk takes seconds.
 _MOST_OBJECTS, _OF_A_MODULE = 3_000, 50
+#: Nor are those that run so much code of others than torch.
+_MOST_CODES = 400
 #: Containers of more items are data most often: only that they are there is looked at.
 _MOST_ITEMS = 512
 #: For so many kinds of jobs it is remembered whether they change anything.
@@ -139,7 +141,7 @@ class Sharing:
         most = _MOST_OBJECTS + _OF_A_MODULE * len(self._modules)
         steps = _account_of(self._roots, most)
         callback = _account_of({"on_step": self._job.on_step}, most)
-        if steps is None or callback is None:
+        if steps is None or callback is None or _is_large(steps, callback):
             if len(_TOO_LARGE) < _MOST_KINDS:
                 _TOO_LARGE.add(kind)
             return None
@@ -165,6 +167,10 @@ class Sharing:
         codes = [code for one in functions if (code := code_of(one)) is not None]
         named = frozenset[str]().union(*(code_names(code).names for code in codes))
         return job.evaluate is not None or not named.isdisjoint(_SWITCH_MODES)
+
+
+def _is_large(*accounts: Account) -> bool:
+    return len(users_codes(accounts)) > _MOST_CODES
 
 
 def _account_of(roots: Mapping[str, Any], most: int) -> Account | None:
