@@ -67,16 +67,19 @@ class Reach:
     def may_change(self, other: Reach) -> str | None:
         """What it may change that the other's steps reach, in words; None: nothing."""
         for key, (where, value) in self._changed.items():
-            if key in other.reached and not self._only_adds(key, value, other):
+            only_added = key in self.noted and key in other.noted
+            if key in other.reached and not only_added:
                 return f"{other._name(key, value)}, which {where} may change"
         return None
 
-    def _only_adds(self, key: Hashable, value: Any, other: Reach) -> bool:
-        """Whether the code of both does no more to a list than to add to it, as one notes losses:
-        that tells nothing to either."""
-        if type(value) is not list or self._ways_of[key] - ADDING:
-            return False
-        return not (self._holders.reads(value) or other._holders.reads(value))
+    @functools.cached_property
+    def noted(self) -> frozenset[Hashable]:
+        """The lists to which its code only adds, as one notes losses: where others do no more,
+        either, that tells nothing to anybody."""
+        found = self._changed.items()
+        added = [(key, v) for key, (_, v) in found if type(v) is list]
+        added = [(key, value) for key, value in added if self._ways_of[key] <= ADDING]
+        return frozenset(key for key, value in added if not self._holders.reads(value))
 
     @property
     def changed(self) -> frozenset[Hashable]:

@@ -62,10 +62,26 @@ class _Known(NamedTuple):
 
 class _Marks(NamedTuple):
     """What one job's Python may change, and what its steps reach, by identities alone: objects that
-    were met would live on otherwise, results of the latest step among them."""
+    were met would live on otherwise, results of the latest step among them. `noted` are lists to
+    which it only adds."""
 
     changed: frozenset[Hashable]
     reached: frozenset[Hashable]
+    noted: frozenset[Hashable]
+
+    @classmethod
+    def of(cls, reach: Reach) -> _Marks:
+        """Of what is reached now."""
+        return cls(reach.changed - reach.noted, reach.reached, reach.noted)
+
+    def may_meet(self, other: _Marks) -> bool:
+        """Whether one may change what the other's steps reach."""
+        return not (
+            self.changed.isdisjoint(other.reached)
+            and other.changed.isdisjoint(self.reached)
+            and (self.noted - other.noted).isdisjoint(other.reached)
+            and (other.noted - self.noted).isdisjoint(self.reached)
+        )
 
 
 class Sharing:
@@ -84,17 +100,14 @@ class Sharing:
         one, two = self._marks, other._marks
         if one is None or two is None:  # more than can be looked at
             return None
-        if one.changed.isdisjoint(two.reached) and two.changed.isdisjoint(one.reached):
-            return None
-        return self._reason_now(other)
+        return self._reason_now(other) if one.may_meet(two) else None
 
     def _reason_now(self, other: Sharing) -> str | None:
         """The same from what both reach now: who is gone has left his identity to others."""
         one, two = self._look(), other._look()
         if one is None or two is None:
             return None
-        self._marks = _Marks(one.changed, one.reached)
-        other._marks = _Marks(two.changed, two.reached)
+        self._marks, other._marks = _Marks.of(one), _Marks.of(two)
         return one.may_change(two) or two.may_change(one)
 
     @functools.cached_property
@@ -131,7 +144,7 @@ class Sharing:
     @functools.cached_property
     def _marks(self) -> _Marks | None:
         reach = self._look()
-        return None if reach is None else _Marks(reach.changed, reach.reached)
+        return None if reach is None else _Marks.of(reach)
 
     def _look(self) -> Reach | None:
         """What its Python reaches now; None where that is too much."""
