@@ -106,6 +106,7 @@ class Account:
         unless_any: bool = False,
         late: Late = NOTHING_LATE,
         most_items: int | None = None,
+        computed: bool = True,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
@@ -127,10 +128,13 @@ class Account:
             late: what is walked last, and skipped only where nothing else leads to it.
             most_items: containers of more items are met, but not looked into (`large`); None: all
                 are.
+            computed: whether names count that code computes, and so may be any.
         """
         limits = most, most_items
         if codes is None and names is None and not everything:
-            found = _walk_by_reachable_names(roots, skip or {}, executed_only, limits, late)
+            found = _walk_by_reachable_names(
+                roots, skip or {}, executed_only, limits, late, computed
+            )
             if found is not None:
                 return cls(found)
             if unless_any:
@@ -236,6 +240,7 @@ def _walk_by_reachable_names(
     executed_only: bool,
     limits: _Limits,
     late: Late,
+    computed: bool,
 ) -> Walk | None:
     """A walk along the names in all code that the roots have by these very names; None if that
     code reads any attribute.
@@ -244,17 +249,17 @@ def _walk_by_reachable_names(
     those that the latest came to are tried first: where the code that they lead to has them and no
     others, they are what counts here, too.
     """
-    kind = tuple(map(_kind_of, roots.values())), executed_only
+    kind = tuple(map(_kind_of, roots.values())), executed_only, computed
     names = _KNOWN_NAMES.get(kind)
     if names is not None:
         walk = _walk_along(names, roots, skip, executed_only, limits, late)
         hides = walk.unwalkable and not executed_only  # which fewer names might not have met
-        if walk.is_whole and not hides and _named(walk, executed_only) == names:
+        if walk.is_whole and not hides and _named(walk, executed_only, computed) == names:
             return walk
     names = _CALLED
     while True:
         walk = _walk_along(names, roots, skip, executed_only, limits, late)
-        more = _named(walk, executed_only)
+        more = _named(walk, executed_only, computed)
         if more is None:
             return None
         if more <= names:
@@ -279,13 +284,13 @@ def _walk_along(
     return walk
 
 
-def _named(walk: Walk, executed_only: bool) -> frozenset[str] | None:
-    if walk.holds_reader:
+def _named(walk: Walk, executed_only: bool, computed: bool) -> frozenset[str] | None:
+    if computed and walk.holds_reader:
         return None
-    more = names_in(walk.codes.values(), copied=not executed_only)
+    more = names_in(walk.codes.values(), copied=not executed_only, computed=computed)
     if walk.library is not None and more is not None:
         known = walk.library.names if executed_only else walk.library.copied_names
-        more = None if known is None else more | known
+        more = more | (known or frozenset()) if known is not None or not computed else None
     return None if more is None else more | _CALLED | walk.handed_names
 
 

@@ -104,7 +104,10 @@ def _instructions(text: bytes) -> Iterator[tuple[int, int]]:
 
 
 def names_in(
-    codes: Iterable[CodeType], calls: Collection[Call] = (), copied: bool = True
+    codes: Iterable[CodeType],
+    calls: Collection[Call] = (),
+    copied: bool = True,
+    computed: bool = True,
 ) -> frozenset[str] | None:
     """Names of the attributes that executed code can read; None if it can read any.
 
@@ -113,20 +116,21 @@ def names_in(
         calls: the C functions that it called, as `_C.Observer.calls` gives them.
         copied: whether attributes count that are only copied along with their object. Nothing of
             them is executed but for the methods of the copy protocol.
+        computed: whether names count that code computes, and so may be any.
     """
     callers = {id(code) for function, code, _ in calls if reads_by_name(function)}
     names: set[str] = set()
     for code in codes:
         names |= code_names(code).names
-        if copied and (code.co_filename, code.co_qualname) in _READERS:
+        if computed and copied and (code.co_filename, code.co_qualname) in _READERS:
             return None
         if is_trusted_code(code):
             continue
-        if code_names(code).positions:
+        if computed and code_names(code).positions:
             return None
         for part in nested_codes(code):
             names.update(_constants(part.co_consts))
-            if _reads_any(part, called=not calls or id(part) in callers):
+            if computed and _reads_any(part, called=not calls or id(part) in callers):
                 return None
     return frozenset(names)
 

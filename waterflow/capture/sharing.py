@@ -187,12 +187,23 @@ def _is_large(*accounts: Account) -> bool:
 
 
 def _account_of(roots: Mapping[str, Any], most: int) -> Account | None:
-    try:
-        with undisturbed():
-            found = Account.take(roots, executed_only=True, most=most, most_items=_MOST_ITEMS)
-    except Exception:  # objects that refuse to be looked at, or change meanwhile
-        return None
-    return found if found.is_whole else None
+    """What these reach; where that is too much, as code computes names of attributes in a process
+    with large libraries, what they reach by names that can be read."""
+    for computed in (True, False):
+        try:
+            with undisturbed():
+                found = Account.take(
+                    roots,
+                    executed_only=True,
+                    most=most,
+                    most_items=_MOST_ITEMS,
+                    computed=computed,
+                )
+        except Exception:  # objects that refuse to be looked at, or change meanwhile
+            continue
+        if found.is_whole:
+            return found
+    return None
 
 
 def _has_users_code(optimizer: torch.optim.Optimizer) -> bool:
