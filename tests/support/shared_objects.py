@@ -95,7 +95,7 @@ class Reading(Dataset[Any]):
     """One that keeps something: a cache, a buffer, a stream of its own, a place in a file."""
 
     def __init__(self, how: str) -> None:
-        self.how = getattr(type(self), f"get_{how}")
+        self.how = READS[how]
         self.cache, self.served = dict[int, Any](), 0
         self.buffer = torch.empty(8)
         self.random, self.drawn = np.random.default_rng(0), random.Random(0)
@@ -122,6 +122,15 @@ class Reading(Dataset[Any]):
 
     def get_drawn(self, place: int) -> Any:
         return IMAGES[place] * self.drawn.random()
+
+
+READS = {
+    "cached": Reading.get_cached,
+    "counted": Reading.get_counted,
+    "buffered": Reading.get_buffered,
+    "noisy": Reading.get_noisy,
+    "drawn": Reading.get_drawn,
+}
 
 
 class OfClass(nn.Module):
