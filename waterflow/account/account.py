@@ -290,7 +290,9 @@ def _named(walk: Walk, executed_only: bool, computed: bool) -> frozenset[str] | 
     more = names_in(walk.codes.values(), copied=not executed_only, computed=computed)
     if walk.library is not None and more is not None:
         known = walk.library.names if executed_only else walk.library.copied_names
-        more = more | (known or frozenset()) if known is not None or not computed else None
+        if known is None and computed:
+            return None
+        more |= known or frozenset()
     return None if more is None else more | _CALLED | walk.handed_names
 
 

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from waterflow.account.class_parts import is_a
-from waterflow.account.holders import CONTAINERS, attributes_of, has_lock
+from waterflow.account.holders import CONTAINERS, MEMORIES, attributes_of, has_lock
 from waterflow.account.origins import Origin
 from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
 
-MEMORIES = (torch.Tensor, np.ndarray)
 #: Methods by which arrays are changed that other objects have, too.
 _OF_ARRAYS = frozenset({"fill", "put", "sort", "partition", "byteswap", "resize", "setflags"})
 _IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}

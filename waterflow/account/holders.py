@@ -17,10 +17,11 @@ from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes
 from waterflow.account.class_parts import is_a, slots_of
-from waterflow.account.origins import Origin
+from waterflow.account.origins import Origin, below
 from waterflow.account.stores import Stores
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
+MEMORIES = (torch.Tensor, np.ndarray)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 #: So far, and so many objects, is looked into containers.
 _DEPTH, _MOST_CONTENTS = 4, 10_000
@@ -70,7 +71,7 @@ class Holders:
             if origin.kind == "held":
                 waiting += stored
             elif origin.kind == "below":
-                waiting += map(_below, stored)
+                waiting += below(stored)
                 waiting += self._contents.get(origin.name, ())
         return found
 
@@ -116,7 +117,7 @@ class Holders:
     @functools.cached_property
     def _computed(self) -> frozenset[str]:
         """Attributes that are computed, by properties and their like."""
-        plain = (FunctionType, staticmethod, classmethod, *CONTAINERS, *(torch.Tensor, np.ndarray))
+        plain = (FunctionType, staticmethod, classmethod, *CONTAINERS, *MEMORIES)
         return frozenset(
             name
             for kind in self._own_classes
@@ -200,10 +201,6 @@ def _together(
     return together
 
 
-def _below(origin: Origin) -> Origin:
-    return origin._replace(kind="below") if origin.kind == "held" else origin
-
-
 def has_lock(value: Any) -> bool:
     """Whether an object has a lock of its own: it is made for several threads."""
     return any(is_a(held, _LOCKS) for _, held in attributes_of(value))
@@ -266,7 +263,7 @@ def within(values: Iterable[Any], themselves: bool = True) -> Iterator[Any]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if depth or themselves or is_a(value, (torch.Tensor, np.ndarray)):
+        if depth or themselves or is_a(value, MEMORIES):
             yield value
         if depth < _DEPTH:
             waiting.extend((part, depth + 1) for part in _parts_of(value))

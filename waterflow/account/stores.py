@@ -273,15 +273,11 @@ class _Reading:
         self._push(Value(held, called=each.argval if is_global else ""))
 
     def _store_variable(self, each: dis.Instruction) -> None:
-        value = self._pop()
-        self._store(each.argval, value)
-        if each.opname == "STORE_GLOBAL":
-            self._change("variable", each.argval, NOTHING)
-        elif each.argval in self._code.co_freevars:
-            self._change("cell", each.argval, NOTHING)
+        self._store(each.argval, self._pop())
+        self._change_variable(each)
 
-    def _delete_variable(self, each: dis.Instruction) -> None:
-        if each.opname == "DELETE_GLOBAL":
+    def _change_variable(self, each: dis.Instruction) -> None:
+        if each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             self._change("variable", each.argval, NOTHING)
         elif each.argval in self._code.co_freevars:
             self._change("cell", each.argval, NOTHING)
@@ -580,7 +576,7 @@ _METHODS: dict[_Operation, str] = {
     _Reading._store_and_load: "STORE_FAST_LOAD_FAST",
     _Reading._load_held: "LOAD_GLOBAL LOAD_NAME LOAD_DEREF LOAD_CLASSDEREF LOAD_CLOSURE",
     _Reading._store_variable: "STORE_GLOBAL STORE_DEREF STORE_NAME",
-    _Reading._delete_variable: "DELETE_GLOBAL DELETE_DEREF",
+    _Reading._change_variable: "DELETE_GLOBAL DELETE_DEREF",
     _Reading._load_attribute: "LOAD_ATTR LOAD_METHOD",
     _Reading._load_super: "LOAD_SUPER_ATTR",
     _Reading._store_attribute: "STORE_ATTR",

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
 
 from waterflow.account.bytecode import nested_codes
+from waterflow.account.changing_names import is_in_place
 from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.holders import cells_of
@@ -27,12 +28,10 @@ from waterflow.account.trust import (
     is_trusted_code,
     is_trusted_name,
 )
+from waterflow.capture.python_kind import HOOKS, OF_MODULES
 
 #: So many objects are looked at, at most.
 _MOST = 512
-#: What a module has by itself.
-_OF_MODULES = frozenset(vars(nn.Module()))
-_HOOKS = tuple(name for name in _OF_MODULES if "hooks" in name)
 _DATA = (DataLoader, Subset, TensorDataset)
 _CONTAINERS = (list, tuple, dict)
 _MISSING = object()
@@ -52,8 +51,7 @@ def is_of_tensors(change: Change) -> bool:
     """Whether only tensors can be changed in this way, and these come from nowhere known: batches
     and what is made of them."""
     kinds = {origin.kind for origin in change.origins}
-    in_place = change.name.endswith("_") and not change.name.startswith("_")
-    named = change.how == "method" and (in_place or change.name == "out")
+    named = change.how == "method" and (is_in_place(change.name) or change.name == "out")
     return named and kinds <= {"parameter", "unknown"}
 
 
@@ -117,9 +115,9 @@ class _Look:
 
     def _is_plain_module(self, value: nn.Module) -> bool:
         held = vars(value)
-        if not is_trusted_class(type(value)) or any(held[name] for name in _HOOKS):
+        if not is_trusted_class(type(value)) or any(held[name] for name in HOOKS):
             return False
-        parts = [part for name, part in held.items() if name not in _OF_MODULES]
+        parts = [part for name, part in held.items() if name not in OF_MODULES]
         for name in REGISTRIES:
             parts += held[name].values()
         return all(map(self.is_plain, parts))

@@ -19,8 +19,9 @@ _EMPTY = CellType()
 _CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, dict)
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 #: What a module has by itself: its hooks are looked at, its modules by themselves.
-_OF_MODULES = frozenset(vars(nn.Module()))
-_HOOKS = tuple(name for name in _OF_MODULES if "hooks" in name)
+OF_MODULES = frozenset(vars(nn.Module()))
+#: Of that, where hooks are.
+HOOKS = tuple(name for name in OF_MODULES if "hooks" in name)
 #: So far in, and so many in one object, is looked.
 _DEPTH, _MOST_PARTS = 5, 64
 
@@ -53,8 +54,8 @@ def _kind_of_root(root: Any) -> Hashable:
 def _kind_of_module(module: nn.Module) -> Hashable:
     """A module's class, and what it has of its own: hooks, a forward put in place."""
     held = vars(module)
-    own = [value for name, value in held.items() if name not in _OF_MODULES]
-    hooks = [held[name] for name in _HOOKS if held.get(name)]
+    own = [value for name, value in held.items() if name not in OF_MODULES]
+    hooks = [held[name] for name in HOOKS if held.get(name)]
     weights = held.get("_parameters", {}).values()
     return type(module), _kinds_of((*own, *hooks, *weights), _DEPTH)
 
