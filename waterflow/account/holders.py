@@ -16,7 +16,7 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.class_parts import is_a, slots_of
+from waterflow.account.class_parts import CONSTANTS, is_a, slots_of
 from waterflow.account.origins import Origin, below
 from waterflow.account.stores import Stores
 from waterflow.account.trust import is_trusted_class, is_trusted_code
@@ -129,8 +129,9 @@ class Holders:
     def _by_name(self) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = {}
         for value in self.objects:
-            if not has_lock(value):  # what it holds is its own affair, too
-                for name, held in attributes_of(value):
+            attributes = list(attributes_of(value))
+            if not _is_lock_among(attributes):  # what it holds is its own affair, too
+                for name, held in attributes:
                     found.setdefault(name, []).append(held)
         for kind in self._own_classes:
             for name, held in vars(kind).items():
@@ -203,7 +204,11 @@ def _together(
 
 def has_lock(value: Any) -> bool:
     """Whether an object has a lock of its own: it is made for several threads."""
-    return any(is_a(held, _LOCKS) for _, held in attributes_of(value))
+    return _is_lock_among(attributes_of(value))
+
+
+def _is_lock_among(attributes: Iterable[tuple[str, Any]]) -> bool:
+    return any(is_a(held, _LOCKS) for _, held in attributes)
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
@@ -276,4 +281,5 @@ def _parts_of(value: Any) -> list[Any]:
     if is_a(value, nn.Module):
         held = vars(value)
         return [part for name in places.REGISTRIES for part in (held.get(name) or {}).values()]
-    return list(value) if is_a(value, CONTAINERS) else []
+    found = list(value) if is_a(value, CONTAINERS) else []
+    return [] if CONSTANTS.issuperset(map(type, found)) else found  # thousands of plain values

@@ -62,9 +62,16 @@ class _Known(NamedTuple):
 
 class _Marks(NamedTuple):
     """What one job's Python may change, and what its steps reach, by identities alone: objects that
-    were met would live on otherwise, results of the latest step among them. `noted` are lists to
-    which it only adds."""
+    were met would live on otherwise, results of the latest step among them.
 
+    Attributes:
+        anything: whether its code may change anything that it has not made.
+        changed: what of that there is, but for lists to which it only adds.
+        reached: what its steps reach.
+        noted: those lists.
+    """
+
+    anything: bool
     changed: frozenset[Hashable]
     reached: frozenset[Hashable]
     noted: frozenset[Hashable]
@@ -72,7 +79,8 @@ class _Marks(NamedTuple):
     @classmethod
     def of(cls, reach: Reach) -> _Marks:
         """Of what is reached now."""
-        return cls(reach.changed - reach.noted, reach.reached, reach.noted)
+        changed = reach.changed - reach.noted
+        return cls(reach.changes_anything, changed, reach.reached, reach.noted)
 
     def may_meet(self, other: _Marks) -> bool:
         """Whether one may change what the other's steps reach."""
@@ -125,25 +133,28 @@ class Sharing:
     def _changes_anything(self) -> bool:
         """Whether its Python may change anything that is not made by it; one look for all jobs that
         are made of the same functions and classes, as long as these call the same."""
-        roots = {**self._roots, "on_step": self._job.on_step}
-        if is_plain(roots.values()):
+        if is_plain(self._with_callback.values()):
             return False
-        kind = kind_of_python(roots)
-        known = _KNOWN.get(kind)
+        known = _KNOWN.get(self._kind)
         if known is not None and known.holds():
             return known.changes
-        reach = self._look()
-        if reach is None:
-            return False
-        if kind is not None:
-            if len(_KNOWN) >= _MOST_KINDS:
-                _KNOWN.clear()
-            _KNOWN[kind] = _Known(reach.changes_anything, reach.called)
-        return reach.changes_anything
+        return self._marks is not None and self._marks.anything
+
+    @property
+    def _with_callback(self) -> dict[str, Any]:
+        return {**self._roots, "on_step": self._job.on_step}
+
+    @functools.cached_property
+    def _kind(self) -> Hashable:
+        return kind_of_python(self._with_callback)
 
     @functools.cached_property
     def _marks(self) -> _Marks | None:
         reach = self._look()
+        if reach is not None and self._kind is not None:
+            if len(_KNOWN) >= _MOST_KINDS:
+                _KNOWN.clear()
+            _KNOWN[self._kind] = _Known(reach.changes_anything, reach.called)
         return None if reach is None else _Marks.of(reach)
 
     def _look(self) -> Reach | None:

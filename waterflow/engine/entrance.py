@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
+from collections.abc import Sequence
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -75,8 +75,11 @@ class Entrance:
     def start_new(self) -> None:
         """Begins to prepare the jobs that were submitted since, but for those whose data are not
         their own: these fail before anybody has fetched a batch."""
+        before: list[JobRun] = []
         for job in self._queue.jobs:
-            if not job.is_new or job.ended or self._waits_for_another(job):
+            if not job.is_gone:
+                before.append(job)
+            if not job.is_new or job.ended or self._waits_for_another(job, before):
                 continue
             with self._beginning:
                 error = self._why_refused(job)
@@ -85,16 +88,20 @@ class Entrance:
             if error is not None:
                 job.fail(error)
 
-    def _waits_for_another(self, job: JobRun) -> bool:
+    def _waits_for_another(self, job: JobRun, until: Sequence[JobRun]) -> bool:
         """Whether the job is to begin when one that was submitted before it has left, since both
         have a Python object that one of them may change: the latest of those, so that each of
-        hundreds waits for one, in their order."""
+        hundreds waits for one, in their order.
+
+        Args:
+            job: the job.
+            until: those that were submitted until then and have not left, itself the last of them.
+        """
         if job.is_held_back:
             return True
-        before = itertools.takewhile(lambda one: one is not job, self._queue.jobs)
-        for other in reversed([one for one in before if not one.is_gone]):
+        for other in reversed(until[:-1]):
             reason = other.sharing.reason(job.sharing)
-            if reason is not None:
+            if reason is not None and not other.is_gone:
                 job.wait_for(other, reason)
                 self._context.wake()  # somebody may wait until all jobs are prepared
                 return True

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from waterflow.common.cache import distrust_cached, read_cached, write_cached
+from waterflow.common.cache import cached_names, distrust_cached, read_cached, write_cached
 from waterflow.executor.device.base import Device
 from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import Profile
@@ -15,6 +15,14 @@ from waterflow.partitioner.profile import Profile
 _FOLDER = "profiles"
 #: Of tapes: another one where the same graph asks for other memory than before.
 _FORM = "2"
+#: What took less to measure is not kept: of a small step the name alone takes a third of that, and
+#: trials of ever other sizes would leave thousands of files.
+LEAST_SECONDS = 0.1
+
+
+def any_profiles() -> bool:
+    """Whether any are kept."""
+    return bool(cached_names(_FOLDER))
 
 
 def profile_name(graph: StepGraph, threads: int, device: Device) -> str:

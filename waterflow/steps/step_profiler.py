@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,13 @@ from waterflow.job.batch import FlatBatch
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.partitioner.profile import Profile
 from waterflow.steps.prepared import PreparedStep
-from waterflow.steps.profile_cache import profile_name, read_profile, write_profile
+from waterflow.steps.profile_cache import (
+    LEAST_SECONDS,
+    any_profiles,
+    profile_name,
+    read_profile,
+    write_profile,
+)
 from waterflow.steps.step_binder import StepBinder
 
 
@@ -49,13 +56,13 @@ class StepProfiler:
                 state.
             flat: a batch for them.
         """
-        names = [profile_name(step.graph, self.threads, self.device) for step in steps]
-        kept_ones = map(read_profile, names, (len(step.compiled.tape) for step in steps))
-        known = [profile for profile in kept_ones if profile is not None]
+        known = self._kept(steps) if any_profiles() else []
         if len(known) < len(steps):
+            began = time.perf_counter()
             known = self.device.profile(lambda: self._measure(steps, flat))
-            for name, profile in zip(names, known, strict=True):
-                write_profile(name, profile)
+            if time.perf_counter() - began >= LEAST_SECONDS:
+                for step, profile in zip(steps, known, strict=True):
+                    write_profile(self._name(step), profile)
         for step, kept in zip(steps, known, strict=True):
             # A kept one has the name of the job that was measured, which may have been another.
             profile = dataclasses.replace(kept, name=self.binder.job.name)
@@ -63,6 +70,14 @@ class StepProfiler:
                 raise AssertionError("a profile does not match its step")
             step.memory = StepMemory(profile, self.device.alignment)
             step.piles = Piles(step.memory)
+
+    def _kept(self, steps: Sequence[PreparedStep]) -> list[Profile]:
+        """Those of their profiles that are on disk."""
+        found = [read_profile(self._name(step), len(step.compiled.tape)) for step in steps]
+        return [profile for profile in found if profile is not None]
+
+    def _name(self, step: PreparedStep) -> str:
+        return profile_name(step.graph, self.threads, self.device)
 
     def observe(self, step: PreparedStep, first: PreparedStep | None, flat: FlatBatch) -> StepUse:
         """What a step uses when.

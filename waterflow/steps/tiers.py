@@ -98,25 +98,32 @@ class CaptureCosts:
         self._joins, self._joined = 0, 0.0
         self._eager, self._captured = 0.0, 0.0
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)  # how much of its steps each had made
-        self._alike: Counter[Hashable] = Counter()  # jobs that have not ended, by kind
-        self._come: Counter[Hashable] = Counter()  # all that have come
+        self._numbers: dict[Hashable, int] = {}  # of kinds, which are long
+        self._alike: Counter[int] = Counter()  # jobs that have not ended, by kind
+        self._come: Counter[int] = Counter()  # all that have come
         self._to_come = 0
         self._made: dict[Hashable, bool] = {}  # captures, and whether all who look alike may join
         self._steps: dict[Hashable, deque[float]] = {}  # eager ones' seconds, of all who look alike
-        self._eager_kinds: dict[Hashable, str] = {}  # whose steps stay eager Python, and why
+        self._eager_kinds: dict[int, str] = {}  # whose steps stay eager Python, and why
         self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
 
-    def join(self, kind: Hashable) -> None:
-        """A job has come whose captures may be shared with others of this kind."""
+    def join(self, kind: Hashable) -> int:
+        """A job has come whose captures may be shared with others of this kind.
+
+        Returns:
+            By what the kind is known from now on.
+        """
         with self._lock:
-            self._alike[kind] += 1
-            self._come[kind] += 1
+            number = self._numbers.setdefault(kind, len(self._numbers))
+            self._alike[number] += 1
+            self._come[number] += 1
+            return number
 
     def expect(self, jobs: int) -> None:
         """So many jobs are still to come, of whatever kind."""
         self._to_come = jobs
 
-    def leave(self, kind: Hashable, made: float = 1.0) -> None:
+    def leave(self, kind: int, made: float = 1.0) -> None:
         """It has ended, with so much of its steps made."""
         with self._lock:
             self._alike[kind] -= 1
@@ -129,11 +136,11 @@ class CaptureCosts:
             later = [end for end in self._ends if end > made]
         return (1.0 + sum(later)) / (1 + len(later)) - made
 
-    def alike(self, kind: Hashable) -> int:
+    def alike(self, kind: int) -> int:
         """How many of a kind have not ended."""
         return self._alike[kind]
 
-    def to_come(self, kind: Hashable) -> int:
+    def to_come(self, kind: int) -> int:
         """How many of a kind are still to come: as large a share of all as of those that came."""
         with self._lock:
             return self._to_come * self._come[kind] // max(1, self._come.total())
@@ -179,12 +186,12 @@ class CaptureCosts:
             # One that had to be made again serves not all who look alike: its cost is not known.
             self._made[sight] = measured and sight not in self._made
 
-    def note_stays_eager(self, kind: Hashable, why: str) -> None:
+    def note_stays_eager(self, kind: int, why: str) -> None:
         """Steps of jobs of this kind are no better captured."""
         with self._lock:
             self._eager_kinds[kind] = why
 
-    def why_eager(self, kind: Hashable) -> str | None:
+    def why_eager(self, kind: int) -> str | None:
         """Why nobody of this kind is captured; None where that is not known to be so."""
         return self._eager_kinds.get(kind)
 
@@ -251,11 +258,10 @@ class Tiers:
     _shapes: dict[Hashable, _Shape] = field(default_factory=dict)
     _captured: dict[Hashable, str] = field(default_factory=dict)  # and why
     _reasons: dict[Hashable, str] = field(default_factory=dict)  # why not
-    _kind: Hashable = None
+    _kind: int = -1
 
     def __post_init__(self) -> None:
-        self._kind = kind_of(self.job)
-        self.costs.join(self._kind)
+        self._kind = self.costs.join(kind_of(self.job))
 
     def meet(self, parameters: int, batch: int) -> None:
         """The first batch is there.

@@ -9,6 +9,7 @@ from tests.support.models import Noisy
 from tests.support.steps import first_batch, job_of, steps_of
 from waterflow.common import cache as cache_module
 from waterflow.job.batch import flatten
+from waterflow.steps import step_profiler
 from waterflow.steps.step_profiler import StepProfiler
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
@@ -16,7 +17,9 @@ pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """One that keeps what is quick to measure, too."""
     monkeypatch.setenv("WATERFLOW_CACHE", str(tmp_path))
+    monkeypatch.setattr(step_profiler, "LEAST_SECONDS", 0.0)
     return tmp_path
 
 
@@ -41,6 +44,12 @@ def test_what_was_measured_is_read_the_next_time(cache, monkeypatch):
     profiler.profile(found, flatten(first_batch(job)))
     for step, profile in zip(found, measured, strict=True):
         assert step.memory.profile.events.tolist() == profile.events.tolist()
+
+
+def test_what_is_quick_to_measure_is_not_kept(cache, monkeypatch):
+    monkeypatch.setattr(step_profiler, "LEAST_SECONDS", 60.0)
+    assert all(step.memory.profile for step in prepared(job_of(optimizer=adam))[1])
+    assert not (cache / "profiles").exists()
 
 
 def test_a_kept_profile_bears_the_name_of_the_job_that_reads_it(cache):

@@ -152,8 +152,7 @@ def test_how_long_jobs_last_is_learnt_from_those_that_have_ended():
 def test_what_is_to_come_is_never_more_than_there_is(ends, made):
     costs = CaptureCosts(lanes=1)
     for end in ends:
-        costs.join("kind")
-        costs.leave("kind", end)
+        costs.leave(costs.join("kind"), end)
     assert -1e-9 <= costs.expected(made) <= 1 - made + 1e-9
 
 
@@ -267,11 +266,11 @@ def test_jobs_that_are_to_come_count_as_those_before_them():
 
 def test_of_the_jobs_to_come_each_kind_has_its_share():
     costs = CaptureCosts(lanes=2)
-    assert costs.to_come("any") == 0
-    for kind in ("often", "often", "often", "seldom"):
-        costs.join(kind)
-    costs.leave("often")
+    assert costs.to_come(0) == 0
+    often, *again, seldom = [costs.join(kind) for kind in ("often", "often", "often", "seldom")]
+    assert again == [often, often]
+    costs.leave(often)
     costs.expect(40)
-    assert costs.to_come("often") == 30
-    assert costs.to_come("seldom") == 10
-    assert costs.to_come("never") == 0
+    assert costs.to_come(often) == 30
+    assert costs.to_come(seldom) == 10
+    assert costs.to_come(seldom + 1) == 0
