@@ -19,7 +19,7 @@ import types
 import typing
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,12 @@ _BASES: dict[Any, Any] = {
 def is_a(value: Any, kinds: Any) -> bool:
     """`isinstance` by the object's real class: that asks an object's `__class__`, too."""
     return issubclass(type(value), kinds)
+
+
+def but_constants(held: Iterable[Any]) -> list[Any]:
+    """What a container holds; nothing where it is plain values, of which there may be thousands."""
+    found = list(held)
+    return [] if CONSTANTS.issuperset(map(type, found)) else found
 
 
 def is_constant_class(kind: type) -> bool:

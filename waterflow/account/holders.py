@@ -16,7 +16,7 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.class_parts import CONSTANTS, is_a, slots_of
+from waterflow.account.class_parts import but_constants, is_a, slots_of
 from waterflow.account.origins import Origin, below
 from waterflow.account.stores import Stores
 from waterflow.account.trust import is_trusted_class, is_trusted_code
@@ -281,5 +281,4 @@ def _parts_of(value: Any) -> list[Any]:
     if is_a(value, nn.Module):
         held = vars(value)
         return [part for name in places.REGISTRIES for part in (held.get(name) or {}).values()]
-    found = list(value) if is_a(value, CONTAINERS) else []
-    return [] if CONSTANTS.issuperset(map(type, found)) else found  # thousands of plain values
+    return but_constants(value) if is_a(value, CONTAINERS) else []

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from waterflow.account.class_parts import CONSTANTS, is_a, slots_of
+from waterflow.account.class_parts import CONSTANTS, but_constants, is_a, slots_of
 from waterflow.job.job import Job
 
 _EMPTY = CellType()
@@ -99,14 +99,8 @@ def _parts_of(value: Any) -> list[Any]:
     for base in _CONTAINERS:
         if is_a(value, base):
             held = dict.values(value) if base is dict else base.__iter__(value)
-            parts += _told(held)
+            parts += but_constants(held)
     return parts
-
-
-def _told(held: Iterable[Any]) -> list[Any]:
-    """What a container holds; nothing where it is plain values, of which there may be thousands."""
-    found = list(held)
-    return [] if CONSTANTS.issuperset(map(type, found)) else found
 
 
 def _attributes(value: Any) -> Iterable[Any]:

@@ -77,9 +77,10 @@ class Entrance:
         their own: these fail before anybody has fetched a batch."""
         before: list[JobRun] = []
         for job in self._queue.jobs:
+            begins = job.is_new and not (job.ended or self._waits_for_another(job, before))
             if not job.is_gone:
                 before.append(job)
-            if not job.is_new or job.ended or self._waits_for_another(job, before):
+            if not begins:
                 continue
             with self._beginning:
                 error = self._why_refused(job)
@@ -88,18 +89,18 @@ class Entrance:
             if error is not None:
                 job.fail(error)
 
-    def _waits_for_another(self, job: JobRun, until: Sequence[JobRun]) -> bool:
+    def _waits_for_another(self, job: JobRun, before: Sequence[JobRun]) -> bool:
         """Whether the job is to begin when one that was submitted before it has left, since both
         have a Python object that one of them may change: the latest of those, so that each of
         hundreds waits for one, in their order.
 
         Args:
             job: the job.
-            until: those that were submitted until then and have not left, itself the last of them.
+            before: those that were submitted before it, as far as they have not left.
         """
         if job.is_held_back:
             return True
-        for other in reversed(until[:-1]):
+        for other in reversed(before):
             reason = other.sharing.reason(job.sharing)
             if reason is not None and not other.is_gone:
                 job.wait_for(other, reason)

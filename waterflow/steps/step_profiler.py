@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,13 +57,21 @@ class StepProfiler:
                 state.
             flat: a batch for them.
         """
-        known = self._kept(steps) if any_profiles() else []
+
+        @functools.cache
+        def name(step: PreparedStep) -> str:
+            return profile_name(step.graph, self.threads, self.device)
+
+        known: list[Profile] = []
+        if any_profiles():
+            found = [read_profile(name(step), len(step.compiled.tape)) for step in steps]
+            known = [profile for profile in found if profile is not None]
         if len(known) < len(steps):
             began = time.perf_counter()
             known = self.device.profile(lambda: self._measure(steps, flat))
             if time.perf_counter() - began >= LEAST_SECONDS:
                 for step, profile in zip(steps, known, strict=True):
-                    write_profile(self._name(step), profile)
+                    write_profile(name(step), profile)
         for step, kept in zip(steps, known, strict=True):
             # A kept one has the name of the job that was measured, which may have been another.
             profile = dataclasses.replace(kept, name=self.binder.job.name)
@@ -70,14 +79,6 @@ class StepProfiler:
                 raise AssertionError("a profile does not match its step")
             step.memory = StepMemory(profile, self.device.alignment)
             step.piles = Piles(step.memory)
-
-    def _kept(self, steps: Sequence[PreparedStep]) -> list[Profile]:
-        """Those of their profiles that are on disk."""
-        found = [read_profile(self._name(step), len(step.compiled.tape)) for step in steps]
-        return [profile for profile in found if profile is not None]
-
-    def _name(self, step: PreparedStep) -> str:
-        return profile_name(step.graph, self.threads, self.device)
 
     def observe(self, step: PreparedStep, first: PreparedStep | None, flat: FlatBatch) -> StepUse:
         """What a step uses when.
