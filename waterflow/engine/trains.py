@@ -272,7 +272,7 @@ class Trains:
         keeps_lock = (
             self._plan.is_roomy
             and not self._context.check
-            and job.captured.step_seconds < _KEEPS_LOCK_BELOW
+            and job.captured.seconds_of(watched.step) < _KEEPS_LOCK_BELOW
         )
         left = at.until - time.perf_counter()
         return _C.Train(
