@@ -328,8 +328,9 @@ class CapturedSteps:
         due = (n for n in range(1, most) if self.checks.is_due(self.begun + 1 + n, seconds))
         return next(due, most)
 
-    def count(self, batch: PreparedBatch, steps: int, seconds: float) -> None:
-        """So many steps on such batches were made by a train, in so much time of the lane."""
+    def count(self, batch: PreparedBatch, steps: int, seconds: float, worked: float) -> None:
+        """So many steps on such batches were made by a train, in so many seconds of the lane, so
+        many of which its thread has worked."""
         assert batch.specialization is not None
         self.begin(steps)
         self.unchecked += steps
@@ -339,7 +340,7 @@ class CapturedSteps:
         self.step_seconds = seconds / steps
         self._distrusts_looks = False
         if self._steps.tiers is not None and batch.flat is not None:
-            self._steps.tiers.note_captured_steps(batch.flat.signature, steps, seconds)
+            self._steps.tiers.note_captured_steps(batch.flat.signature, steps, worked)
 
     def look_again(self, made: int) -> None:
         """A train has met a change, after so many steps: what was known of Python's state is not.

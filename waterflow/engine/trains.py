@@ -179,11 +179,13 @@ class Trains:
         rested = float(job.throttle.rested_seconds)
         scheduled = watched.between is Between.NUMBERS and watched.look is not None
         call = self._call_scheduled if scheduled else self._call
+        worked = time.thread_time()
         result = call(at, items, watched)
+        worked = time.thread_time() - worked
         made = len(result.losses)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
-        job.captured.count(fed.item, made, max(0.0, result.seconds - rested))
+        job.captured.count(fed.item, made, max(0.0, result.seconds - rested), worked)
         if result.met_change:
             job.captured.look_again(made)
         if made < len(items):
@@ -219,7 +221,7 @@ class Trains:
         form, gate = self._plan.form_of(watched.step.compiled, at.lane), self._plan.gate
         most = job.captured.before_check(watched.step, MOST_AHEAD)
         is_same, rates = _same_step_as(fed), job.loop.rates()
-        made, seconds, rested = 0, 0.0, float(job.throttle.rested_seconds)
+        made, seconds, worked, rested = 0, 0.0, 0.0, float(job.throttle.rested_seconds)
         following = [fed]
         while following:
             (fed,), following = following, []
@@ -227,7 +229,9 @@ class Trains:
             assert batch is not None
             assert batch.flat is not None
             train.set_batch(batch.flat.tensors)
+            started = time.thread_time()
             result = self._context.lanes.run_train(at.lane, form, gate, train)
+            worked += time.thread_time() - started
             if result.met_change:
                 job.feeder.put_back([fed])
                 break
@@ -244,7 +248,7 @@ class Trains:
                 following = _fetched(job, is_same)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
-        job.captured.count(fed.item, made, max(0.0, seconds - rested))
+        job.captured.count(fed.item, made, max(0.0, seconds - rested), worked)
         if result.met_change:
             job.captured.look_again(made)
         return _Ran(seconds, result.may_go_on)

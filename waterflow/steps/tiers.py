@@ -40,9 +40,10 @@ FINE_SECONDS, _GAIN_BESIDE = 5e-6, 1.3
 #: That depends on the machine, and on how much of a step is Python: where steps side by side are
 #: seen to take so much of the time of one after another, those up to a bit longer go in turn.
 _LOSES_BESIDE, _AND_MORE = 0.9, 1.25
-#: A capture has to save so many times what it takes, as forecasts err, and eager steps have to take
-#: so much of that before: a job that ends sooner than was foreseen has lost little by its capture.
-_MARGIN, _SPENT_BEFORE = 2.0, 0.1
+#: A capture has to save so many times what it takes, as forecasts err; and of what it takes beyond
+#: so many seconds, eager steps have to take so much before: a job that ends sooner than was foreseen
+#: has lost little by its capture.
+_MARGIN, _AT_ONCE_SECONDS, _SPENT_BEFORE = 2.0, 0.05, 0.1
 #: So many jobs, those that have ended last, tell how early others may end.
 _MOST_ENDS = 64
 #: Steps of a shape that come before a decision: the first is not like the others. Where others have
@@ -377,7 +378,7 @@ class Tiers:
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
         pays = saved >= _MARGIN * cost
         spent = math.inf if known else shape.steps * shape.seconds * alike
-        if not pays or spent < _SPENT_BEFORE * cost:
+        if not pays or spent < _SPENT_BEFORE * (cost - _AT_ONCE_SECONDS):
             too_soon = "but is not made before steps have taken a tenth of that"
             self._reasons[signature] = f"{text}, {too_soon if pays else 'so it does not pay'}"
             return True
@@ -395,7 +396,8 @@ class Tiers:
             self.costs.note_capture(shape.tensors, seconds, sight, shape.seconds > 0.0)
 
     def note_captured_steps(self, signature: Hashable, steps: int, seconds: float) -> None:
-        """So many captured steps on such batches have taken so many seconds of a lane."""
+        """So many captured steps on such batches have taken so many seconds of their thread, as
+        eager ones are measured: whoever waits for the interpreter's lock would wait with both."""
         shape = self._shapes.get(signature)
         if shape is not None and shape.measured:
             self.costs.note_steps(shape.seconds * steps, seconds)

@@ -449,3 +449,33 @@ def test_callbacks_enter_the_jobs_context_once_a_train(
     assert seen == list(range(1, 701))
     assert len(entered) < len(seen) / 2
     assert_equal(job, report["a"], make_job(epochs=100))
+
+
+def test_other_threads_of_python_go_on_beside_the_first_train_of_long_steps():
+    """Trains of short steps keep the interpreter's lock; what a step takes is known before one."""
+    torch.manual_seed(5)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(2)))
+    ticks, seen, over = itertools.count(), [], threading.Event()
+
+    def tick() -> None:
+        while not over.wait(0.001):
+            next(ticks)
+
+    job = wf.Job(
+        "long",
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-6),
+        loss=lambda model, batch: model(batch).square().mean(),
+        data=[torch.ones(768, 1024)],
+        steps=4,
+        capture=True,
+        on_step=lambda step: seen.append(next(ticks)),
+    )
+    thread = threading.Thread(target=tick)
+    thread.start()
+    try:
+        wf.run([job], memory="1GiB")
+    finally:
+        over.set()
+        thread.join()
+    assert all(later - former > 5 for former, later in itertools.pairwise(seen)), seen

@@ -89,13 +89,20 @@ def test_without_a_known_end_as_many_steps_are_expected_as_were_made():
     assert not tiers.stays_eager(SHAPE)
 
 
-def test_before_a_capture_eager_steps_have_taken_a_part_of_what_it_takes():
+def test_before_a_long_capture_eager_steps_have_taken_a_part_of_what_it_takes():
     tiers = tiers_of(steps=10**9)
-    cost = tiers.costs.capture_seconds(100, jobs=1)
-    take(tiers, int(0.08 * cost / 0.0005), seconds=0.0005)
+    cost = tiers.costs.capture_seconds(4_000, jobs=1)
+    take(tiers, int(0.08 * cost / 0.02), seconds=0.02, tensors=4_000)
     assert tiers.stays_eager(SHAPE)
     assert "before steps have taken a tenth of that" in tiers.reasons()[0]
-    take(tiers, int(0.08 * cost / 0.0005), seconds=0.0005)
+    take(tiers, int(0.08 * cost / 0.02), seconds=0.02, tensors=4_000)
+    assert not tiers.stays_eager(SHAPE)
+
+
+def test_a_short_capture_that_pays_waits_for_no_more_than_measured_steps():
+    tiers = tiers_of(steps=10**9)
+    assert tiers.costs.capture_seconds(100, jobs=1) < 0.06
+    take(tiers, 2, seconds=0.0005)
     assert not tiers.stays_eager(SHAPE)
 
 
