@@ -121,6 +121,7 @@ void bind_trains(py::module_& m) {
       .def_readonly("losses", &TrainResult::losses)
       .def_readonly("metrics", &TrainResult::metrics)
       .def_readonly("end", &TrainResult::end)
+      .def_readonly("worked", &TrainResult::worked)
       .def_readonly("scheduled", &TrainResult::scheduled)
       .def_property_readonly("met_change",
                              [](const TrainResult& self) { return self.end == TrainEnd::kChanged; })

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <ctime>
 #include <optional>
 #include <variant>
 
@@ -14,6 +15,12 @@ constexpr double kLongRest = 2e-3;
 
 bool is_held(Throttle* throttle) {
   return throttle != nullptr && !throttle->may_begin() && throttle->due() > kLongRest;
+}
+
+double thread_seconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
 std::optional<TrainEnd> reason_to_end(const Train& train, const TrainResult& made, double begun) {
@@ -66,7 +73,7 @@ bool run_next(LanePool& pool, int lane, const FlowStep& step, Gate& gate, const 
 TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate,
                       const Train& train, bool looked) {
   TrainResult made;
-  const double begun = steady_seconds();
+  const double begun = steady_seconds(), worked = thread_seconds();
   while (true) {
     if (const auto reason = reason_to_end(train, made, begun)) {
       made.end = *reason;
@@ -80,6 +87,7 @@ TrainResult run_train(LanePool& pool, int lane, const FlowStep& step, Gate& gate
     } else {
       continue;
     }
+    made.worked = thread_seconds() - worked;
     return made;
   }
 }

@@ -54,6 +54,7 @@ struct TrainResult {
   std::exception_ptr error;                  // of the step after them, where it has failed
   TrainEnd end = TrainEnd::kArrived;
   std::size_t scheduled = 0;  // behind so many of the steps, all is done that is known ahead
+  double worked = 0;  // seconds that the lane's thread has worked for the train, waits left out
 
   // Of the lane, that its steps took.
   double seconds() const {

@@ -179,13 +179,11 @@ class Trains:
         rested = float(job.throttle.rested_seconds)
         scheduled = watched.between is Between.NUMBERS and watched.look is not None
         call = self._call_scheduled if scheduled else self._call
-        worked = time.thread_time()
         result = call(at, items, watched)
-        worked = time.thread_time() - worked
         made = len(result.losses)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
-        job.captured.count(fed.item, made, max(0.0, result.seconds - rested), worked)
+        job.captured.count(fed.item, made, max(0.0, result.seconds - rested), result.worked)
         if result.met_change:
             job.captured.look_again(made)
         if made < len(items):
@@ -229,14 +227,13 @@ class Trains:
             assert batch is not None
             assert batch.flat is not None
             train.set_batch(batch.flat.tensors)
-            started = time.thread_time()
             result = self._context.lanes.run_train(at.lane, form, gate, train)
-            worked += time.thread_time() - started
             if result.met_change:
                 job.feeder.put_back([fed])
                 break
             made += len(result.losses)
             seconds += result.seconds
+            worked += result.worked
             # In this order, as everywhere: whoever waits for his turn at Python keeps the lock.
             with self._context.python, PYTHON_TURNS.shared():
                 scheduled = ScheduledStep(job, watched.step, batch, rates)

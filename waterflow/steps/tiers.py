@@ -40,8 +40,8 @@ FINE_SECONDS, _GAIN_BESIDE = 5e-6, 1.3
 #: That depends on the machine, and on how much of a step is Python: where steps side by side are
 #: seen to take so much of the time of one after another, those up to a bit longer go in turn.
 _LOSES_BESIDE, _AND_MORE = 0.9, 1.25
-#: A capture has to save so many times what it takes, as forecasts err; and of what it takes beyond
-#: so many seconds, eager steps have to take so much before: a job that ends sooner than was foreseen
+#: A capture has to save so many times what it takes, as forecasts err. Of what it takes beyond so
+#: many seconds, eager steps have to take so much before: a job that ends sooner than was foreseen
 #: has lost little by its capture.
 _MARGIN, _AT_ONCE_SECONDS, _SPENT_BEFORE = 2.0, 0.05, 0.1
 #: So many jobs, those that have ended last, tell how early others may end.
