@@ -86,6 +86,7 @@ std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step,
   } else {
     run_unlocked(make);
   }
+  step.job.tape->set_batch({});  // with the lock, which letting go of what Python has too takes
   if (bound.schedule != nullptr) {
     // A loss that is no number ends the job before its scheduler is stepped.
     const bool ends = result->end == TrainEnd::kNotFinite;
