@@ -6,6 +6,7 @@ import contextvars
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,6 @@ def track() -> Iterator[Track]:
         yield Track(lanes, tape, plan, step, _C.Gate(4096, 1))
     finally:
         tape.clear([0, 1])
-        tape.set_batch([])
         lanes.close()
         torch.set_num_threads(before)
 
@@ -90,7 +90,16 @@ def test_every_batch_has_its_step_in_order(track: Track, keeps_lock: bool) -> No
     starts = [start for *_, start, _ in made.spans()]
     assert starts == sorted(starts)
     assert made.seconds == pytest.approx(sum(stop - start for *_, start, stop in made.spans()))
+    assert 0.0 < made.worked < 60.0
     assert track.plan.deviations == 0
+
+
+def test_it_keeps_no_batch(track: Track) -> None:
+    batches = numbers(1, 2)
+    kept = list(map(weakref.ref, batches))
+    track.run(*batches)
+    del batches
+    assert [reference() for reference in kept] == [None, None]
 
 
 def test_a_call_ends_it_after_the_present_step(track: Track) -> None:

@@ -146,10 +146,26 @@ def test_an_error_ends_one_job_and_says_which() -> None:
 
 @pytest.mark.cpu
 def test_a_job_that_waits_for_room_is_queued_again() -> None:
+    events: list[Event] = []
+    waits = threading.Event()
+
+    def note(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, StateChanged):
+            change = event.before, event.after
+            if change == (JobState.PREPARING, JobState.QUEUED):
+                waits.set()
+
+    def until_one_waits(step: wf.StepResult) -> Any:
+        return wf.STOP if waits.is_set() else None
+
     need = wf.run([make_job("a")], memory="64MiB").jobs["a"].solo_peak_bytes
     assert need is not None
-    events, report = events_of(make_job("a", steps=40), make_job("b"), memory=str(need))
-    assert {job.state for job in report.jobs.values()} == {"finished"}
+    with wf.Engine(str(need), threads=1) as engine:
+        engine.subscribe(note)
+        for name in "ab":
+            engine.submit(make_job(name, steps=10**6, on_step=until_one_waits))
+    assert {job.state for job in engine.report().jobs.values()} == {"stopped"}
     late = next(name for name in "ab" if JobState.QUEUED in states(events, name)[1:])
     assert states(events, late)[1:4] == [JobState.PREPARING, JobState.QUEUED, JobState.RUNNING]
 
