@@ -281,3 +281,42 @@ def test_of_the_jobs_to_come_each_kind_has_its_share():
     assert costs.to_come(often) == 30
     assert costs.to_come(seldom) == 10
     assert costs.to_come(seldom + 1) == 0
+
+
+def test_captures_bring_back_what_they_took_before_more_are_made():
+    """Of jobs that say they go on for long, all may end after a few steps."""
+    costs = CaptureCosts(lanes=2)
+    many = [tiers_of(steps=10**6, costs=costs, width=width) for width in range(8, 16)]
+    captured = 0
+    for tiers in many:
+        take(tiers, 3, seconds=0.001)
+        if not tiers.stays_eager(SHAPE):
+            captured += 1
+            tiers.note_capture(SHAPE, 0.05, shared=False)
+    assert 1 < captured < 5, "20 ms for each of the jobs that have come"
+    waits = next(tiers for tiers in many if tiers.stays_eager(SHAPE))
+    assert "have yet to bring back" in waits.reasons()[0]
+    many[0].note_captured_steps(SHAPE, 1_000, 0.3)
+    take(waits, 1, seconds=0.001)
+    assert not waits.stays_eager(SHAPE)
+
+
+def test_who_has_been_as_long_in_eager_steps_as_a_capture_takes_waits_for_no_other():
+    costs = CaptureCosts(lanes=2)
+    first, then = (tiers_of(steps=10**6, costs=costs, width=width) for width in (8, 9))
+    take(first, 3, seconds=0.001)
+    assert not first.stays_eager(SHAPE)
+    first.note_capture(SHAPE, 5.0, shared=False)
+    take(then, 3, seconds=0.001)
+    assert then.stays_eager(SHAPE)
+    take(then, 10_000, seconds=0.001)
+    assert not then.stays_eager(SHAPE)
+
+
+def test_where_nobody_tells_what_captured_steps_take_none_is_waited_for():
+    costs = CaptureCosts(lanes=1, measures=False)
+    for width in range(8, 16):
+        tiers = tiers_of(costs, steps=10**6, width=width)
+        take(tiers, 3, seconds=0.001)
+        assert not tiers.stays_eager(SHAPE)
+        tiers.note_capture(SHAPE, 0.05, shared=False)
