@@ -395,18 +395,18 @@ class Tiers:
         saved = self._gain(shape) * alike
         cost = self.costs.capture_seconds(shape.tensors, sight, alike)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
-        pays = saved >= _MARGIN * cost
+        if saved < _MARGIN * cost:
+            self._reasons[signature] = f"{text}, so it does not pay"
+            return True
         spent = math.inf if known else shape.steps * shape.seconds * alike
-        why_not = None
-        if not pays:
-            why_not = "so it does not pay"
-        elif spent < _SPENT_BEFORE * (cost - _AT_ONCE_SECONDS):
-            why_not = "but is not made before steps have taken a tenth of that"
-        elif spent < cost and not self.costs.may_risk(cost):
-            why_not = "but other captures have yet to bring back what they took"
+        if spent < _SPENT_BEFORE * (cost - _AT_ONCE_SECONDS):
+            too_soon = "but is not made before steps have taken a tenth of that"
+            self._reasons[signature] = f"{text}, {too_soon}"
+            return True
+        if spent < cost and not self.costs.may_risk(cost):
             shape.next_look = shape.steps + 1  # they may any moment
-        if why_not is not None:
-            self._reasons[signature] = f"{text}, {why_not}"
+            waits = "but other captures have yet to bring back what they took"
+            self._reasons[signature] = f"{text}, {waits}"
             return True
         self._reasons.pop(signature, None)
         self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"
