@@ -202,7 +202,7 @@ class _Stretch:
         self._growing: set[JobRun] = set()  # those of them that wait for a larger room
         self._captured = 0  # captured steps under way
         self._stepped: set[JobRun] = set()
-        self._flows: dict[JobRun, bool] = {}  # as was found when the stretch was over
+        self._flows: dict[JobRun, bool] = {}  # as was found last, when the stretch was over
         self.left: Batches = []
 
     def serve(self, lane: int) -> None:
@@ -238,7 +238,8 @@ class _Stretch:
                 job = self._choose_for(lane, able)
                 if job is not None and job.can_flow:
                     return job, self._take(job), seen
-                if job is not None:
+                if job is not None:  # whatever it was when it was looked at before
+                    self._flows[job] = False
                     self._set_over(True)
                 elif self._over:
                     self._end()

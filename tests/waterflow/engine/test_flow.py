@@ -393,6 +393,34 @@ class SlowBatches(list[Any]):
             yield item
 
 
+@pytest.mark.timeout(60, method="thread")
+@pytest.mark.parametrize("capture", [True, False])
+def test_data_that_end_behind_a_last_evaluation_end_their_job(capture: bool) -> None:
+    """At the last evaluation nothing tells that no step follows; while others are evaluated and
+    the lanes are to be left, the data turn out to have ended."""
+    stepped: list[str] = []
+
+    def evaluated(name: str) -> wf.Job:
+        def step_made(result: wf.StepResult) -> None:
+            stepped.append(name)
+            if len(stepped) == 5:  # all flow anew, with their last evaluations ahead of them
+                engine_.submit(make_job("late", steps=1, capture=capture))
+                time.sleep(0.3)
+
+        def evaluate(model: nn.Module) -> float:
+            time.sleep(0.05)  # time enough to look for a further batch
+            return 1.0
+
+        options = {"epochs": 1, "evaluate": evaluate, "evaluate_every": "epoch"}
+        return make_job(name, on_step=step_made, capture=capture, **options)
+
+    with engine(lanes=1) as engine_:
+        handles = [engine_.submit(evaluated(f"job{number}")) for number in range(5)]
+        results = [handle.result() for handle in handles]
+    assert [len(result.evaluations) for result in results] == [1] * 5
+    assert [len(result.losses) for result in results] == [1] * 5
+
+
 def test_jobs_flow_together_though_none_can_fetch_ahead() -> None:
     """With dropout a batch is fetched after the step before it: then a job is never ready twice in
     a row, and must not be left out because it was not when the others set out."""
