@@ -139,7 +139,7 @@ class Engine:
         self._check = check
         self._interrupted = self._insists = False
         self._captures = SharedCaptures()
-        self._costs = CaptureCosts(lanes, measures=self.policy.flows and not where.queues)
+        self._costs = CaptureCosts(lanes)
         self._recorder = Recorder()
         residency = Residency(self._arena, where)
         calls = Callbacks(callbacks == "caller", (self._lanes.threads, default))

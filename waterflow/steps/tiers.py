@@ -44,10 +44,6 @@ _LOSES_BESIDE, _AND_MORE = 0.9, 1.25
 #: many seconds, eager steps have to take so much before: a job that ends sooner than was foreseen
 #: has lost little by its capture.
 _MARGIN, _AT_ONCE_SECONDS, _SPENT_BEFORE = 2.0, 0.05, 0.1
-#: Jobs that come together may all end sooner than they say, as a search's early stopping has it. Of
-#: what captures take, captured steps are to have brought back all but so much for each job that has
-#: come, before another job is captured that has not been as long in eager steps.
-_RISKED_SECONDS = 0.015
 #: So many jobs, those that have ended last, tell how early others may end.
 _MOST_ENDS = 64
 #: Steps of a shape that come before a decision: the first is not like the others. Where others have
@@ -93,21 +89,15 @@ class _Shape:
 class CaptureCosts:
     """What captures have taken and brought so far, in one engine. Safe to use from any thread."""
 
-    def __init__(self, lanes: int, measures: bool = True) -> None:
-        """Args beyond the obvious.
-
-        lanes: on which captured steps run beside each other.
-        measures: whether what captured steps take is told (`note_steps`), as trains tell it.
-        """
+    def __init__(self, lanes: int) -> None:
+        """Takes the number of lanes, on which captured steps run beside each other."""
         self._lanes = lanes
-        self._measures = measures
         self._lock = threading.Lock()
         # What captures took of what was guessed, as if one had taken just that. The first of a
         # process takes several times as long as those after it.
         self._took: deque[float] = deque([1.0], maxlen=_MEASURED)
         self._joins, self._joined = 0, 0.0
         self._eager, self._captured = 0.0, 0.0
-        self._invested = 0.0  # in all captures
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)  # how much of its steps each had made
         self._numbers: dict[Hashable, int] = {}  # of kinds, which are long
         self._alike: Counter[int] = Counter()  # jobs that have not ended, by kind
@@ -192,19 +182,10 @@ class CaptureCosts:
         """A step that makes so many tensors was captured in so many seconds; `measured`: it is
         known what the eager one takes."""
         with self._lock:
-            self._invested += seconds
             if guess := self._guess(tensors):
                 self._took.append(seconds / guess)
             # One that had to be made again serves not all who look alike: its cost is not known.
             self._made[sight] = measured and sight not in self._made
-
-    def may_risk(self, seconds: float) -> bool:
-        """Whether another capture may take so long before its steps have brought anything back, as
-        far as that is measured."""
-        with self._lock:
-            risked = self._invested - (self._eager - self._captured)
-            bearable = _RISKED_SECONDS * self._come.total()
-        return not self._measures or risked <= 0.0 or risked + seconds <= bearable
 
     def note_stays_eager(self, kind: int, why: str) -> None:
         """Steps of jobs of this kind are no better captured."""
@@ -402,11 +383,6 @@ class Tiers:
         if spent < _SPENT_BEFORE * (cost - _AT_ONCE_SECONDS):
             too_soon = "but is not made before steps have taken a tenth of that"
             self._reasons[signature] = f"{text}, {too_soon}"
-            return True
-        if spent < cost and not self.costs.may_risk(cost):
-            shape.next_look = shape.steps + 1  # they may any moment
-            waits = "but other captures have yet to bring back what they took"
-            self._reasons[signature] = f"{text}, {waits}"
             return True
         self._reasons.pop(signature, None)
         self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"
