@@ -470,7 +470,8 @@ class _Stretch:
             self._end()
             self._growing.add(job)
             self._context.outside.notify_all()  # as a callback may be asked of this thread
-            self._context.outside.wait_for(self._is_quiet)
+            with self._precedence.stands_aside(job):
+                self._context.outside.wait_for(self._is_quiet)
             self._growing.discard(job)
             # Whoever waits for this thread to make his callback is in the middle of something, too.
             return self._grow(job, room, size, [*self._busy])

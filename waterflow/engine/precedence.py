@@ -9,9 +9,10 @@ of the coordinator (`partitioner/policies/coordinator.py`) answers with their du
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -205,6 +206,18 @@ class Precedence:
         elif kind is None:
             self._unstoppable.add(job)
             self._context.precedence.disturb(len(self._unstoppable))
+
+    @contextlib.contextmanager
+    def stands_aside(self, job: JobRun) -> Iterator[None]:
+        """Inside, the job waits in its step for the steps of others: nobody is held back for it."""
+        if job not in self._working:
+            yield
+            return
+        self._context.precedence.leave()
+        try:
+            yield
+        finally:
+            self._context.precedence.enter()
 
     def gives_lane_back(self, job: JobRun) -> None:
         """The job has made those steps."""

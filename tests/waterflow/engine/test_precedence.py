@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ from tests.support.tables import soaked
 from tests.support.waiting import wait_until
 from waterflow.engine import precedence, trains
 from waterflow.engine.events import DutyChanged, ShareChanged, SlowdownMeasured
+from waterflow.executor.run.lanes import Lanes
 from waterflow.partitioner.policies.coordinator import Pace, next_pace
 from waterflow.report import summary
 
@@ -120,6 +122,40 @@ def test_a_held_job_goes_on_once_nobody_goes_before_it(no_duty: None) -> None:
     report = wf.run([first, other], memory="64MiB", threads=1)
     assert report.jobs["first"].losses == wf.run_eager(make_job("first", steps=300)).losses
     assert_equal_to_eager(other, report.jobs["other"], make_job("other", steps=200))
+
+
+@pytest.mark.timeout(60, method="thread")
+def test_nobody_is_held_back_for_a_job_that_waits_for_him(
+    no_duty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation that needs more memory waits for the others' steps under way."""
+    evaluating = threading.Event()
+    run_train = Lanes.run_train
+
+    def run_late(lanes: Lanes, lane: int, step: Any, gate: Any, train: Any) -> Any:
+        if threading.current_thread() in beside and evaluating.wait(0.02):
+            time.sleep(0.2)  # until the memory is asked for
+        return run_train(lanes, lane, step, gate, train)
+
+    monkeypatch.setattr(Lanes, "run_train", run_late)
+    beside: list[threading.Thread] = []
+
+    def evaluate(model: nn.Module) -> float:
+        evaluating.set()
+        time.sleep(0.05)  # the other job's next train begins meanwhile
+        found = float(torch.ones(1 << 20).sum())
+        evaluating.clear()
+        return found
+
+    def note(result: wf.StepResult) -> None:
+        beside.append(threading.current_thread())
+
+    first = make_job("first", "guaranteed", data=Slow(0.05), epochs=1, capture=True)
+    first.evaluate, first.evaluate_every = evaluate, 3
+    other = make_job("other", "opportunistic", steps=60, on_step=note, capture=True)
+    report = wf.run([first, other], memory="64MiB", threads=1, lanes=2)
+    report.raise_errors()
+    assert len(report.jobs["first"].evaluations) == 2
 
 
 def test_a_lane_is_kept_for_the_guaranteed_job() -> None:
