@@ -33,7 +33,10 @@ class FlowPlan:
         lanes: how many of the lanes there is memory for.
         is_roomy: whether there is room for any steps beside each other, so that nobody waits.
         version: the arena's (`Arena.version`), for which the plan was made.
+        is_over: whether it has no step any more, as memory that it counts on is given to others.
     """
+
+    is_over = False
 
     def __init__(self, arena: Any, lanes: int, steps: Sequence[tuple[Flowing, PiledStep]]) -> None:
         """Takes the range above what is live in the arena now.
@@ -65,6 +68,10 @@ class FlowPlan:
         """Forgets deviations. Only while no step is under way."""
         self._beside = _C.RoundMemory(*self._between)
 
+    def end(self) -> None:
+        """No step begins any more. Only while none is under way."""
+        self.is_over = True
+
     @property
     def deviated(self) -> bool:
         """Whether a request since `open` was not as profiled: the allocator judges all since."""
@@ -72,7 +79,7 @@ class FlowPlan:
 
     def has(self, step: CompiledStep) -> bool:
         """Whether the step is part of the plan."""
-        return id(step) in self._piled
+        return not self.is_over and id(step) in self._piled
 
     def begin(self, step: CompiledStep, lane: int, own_blocks: bool) -> Any:
         """The extension's form of the step on this lane, its memory plan at the start.

@@ -10,12 +10,13 @@ from __future__ import annotations
 import collections
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
 
 from waterflow.common.errors import JobError
+from waterflow.engine.python_lock import PythonLock
 from waterflow.executor.run.threads import set_threads_here
 
 Result = TypeVar("Result")
@@ -41,6 +42,7 @@ class _Call:
     def __init__(self, job: str, function: Callable[[], Any]) -> None:
         self.job = job
         self.function = function
+        self.thread = threading.get_ident()  # that waits for it
         self.done = threading.Event()
         self.result: Any = None
         self.error: BaseException | None = None
@@ -59,6 +61,7 @@ class Callbacks:
         in_caller: whether those who wait for the engine make them.
         lock: of the engine's state.
         asked: with that lock; of those who wait. Notified when one of them is to make a callback.
+        python: the lock that callbacks are made with; evaluations are not.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Callbacks:
         self.lock = threading.RLock()
         self.asked = threading.Condition(self.lock)
         self.in_caller = in_caller
+        self.python = PythonLock(self.asked if in_caller else None)
         self._threads = threads
         self._calls: collections.deque[_Call] = collections.deque()
         self._here = _Here()
@@ -104,9 +108,13 @@ class Callbacks:
         finally:
             self._here.job = outer
 
-    def waiting(self) -> set[str]:
-        """The jobs whose callbacks have not begun."""
-        return {call.job for call in list(self._calls)}
+    def is_behind(self, job: str, threads: Collection[int | None]) -> bool:
+        """Whether all that these threads do for the job has to wait for a callback that has not
+        begun: its own, or another's who has the lock that it wants."""
+        calls = list(self._calls)
+        if any(call.job == job for call in calls):
+            return True
+        return self.python.is_kept_from(threads, {call.thread for call in calls})
 
     # From threads that wait
 

@@ -13,6 +13,7 @@ from waterflow.common.errors import DeviceLostError
 from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.events import EventStream
 from waterflow.engine.job_run import JobRun
+from waterflow.engine.python_lock import PythonLock
 from waterflow.executor.run.eager_room import Room
 from waterflow.executor.run.lanes import Lanes
 from waterflow.executor.run.residency import Residency
@@ -41,8 +42,6 @@ class RunContext:
             while no step is under way.
         events: what happens.
         check: whether every block goes through the arena, whose log is judged later.
-        python: guards what is done for jobs between their steps: callbacks, schedulers, records.
-            Taken before `state`, where both are.
         calls: calls lanes back from their trains of steps; called after what they are to see.
         precedence: the time in which guaranteed jobs work.
         callbacks: where callbacks run.
@@ -52,7 +51,6 @@ class RunContext:
     residency: Residency
     events: EventStream
     check: bool
-    python: threading.RLock = field(default_factory=threading.RLock)
     calls: Any = field(default_factory=_C.Signal)
     precedence: Any = field(default_factory=_C.Precedence)
     callbacks: Callbacks = field(default_factory=Callbacks)
@@ -61,6 +59,12 @@ class RunContext:
     def state(self) -> threading.Condition:
         """Guards what users ask for and what feeders have ready; notified when that changes."""
         return threading.Condition(self.callbacks.lock)
+
+    @property
+    def python(self) -> PythonLock:
+        """Guards what is done for jobs between their steps: callbacks, schedulers, records. Taken
+        before `state`, where both are."""
+        return self.callbacks.python
 
     @property
     def outside(self) -> threading.Condition:

@@ -8,6 +8,7 @@ it while no step is under way.
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -197,7 +198,7 @@ class _Stretch:
         self._idle = idle
         self._over = False  # something else is to be done
         self._ending = False  # no step begins any more
-        self._busy: set[JobRun] = set()
+        self._busy: dict[JobRun, int] = {}  # and which thread is busy with it
         self._eager: set[JobRun] = set()  # those of them whose steps are eager Python
         self._growing: set[JobRun] = set()  # those of them that wait for a larger room
         self._captured = 0  # captured steps under way
@@ -310,7 +311,7 @@ class _Stretch:
         return self._flows[job]
 
     def _take(self, job: JobRun) -> FeedItem[PreparedBatch]:
-        self._busy.add(job)
+        self._busy[job] = threading.get_ident()
         fed = job.feeder.take()
         if not fed.boundary:
             self._stepped.add(job)
@@ -324,7 +325,7 @@ class _Stretch:
 
     def _give_back(self, job: JobRun, captured: bool) -> None:
         with self._context.state:
-            self._busy.discard(job)
+            self._busy.pop(job, None)
             self._eager.discard(job)
             self._captured -= captured
             self._precedence.gives_lane_back(job)
@@ -473,6 +474,9 @@ class _Stretch:
             with self._precedence.stands_aside(job):
                 self._context.outside.wait_for(self._is_quiet)
             self._growing.discard(job)
+            self._context.arena.synchronize()  # who is behind his step may still have it queued
+            if self._plan is not None:  # or is about to begin one
+                self._plan.end()
             # Whoever waits for this thread to make his callback is in the middle of something, too.
             return self._grow(job, room, size, [*self._busy])
 
@@ -484,8 +488,10 @@ class _Stretch:
         if not callbacks.in_caller or callbacks.job_here is None:
             return False
         # This thread makes all callbacks: whoever waits for one is behind his step until it can.
-        waiting = callbacks.waiting()
-        return all(job in self._growing or job.name in waiting for job in self._busy)
+        return all(
+            job in self._growing or callbacks.is_behind(job.name, (lane, job.feeder.thread.ident))
+            for job, lane in self._busy.items()
+        )
 
 
 def _make_eager_step(

@@ -46,7 +46,8 @@ class FlowPlanner:
         """The plan for the captured steps of these jobs; None where there are none, or no room."""
         steps = [(job, step) for job in jobs for step in job.captured.steady]
         among = tuple(step for _, step in steps)
-        if (int(self._arena.version), among) != self._key:
+        is_over = self._plan is not None and self._plan.is_over
+        if is_over or (int(self._arena.version), among) != self._key:
             self._past = (self.waits, self.deviations)
             self._past_seconds = self.waited_seconds
             self._plan = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from waterflow.engine.context import RunContext
@@ -87,7 +87,7 @@ class Packing:
         self._jobs = ()
         self._taken.clear()
 
-    def candidates(self, waiting: list[JobRun], busy: set[JobRun]) -> list[JobRun]:
+    def candidates(self, waiting: list[JobRun], busy: Collection[JobRun]) -> list[JobRun]:
         """Those of the waiting jobs that may begin a step now."""
         if not self._takes_turns:
             return waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import os
 import re
 import signal
@@ -312,3 +313,24 @@ def test_whose_evaluation_waits_for_its_thread_gives_no_memory_away() -> None:
                 assert found.evaluations == alone.evaluations
             else:
                 assert found.error_type == "OutOfMemoryError"
+
+
+@pytest.mark.timeout(60, method="thread")
+@pytest.mark.parametrize("capture", [True, False])
+def test_memory_for_an_evaluation_is_found_while_others_wait_for_its_thread(capture: bool) -> None:
+    """One waits with its callback, another for the lock that this one has, in the caller's thread
+    an evaluation wants more memory: nobody but that can go on."""
+    sizes = itertools.count(1)
+
+    def evaluate(model: nn.Module) -> float:
+        time.sleep(0.02)  # the others' steps end meanwhile
+        return float(torch.ones(next(sizes) << 18).sum())
+
+    def note(result: wf.StepResult) -> None:
+        time.sleep(0.001)
+
+    job = make_job("evaluated", evaluate=evaluate, evaluate_every=1, steps=8, capture=capture)
+    told = [make_job(f"told {n}", width=9 + n, on_step=note, steps=60) for n in range(2)]
+    plain = [make_job(f"plain {n}", width=12 + n, steps=400, capture=capture) for n in range(2)]
+    jobs = [job, *told, *plain]
+    wf.run(jobs, "64MiB", threads=1, lanes=3, callbacks="caller").raise_errors()
