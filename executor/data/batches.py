@@ -68,6 +68,10 @@ _PATH: tuple[tuple[Any, str], ...] = (
     (torch, "stack"),
     (torch.Tensor, "__getitem__"),
 )
+#: A fetch asks for nothing that makes and changes these. Lightning replaces that for a while, and
+#: leaves what they had from their base behind.
+_KEPT = (dataloader.DataLoader, BatchSampler)
+_BEFORE = frozenset({"__init__", "__setattr__", "__delattr__"})
 #: What would be in its way if it were there.
 _ASIDE: tuple[tuple[Any, str], ...] = ((TensorDataset, "__getitems__"), (worker, "_worker_info"))
 
@@ -84,7 +88,7 @@ def _guards_of_path() -> _C.Guards:
     guards = _C.Guards()
     for where, name in (*_PATH, *_ASIDE):
         if isinstance(where, type):
-            watch_class(guards, where, name)
+            watch_class(guards, where, name, _BEFORE if where in _KEPT else frozenset())
         else:
             guards.attributes(where, {name}, None)
     for where, name in _PATH:

@@ -104,10 +104,19 @@ def is_constant_class(kind: type) -> bool:
     return issubclass(kind, _CONSTANT_BASES) and kind not in (np.object_, np.void)
 
 
-def watch_class(guards: _C.Guards, kind: type, name: str) -> None:
-    """Has guards hold as long as a class has what it has by a name, of its own or by its bases."""
+def watch_class(
+    guards: _C.Guards, kind: type, name: str, besides: frozenset[str] = frozenset()
+) -> None:
+    """Has guards hold as long as a class has what it has by a name, of its own or by its bases.
+
+    Args:
+        guards: these.
+        kind: the class.
+        name: by which it is asked.
+        besides: special names that may change, as Python does not ask for them there.
+    """
     for base in kind.__mro__[:-1]:
-        guards.type(base, {name}, CLASS_NOISE)
+        guards.type(base, {name}, CLASS_NOISE | besides)
 
 
 @functools.lru_cache(maxsize=4096)

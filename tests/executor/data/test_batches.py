@@ -446,6 +446,16 @@ def test_what_is_patched_amid_an_epoch_may_draw(monkeypatch):
     assert batches.undrawn(iterator) == 0
 
 
+@pytest.mark.parametrize("kind", [DataLoader, BatchSampler])
+def test_what_a_class_has_from_its_base_may_be_its_own(kind, monkeypatch):
+    """Lightning leaves it so behind, when it has watched how loaders are made."""
+    iterator = batches_of(DataLoader(dataset(), 4, shuffle=True))
+    next(iterator)
+    monkeypatch.setattr(kind, "__delattr__", object.__delattr__)
+    assert batches.undrawn(iterator) > 0
+    assert batches.tensors_behind(DataLoader(dataset(), 4)) is not None
+
+
 def test_the_tensors_behind_a_loader():
     tensors = dataset()
     assert batches.tensors_behind(DataLoader(Subset(tensors, [1]))) is tensors.tensors
