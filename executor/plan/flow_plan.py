@@ -36,13 +36,12 @@ class FlowPlan:
         is_over: whether it has no step any more, as memory that it counts on is given to others.
     """
 
-    is_over = False
-
     def __init__(self, arena: Any, lanes: int, steps: Sequence[tuple[Flowing, PiledStep]]) -> None:
         """Takes the range above what is live in the arena now.
 
         Raises ValueError where a step does not fit it.
         """
+        self.is_over = False
         self.version = int(arena.version)
         start, stop = int(arena.live_end), int(arena.statistics().capacity)
         tallest = max(piled.extent for _, piled in steps)

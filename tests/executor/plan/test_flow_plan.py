@@ -225,11 +225,11 @@ def test_a_plan_knows_its_steps() -> None:
     _, step, memory, _, plan = simple_plan(20 * UNIT)
     assert plan.has(step)
     assert not plan.has(compiled())
-    plan.end()
-    assert not plan.has(step), "its memory may be somebody else's"
     for lane in (0, 1, 0, 1):
         plan.begin(step, lane, own_blocks=True)
     assert len(memory.memory_plans) == 2, "one a lane, used again"
+    plan.end()
+    assert not plan.has(step), "its memory may be somebody else's"
 
 
 def test_a_step_that_does_not_fit_is_refused() -> None:

@@ -333,4 +333,8 @@ def test_memory_for_an_evaluation_is_found_while_others_wait_for_its_thread(capt
     told = [make_job(f"told {n}", width=9 + n, on_step=note, steps=60) for n in range(2)]
     plain = [make_job(f"plain {n}", width=12 + n, steps=400, capture=capture) for n in range(2)]
     jobs = [job, *told, *plain]
-    wf.run(jobs, "64MiB", threads=1, lanes=3, callbacks="caller").raise_errors()
+    report = wf.run(jobs, "64MiB", threads=1, lanes=3, callbacks="caller")
+    report.raise_errors()
+    values = [evaluation.values["value"] for evaluation in report["evaluated"].evaluations]
+    assert values == [float(number << 18) for number in range(1, 9)]
+    assert [report[one.name].steps for one in jobs] == [8, 60, 60, 400, 400]
