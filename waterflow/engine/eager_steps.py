@@ -31,7 +31,7 @@ from waterflow.job.training_step import eager_step, update_parameters
 from waterflow.steps.audit import check_step
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, losses_of
-from waterflow.steps.tiers import FINE_SECONDS
+from waterflow.steps.side_by_side import SideBySide
 
 #: A train that makes fewer tensors does not show how long its operators are.
 _LEAST_TENSORS = 200
@@ -54,13 +54,16 @@ class EagerSteps:
         python: Callable[[Callable[[], Any]], Any],
         events: EventStream,
         data: DataMemory,
+        side_by_side: SideBySide,
     ) -> None:
         """Args beyond the obvious.
 
         python: runs Python of the job's, in its caller's context and with its random streams.
         data: where its batches may lie.
+        side_by_side: what all jobs have learnt of eager steps beside each other.
         """
         self._data = data
+        self._side_by_side = side_by_side
         self._number = number
         self._job = steps.job
         self._steps = steps
@@ -139,9 +142,7 @@ class EagerSteps:
     def is_fine(self) -> bool:
         """Whether its operators are so short, or may be, that two such jobs side by side would wait
         for the interpreter's lock more than they would gain."""
-        tiers = self._steps.tiers
-        fine = FINE_SECONDS if tiers is None else tiers.costs.fine_seconds
-        return not fine < self._grain < math.inf
+        return not self._side_by_side.fine_seconds < self._grain < math.inf
 
     @property
     def casts(self) -> Casts:
@@ -174,11 +175,10 @@ class EagerSteps:
 
     def _note_wall(self, jobs: int, seconds: float) -> None:
         """A train beside so many jobs has taken so much time for each tensor that it has made."""
-        tiers = self._steps.tiers
         if jobs == 1:
             self._alone = min(self._alone, seconds)
-        elif tiers is not None and self._alone < math.inf:
-            tiers.costs.note_beside(self._grain, seconds / (self._alone * jobs))
+        elif self._alone < math.inf:
+            self._side_by_side.note(self._grain, seconds / (self._alone * jobs))
 
     def needs_lane_only(self, batch: PreparedBatch) -> bool:
         """Whether this step is eager, or to be checked, and needs nothing but its lane for that."""

@@ -199,6 +199,7 @@ class Engine:
                 limit=self._loop.limits.of_new(job),
                 spill_to=self._spill_to,
                 callbacks=self._context.callbacks,
+                side_by_side=self._costs.side_by_side,
             )
             if checkpoints is not None:
                 checkpoints.enter(run)

@@ -56,6 +56,7 @@ from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, Specialization
 from waterflow.steps.shared_captures import SharedCaptures
 from waterflow.steps.spilling import TIERS
+from waterflow.steps.side_by_side import SideBySide
 from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")
@@ -136,6 +137,7 @@ class JobRun:
         limit: int | None = None,
         spill_to: str = TIERS[0],
         callbacks: Callbacks | None = None,
+        side_by_side: SideBySide | None = None,
     ) -> None:
         """Args beyond the obvious.
 
@@ -146,6 +148,7 @@ class JobRun:
         limit: bytes that its steps are planned into; None: any.
         spill_to: where values are spilled to.
         callbacks: where its callbacks run; None: where its steps do.
+        side_by_side: what all jobs have learnt of eager steps beside each other.
         """
         self._callbacks = callbacks or Callbacks()
         self.number = number
@@ -190,7 +193,8 @@ class JobRun:
         self.data = DataMemory(job.name, job.data)
         self.sharing = Sharing(job)
         self.eager = EagerSteps(
-            number, self.steps, self.captured, self.needs, _Weakly(self._at_home), events, self.data
+            *(number, self.steps, self.captured, self.needs, _Weakly(self._at_home), events),
+            *(self.data, side_by_side or SideBySide()),
         )
         self.loop = UserLoop(job, in_turn, _Weakly(self.end), events, callback)
         self.loop.check_epoch = self.data.check

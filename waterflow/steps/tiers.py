@@ -20,6 +20,7 @@ from waterflow.common.units import format_bytes
 from waterflow.executor.plan.need import MemoryNeed
 from waterflow.job.job import Job
 from waterflow.steps.shared_captures import kind_of
+from waterflow.steps.side_by_side import SideBySide
 
 #: What a capture takes until one was made: so much, and so much for each tensor that a step makes.
 _CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.015, 2.2e-4
@@ -33,13 +34,8 @@ _WHOLE_JOIN = 2.0
 #: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
 #: first; and the seconds of steps from which on what is seen outweighs that.
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
-#: Two lanes of eager Python side by side were slower than one after another where an operator that
-#: makes a tensor took less than this (0.78 times as fast at 3.7 us, 1.6 to 1.8 at 8 in a recurrent
-#: network); what is longer gains so much at least.
-FINE_SECONDS, _GAIN_BESIDE = 5e-6, 1.3
-#: That depends on the machine, and on how much of a step is Python: where steps side by side are
-#: seen to take so much of the time of one after another, those up to a bit longer go in turn.
-_LOSES_BESIDE, _AND_MORE = 0.9, 1.25
+#: What eager steps of two jobs gain side by side at least, where they do not lose.
+_GAIN_BESIDE = 1.3
 #: A capture has to save so many times what it takes, as forecasts err. Of what it takes beyond so
 #: many seconds, eager steps have to take so much before: a job that ends sooner than was foreseen
 #: has lost little by its capture.
@@ -87,11 +83,16 @@ class _Shape:
 
 
 class CaptureCosts:
-    """What captures have taken and brought so far, in one engine. Safe to use from any thread."""
+    """What captures have taken and brought so far, in one engine. Safe to use from any thread.
+
+    Attributes:
+        side_by_side: whether eager steps, with which captures are compared, run beside each other.
+    """
 
     def __init__(self, lanes: int) -> None:
         """Takes the number of lanes, on which captured steps run beside each other."""
         self._lanes = lanes
+        self.side_by_side = SideBySide()
         self._lock = threading.Lock()
         # What captures took of what was guessed, as if one had taken just that. The first of a
         # process takes several times as long as those after it.
@@ -106,7 +107,6 @@ class CaptureCosts:
         self._made: dict[Hashable, bool] = {}  # captures, and whether all who look alike may join
         self._steps: dict[Hashable, deque[float]] = {}  # eager ones' seconds, of all who look alike
         self._eager_kinds: dict[int, str] = {}  # whose steps stay eager Python, and why
-        self.fine_seconds = FINE_SECONDS  # of an operator: below, eager lanes lose side by side
 
     def join(self, kind: Hashable) -> int:
         """A job has come whose captures may be shared with others of this kind.
@@ -224,12 +224,6 @@ class CaptureCosts:
         with self._lock:
             self._eager += eager
             self._captured += captured
-
-    def note_beside(self, grain: float, ratio: float) -> None:
-        """Eager steps of several jobs ran beside each other, whose operators take `grain` seconds,
-        and took `ratio` times as long as one after another: what loses is not tried again."""
-        if ratio > _LOSES_BESIDE:
-            self.fine_seconds = max(self.fine_seconds, _AND_MORE * grain)
 
     @staticmethod
     def _guess(tensors: int) -> float:
@@ -417,7 +411,7 @@ class Tiers:
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        beside = shape.seconds > self.costs.fine_seconds * shape.tensors
+        beside = shape.seconds > self.costs.side_by_side.fine_seconds * shape.tensors
         saved = self.costs.saved_seconds(shape.seconds, shape.tensors, beside)
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager
