@@ -55,8 +55,8 @@ from waterflow.steps.eager_need import eager_need, largest_batch
 from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, Specialization
 from waterflow.steps.shared_captures import SharedCaptures
-from waterflow.steps.spilling import TIERS
 from waterflow.steps.side_by_side import SideBySide
+from waterflow.steps.spilling import TIERS
 from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")

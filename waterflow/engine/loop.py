@@ -6,6 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 
+from waterflow.common import forks
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.admission import Admission
 from waterflow.engine.alarms import Alarms
@@ -109,6 +110,7 @@ class EngineLoop:
                 self._wind_up()
             finally:
                 rng.uninstall()
+                forks.uninstall()
                 self._queue.end()
 
     def _break(self, error: BaseException) -> None:

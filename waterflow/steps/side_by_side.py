@@ -1,4 +1,4 @@
-"""Whether eager steps of several jobs gain or lose side by side, learnt by all jobs of an engine."""
+"""Whether eager steps of several jobs gain or lose side by side, as an engine's jobs learn it."""
 
 from __future__ import annotations
 
