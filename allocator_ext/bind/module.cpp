@@ -5,8 +5,8 @@
 #include "account/look.h"
 #include "account/observer.h"
 #include "account/schedule.h"
+#include "bind/batches.h"
 #include "bind/core.h"
-#include "bind/layouts.h"
 #include "bind/throttle.h"
 #include "bind/torch.h"
 #ifdef WATERFLOW_WITH_CUDA
@@ -18,7 +18,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   waterflow::bind_core(m);
   waterflow::bind_throttles(m);
   waterflow::bind_torch(m);
-  waterflow::bind_layouts(m);
+  waterflow::bind_batches(m);
   waterflow::bind_observer(m);
   waterflow::bind_guards(m);
   waterflow::bind_look(m);

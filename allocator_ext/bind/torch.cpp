@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "bind/bits.h"
 #include "bind/core.h"
 #include "bind/device.h"
 #include "bind/errors.h"
@@ -48,31 +49,8 @@ class Manager {
   std::unique_ptr<Scope> scope_;
 };
 
-// Bytes of the host that are copied sooner than another thread gives the interpreter lock back.
-constexpr std::size_t kFewBytes = 1 << 18;
-
 bool takes_a_while(const at::Tensor& tensor) {
   return !tensor.is_cpu() || !tensor.has_storage() || tensor.storage().nbytes() > kFewBytes;
-}
-
-// Whether a tensor's elements are what its memory holds. Asked from Python, a tensor gives up the
-// interpreter lock for each of these questions.
-bool has_plain_bits(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg();
-}
-
-// Whether two tensors on the host are laid out alike, in one piece, and their memory holds the
-// same.
-bool has_same_bits(const at::Tensor& left, const at::Tensor& right) {
-  const bool plain = has_plain_bits(left) && has_plain_bits(right) && left.is_cpu() &&
-                     right.is_cpu() && left.is_contiguous() && right.is_contiguous();
-  if (!plain || left.scalar_type() != right.scalar_type() || left.sizes() != right.sizes()) {
-    return false;
-  }
-  if (left.nbytes() == 0) return true;
-  std::optional<py::gil_scoped_release> unlocked;
-  if (left.nbytes() > kFewBytes) unlocked.emplace();
-  return std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
 // What else tells one tensor from another of its shape: whether it is a leaf, asks for its
@@ -80,12 +58,6 @@ bool has_same_bits(const at::Tensor& left, const at::Tensor& right) {
 std::tuple<bool, bool, bool, bool, bool, bool> tensor_flags(const at::Tensor& tensor) {
   return {tensor.is_leaf(),      tensor.requires_grad(), tensor.retains_grad(),
           tensor.is_inference(), tensor.is_conj(),       tensor.is_neg()};
-}
-
-// Whether rows of a tensor, stacked, are what `select_rows` gives.
-bool has_plain_rows(const at::Tensor& tensor) {
-  return has_plain_bits(tensor) && tensor.is_cpu() && tensor.dim() > 0 && tensor.is_contiguous() &&
-         !tensor.requires_grad() && !tensor.is_inference();
 }
 
 // What an index of a batch stands for by way of subsets' indices, the outermost first: lists,

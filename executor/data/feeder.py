@@ -62,12 +62,14 @@ class _Lent:
     """Work that another thread waits for.
 
     Attributes:
+        may_be_left: whether whoever waits for it may give that up.
         fetches: whether it is in the data's Python, which may take its time.
         is_left: whether nobody waits for it any more: once that returns, it is to end.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
+    def __init__(self, work: Callable[[], None], may_be_left: bool) -> None:
         self._work = work
+        self.may_be_left = may_be_left
         self.done = self.fetches = self.is_left = False
         self.error: BaseException | None = None
 
@@ -179,6 +181,7 @@ class Feeder(Generic[Item]):
         self._fetch_times: deque[float] = deque([0.0], maxlen=_TIMED_FETCHES)
         self.thread = threading.Thread(target=self._run, name=f"waterflow-data-{name}")
         self.thread.daemon = True
+        self._working = 0  # the thread's number, once it is at work: it need not wake itself
         self._owner: object = None
 
     @property
@@ -229,7 +232,7 @@ class Feeder(Generic[Item]):
             self._wake_at_rest()
 
     def _wake_at_rest(self) -> None:
-        if len(self._queue) <= self._rests_until:
+        if len(self._queue) <= self._rests_until and self._working != threading.get_ident():
             self._changed.notify_all()
 
     @property
@@ -266,7 +269,7 @@ class Feeder(Generic[Item]):
         Raises:
             Whatever the work raises.
         """
-        lent = _Lent(work)
+        lent = _Lent(work, may_be_left=patience is not None)
         with self._changed:
             self._lent = lent
             self._changed.notify_all()
@@ -368,6 +371,8 @@ class Feeder(Generic[Item]):
         """The next batch, for which the data's Python may take so long that the lane goes away."""
         lent = self._lent
         assert lent is not None
+        if not lent.may_be_left:
+            return self._next_batch()
         lent.fetches = True
         try:
             return self._next_batch()
@@ -383,6 +388,7 @@ class Feeder(Generic[Item]):
 
     def _run(self) -> None:
         owner, self._owner = self._owner, None
+        self._working = threading.get_ident()
         try:
             self._adopt_thread()
             while (fetched := self._fetch()) is not None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from waterflow.capture.data_tensors import makes_batches_anew, tensors_in, tensors_of_batches
+from waterflow.allocator_ext import _C
+from waterflow.capture.data_tensors import makes_batches_anew, tensors_in
 from waterflow.common.errors import JobError
 from waterflow.common.spans import Spans
 from waterflow.engine.shared import SharedData
@@ -38,10 +39,11 @@ class DataMemory:
         self._hands_out = not (isinstance(data, SharedData) or makes_batches_anew(data))
         self._data = data.source if isinstance(data, SharedData) else data
         self._shared = Spans()  # with other jobs' data
+        self._shared_addresses: Any = None  # the same for the extension
         self._written = Spans()  # by its steps, as far as torch tells
         self._watched: list[torch.Tensor] = []
         self._versions: list[int] = []  # theirs, as they were
-        self._lent: list[tuple[torch.Tensor, int]] = []
+        self._lent: Any = None  # versions of what a step has
 
     @functools.cached_property
     def _spans(self) -> Spans:
@@ -90,6 +92,7 @@ class DataMemory:
                 self._watched.append(one)
                 self._versions.append(_version(one))
         self._shared |= common
+        self._shared_addresses = _C.Addresses(*map(list, zip(*self._shared, strict=True)))
 
     def check(self) -> None:
         """Whether what several jobs read is as it was.
@@ -109,9 +112,9 @@ class DataMemory:
             return batch
         if self._shared:
             with contextlib.suppress(Exception):  # what cannot be copied is watched
-                return copied(batch, keep=self._is_own)
-        tensors = tensors_of_batches((batch,)) or []
-        self._lent = [(one, _version(one)) for one in tensors]
+                made = self._shared_addresses.copied_from(batch)
+                return copied(batch, keep=self._is_own) if made is None else made
+        self._lent = _C.Versions(batch)
         return batch
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
@@ -126,16 +129,15 @@ class DataMemory:
         if not self._hands_out:
             return
         if lent is not batch:
-            if not same_contents(lent, batch):
+            if not (_C.have_same_bits(lent, batch) or same_contents(lent, batch)):
                 raise JobError(
                     f"job {self._name!r}: its step changes its batch in place, and another job has "
                     f"the same tensors as data: {_REMEDY}"
                 )
             return
-        written = [one for one, version in self._lent if _version(one) != version]
-        if written:
+        if written := self._lent.changed():
             self._written |= Spans(map(_span, written))
-        self._lent = []
+        self._lent = None
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

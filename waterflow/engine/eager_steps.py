@@ -145,6 +145,11 @@ class EagerSteps:
         return not self._side_by_side.fine_seconds < self._grain < math.inf
 
     @property
+    def knows_others(self) -> bool:
+        """Whether it is known how such steps fare beside another job's."""
+        return self._side_by_side.is_known(self._grain)
+
+    @property
     def casts(self) -> Casts:
         """What its Python may do with autocast, and other things that all threads share."""
         if self._casts is None or self._job.autocast is not None:

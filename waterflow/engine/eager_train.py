@@ -24,7 +24,8 @@ from waterflow.executor.data.feeder import FeedItem
 from waterflow.steps.prepared import PreparedBatch
 
 #: A train gives the lane back after so many seconds; where all steps are eager, after more: each
-#: handover of a lane costs as much as a small step.
+#: handover of a lane costs as much as a small step. Not as long as it is to be seen whether jobs
+#: lose side by side.
 SLICE_SECONDS, _EAGER_SLICE_SECONDS = 0.02, 0.1
 
 
@@ -52,7 +53,9 @@ def run_train(
             since no plan counts on the memory as it is.
         beside: how many jobs are in eager steps now.
     """
-    train = _Train(context, job, lane, memory, may_go_on, accounts)
+    tries = beside() > 1 and not job.eager.knows_others
+    seconds = _EAGER_SLICE_SECONDS if accounts and not tries else SLICE_SECONDS
+    train = _Train(context, job, lane, memory, may_go_on, accounts, seconds)
     # No other lane works beside such a train: it stays on the core where its memory is.
     is_alone = accounts and job.eager.is_fine
 
@@ -93,6 +96,7 @@ class _Train:
         memory: AbstractContextManager[Any],
         may_go_on: Callable[[], bool],
         accounts: bool,
+        seconds: float,
     ) -> None:
         self._accounts = accounts
         self._context = context
@@ -100,7 +104,6 @@ class _Train:
         self._lane = lane
         self._memory = memory
         self._may_go_on = may_go_on
-        seconds = _EAGER_SLICE_SECONDS if accounts else SLICE_SECONDS
         self._until = time.perf_counter() + seconds
         # Steps that nobody has been told of: where nothing of the user's comes between two of them,
         # all are told of at once.

@@ -425,8 +425,9 @@ class _Stretch:
         accounts = job.eager.room_on_demand
 
         def may_go_on() -> bool:
-            wanted = self._precedence.wants(job, self._busy)
-            return not (self._over or wanted) and self._precedence.may_begin(job)
+            if self._over or not self._precedence.is_needed:
+                return not self._over
+            return not self._precedence.wants(job, self._busy) and self._precedence.may_begin(job)
 
         run_train(
             *(self._context, job, lane, fed, memory, may_go_on),

@@ -170,9 +170,10 @@ class StateEntries:
 
     def holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether no tensor of the state has come, gone or been replaced, since."""
-        members = optimizers_in(optimizer)
-        same = all(m.state is state for m, state in zip(members, self._states, strict=False))
-        return same and bool(self._guards.holds())
+        for member, state in zip(optimizers_in(optimizer), self._states, strict=False):
+            if member.state is not state:
+                return False
+        return bool(self._guards.holds())
 
 
 def plain_entries(optimizer: torch.optim.Optimizer) -> set[tuple[int, Any]]:

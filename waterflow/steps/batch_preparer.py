@@ -69,6 +69,7 @@ class BatchPreparer:
         self._unsettled = 0  # steps of the user's own that could not be captured yet
         self._looked_seconds = 0.0  # for what cannot be captured, before a capture
         self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
+        self._hiding: set[str] = set()  # kinds of objects in batches for which these stay eager
         if job.why_eager is not None:
             opacity.step = job.why_eager
         elif tiers is None and job.capture == "auto":
@@ -133,10 +134,11 @@ class BatchPreparer:
             return PreparedBatch(batch)
         if self._tiers is None or not self._cache.is_empty:
             return None
-        flat = self._flattened_if_known(batch)
-        if flat is None or not self._tiers.stays_eager(flat.signature):
-            return None
-        return PreparedBatch(batch, flat)
+        try:
+            flat = self._flattened(batch)
+        except UnknownLeafError as error:
+            return PreparedBatch(batch) if error.args[0] in self._hiding else None
+        return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
 
     def refresh(self, prepared: PreparedBatch) -> PreparedBatch:
         """The same batch, captured again where what the step reads has changed since."""
@@ -204,7 +206,10 @@ class BatchPreparer:
                 return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)
         except UnknownLeafError as error:
-            return self._refused(batch, self._hidden_leaf(error.args[0]), for_good=False)
+            kind = error.args[0]
+            refused = self._refused(batch, self._hidden_leaf(kind), for_good=False)
+            self._hiding.add(kind)
+            return refused
         except TrialNeeded:
             return PreparedBatch(batch, flat, trial=True)
         except UnsettledError as error:  # first steps make what later ones have

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from waterflow.job.optimizer_state import (
 from waterflow.partitioner.graph.step_graph import Input
 from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.specializations import Specializations
+
+_AS_THEY_ARE = contextlib.nullcontext()
 
 
 class PersistentTensors:
@@ -190,14 +193,14 @@ class PersistentTensors:
                     own.copy_(now)
                 buffers[attribute] = own
 
-    @contextlib.contextmanager
-    def gradients_lent(self) -> Iterator[None]:
+    def gradients_lent(self) -> AbstractContextManager[None]:
         """Inside, eager steps of the user's own run, whose code may keep the gradients that it
         finds or makes: it is given copies of those that are the job's alone, and what it leaves
         goes into these where nobody else has it. Where somebody has, they are so no longer."""
-        if self._lent or not self._leaves:
-            yield
-            return
+        return self._gradients_lent() if self._leaves and not self._lent else _AS_THEY_ARE
+
+    @contextlib.contextmanager
+    def _gradients_lent(self) -> Iterator[None]:
         owned = [(own, leaf) for leaf in self._leaves if (own := self._own(*leaf)) is not None]
         leaves = [leaf for _, (_, leaf) in owned]
         with held_gradients(leaves):
@@ -222,9 +225,9 @@ class PersistentTensors:
     def gradients_hold(self) -> bool:
         """Whether the gradients that there are between two steps are those known here; while steps
         have them, as far as is known."""
-        return self._lent or all(
-            leaf.grad is self.tensors.get(meaning) for meaning, leaf in self._leaves
-        )
+        if self._lent or not self._leaves:
+            return True
+        return all(leaf.grad is self.tensors.get(meaning) for meaning, leaf in self._leaves)
 
     def _may_be_taken(self, own: torch.Tensor, leaf: torch.Tensor) -> bool:
         if leaf.grad is None or Layout.of(leaf.grad) != Layout.of(own):

@@ -7,7 +7,8 @@ from waterflow.steps.prepared import Specialization
 
 #: A job whose captures have gone stale more often than this runs eagerly.
 _MOST_RECAPTURES = 32
-#: One whose captures go stale within so few steps does, too, the third time: they cost more.
+#: One whose captures go stale within so few steps, or before they have saved what they took, does,
+#: too, the third time.
 _HASTY_RUNS, _MOST_HASTY = 8, 2
 
 
@@ -32,8 +33,12 @@ class Recaptures:
         """Before a capture: those that have gone are counted."""
         self.count, self._dropped = self.count + self._dropped, 0
 
-    def count_after(self, former: Specialization) -> None:
+    def count_after(self, former: Specialization, runs_to_pay: float = 0.0) -> None:
         """Before a capture that is to follow a former one for such batches.
+
+        Args:
+            former: that one.
+            runs_to_pay: how many steps save what a capture takes, as far as that is known.
 
         Raises:
             CaptureError: there have been too many, or too many in haste.
@@ -42,7 +47,7 @@ class Recaptures:
             return
         former.outgrown = True
         self.count += 1
-        self._hasty += former.runs < _HASTY_RUNS
+        self._hasty += former.runs < max(runs_to_pay, _HASTY_RUNS)
         if self.count > _MOST_RECAPTURES or self._hasty > _MOST_HASTY:
             changed = former.assumptions.difference() or "what the step reads"
             raise CaptureError(

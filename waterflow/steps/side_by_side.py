@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 #: Two lanes of eager Python side by side were slower than one after another where an operator that
@@ -19,15 +20,23 @@ class SideBySide:
 
     Attributes:
         fine_seconds: of a thread for each tensor that steps make: below, they go in turn.
+        long_seconds: what was seen to gain.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.fine_seconds = _FINE_SECONDS
+        self.fine_seconds, self.long_seconds = _FINE_SECONDS, math.inf
 
     def note(self, grain: float, ratio: float) -> None:
         """Eager steps of several jobs ran beside each other, whose operators take `grain` seconds,
         and took `ratio` times as long as one after another: what loses is not tried again."""
-        if ratio > _LOSES:
-            with self._lock:
+        with self._lock:
+            if ratio > _LOSES:
                 self.fine_seconds = max(self.fine_seconds, _AND_MORE * grain)
+            else:
+                self.long_seconds = min(self.long_seconds, grain)
+
+    def is_known(self, grain: float) -> bool:
+        """Whether steps whose operators take so long were seen to gain or lose, or others like
+        them."""
+        return grain <= self.fine_seconds or grain >= self.long_seconds

@@ -106,6 +106,11 @@ class StepBuilder:
     def __post_init__(self) -> None:
         self.disk = CaptureCache(self.job, self.keeps_captures)
 
+    def runs_to_pay(self, signature: Hashable) -> float:
+        """How many steps on such batches save what a capture takes; 0.0 where that is not known, or
+        nobody asks."""
+        return 0.0 if self.tiers is None else self.tiers.runs_to_pay(signature)
+
     def build(self, flat: FlatBatch) -> Specialization:
         """The step for such batches, as the user's Python is now: another job's, or captured.
 

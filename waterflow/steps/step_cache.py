@@ -261,7 +261,7 @@ class StepCache:
         former = self._kept.of(flat.signature)
         self.recaptures.count_dropped()
         if former:
-            self.recaptures.count_after(former[-1])
+            self.recaptures.count_after(former[-1], self._builder.runs_to_pay(flat.signature))
         elif flat.signature not in self._kept and len(self._kept) >= MAX_SHAPES:
             raise self._too_many_shapes()
         self._kept.announce(flat.signature)

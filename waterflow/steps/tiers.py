@@ -398,6 +398,16 @@ class Tiers:
         if shape is not None and shape.measured:
             self.costs.note_steps(shape.seconds * steps, seconds)
 
+    def runs_to_pay(self, signature: Hashable) -> float:
+        """How many captured steps on such batches save what it takes to have them captured, and
+        checked; 0.0 where that is not known."""
+        shape = self._shapes.get(signature)
+        seconds = 0.0 if shape is None else self._seconds(signature, shape)
+        if shape is None or not seconds:
+            return 0.0
+        saved = self.costs.saved_seconds(seconds, shape.tensors, self._is_beside(shape, seconds))
+        return self.costs.capture_seconds(shape.tensors) / saved if saved > 0 else math.inf
+
     def reasons(self) -> list[str]:
         """What ran in which tier, and why: a line for each kind of batch, the commonest first."""
         lines = []
@@ -411,11 +421,18 @@ class Tiers:
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        beside = shape.seconds > self.costs.side_by_side.fine_seconds * shape.tensors
+        beside = self._is_beside(shape, shape.seconds)
         saved = self.costs.saved_seconds(shape.seconds, shape.tensors, beside)
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager
         return saved * expected
+
+    def _seconds(self, signature: Hashable, shape: _Shape) -> float:
+        """What eager steps on such batches take: those of all who look alike, or its own."""
+        return self.costs.eager_seconds((self._kind, signature)) or shape.seconds
+
+    def _is_beside(self, shape: _Shape, seconds: float) -> bool:
+        return seconds > self.costs.side_by_side.fine_seconds * shape.tensors
 
 
 def are_on() -> bool:

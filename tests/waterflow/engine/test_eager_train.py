@@ -15,9 +15,12 @@ import waterflow as wf
 from tests.support.waiting import wait_until
 from waterflow.allocator_ext import _C
 from waterflow.engine.eager_steps import EagerSteps
+from waterflow.engine.eager_train import _Train
 from waterflow.engine.events import StepDone
 from waterflow.executor.run.lanes import Lanes
+from waterflow.steps import side_by_side
 from waterflow.steps import tiers as tiers_module
+from waterflow.steps.side_by_side import SideBySide
 from waterflow.steps.step_builder import StepBuilder
 
 pytestmark = pytest.mark.cpu
@@ -408,6 +411,55 @@ def test_a_train_beside_which_none_could_run_stays_where_it_is(monkeypatch):
     assert pinned
     for job, found in [*((job, report) for job in jobs), *((job, again) for job in others)]:
         assert_equal_to_loop(job, found, make(steps=20))
+
+
+def numpy_batches():
+    return [tuple(part.numpy() for part in rows_of(16, number)) for number in range(4)]
+
+
+def sets_of_batches():
+    return [{"rows": rows_of(16, number), "of": {number}} for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("data", "rows"),
+    [
+        (numpy_batches, lambda batch: map(torch.as_tensor, batch)),
+        (sets_of_batches, lambda batch: batch["rows"]),
+    ],
+)
+def test_steps_on_batches_that_hide_what_they_hold_come_in_trains_too(monkeypatch, data, rows):
+    """Handed over one by one they took more than twice as long as the loop's."""
+    trains = []
+    run_one = _Train.run
+    monkeypatch.setattr(_Train, "run", lambda self, fed: (trains.append(self), run_one(self, fed)))
+
+    def makes():
+        return [make(name, steps=40, data=data(), seed=seed) for name, seed in (("a", 1), ("b", 2))]
+
+    def by_rows(model, batch):
+        return loss(model, tuple(rows(batch)))
+
+    jobs, twins = makes(), makes()
+    for job in (*jobs, *twins):
+        job.loss = by_rows
+    with pytest.warns(wf.OpaqueStepWarning, match="may hide tensors"):
+        report = run(jobs, policy="flow")
+    for job, twin in zip(jobs, twins, strict=True):
+        assert_equal_to_loop(job, report, twin)
+    assert len(trains) < 20  # of 80 steps
+
+
+def test_jobs_that_are_never_captured_learn_that_they_lose_side_by_side(monkeypatch):
+    seen = []
+    monkeypatch.setattr(SideBySide, "note", lambda self, grain, ratio: seen.append((self, ratio)))
+    monkeypatch.setattr(side_by_side, "_FINE_SECONDS", 0.0)
+    jobs = [make(name, steps=1500, capture=False) for name in "ab"]
+    report = run(jobs, policy="flow", lanes=2)
+    for job in jobs:
+        assert_equal_to_loop(job, report, make(steps=1500))
+    assert seen
+    assert len({learnt for learnt, _ in seen}) == 1, "of the engine, not of each job"
 
 
 def test_steps_that_take_no_memory_come_in_trains_too(monkeypatch):

@@ -32,6 +32,14 @@ def test_the_third_in_haste_is_too_many():
     assert caught.value.reason == "global 'beta' changes too often for captures"
 
 
+def test_one_that_has_not_saved_what_it_took_was_in_haste():
+    recaptures = Recaptures("a")
+    for runs in (150, 99, 20):
+        recaptures.count_after(stale(runs), runs_to_pay=100)
+    with pytest.raises(CaptureError, match="has changed 4 times"):
+        recaptures.count_after(stale(99), runs_to_pay=100)
+
+
 def test_the_thirty_third_is_too_many():
     recaptures = Recaptures("a")
     for _ in range(32):

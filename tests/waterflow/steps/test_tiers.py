@@ -246,15 +246,16 @@ def test_a_job_whose_steps_need_much_of_the_budget_is_captured_from_then_on():
     assert not tiers.stays_eager(SHAPE)
 
 
-def test_eager_steps_that_lose_side_by_side_go_in_turn_from_then_on():
-    costs = CaptureCosts(lanes=2)
-    first = costs.fine_seconds
-    costs.note_beside(8e-6, 0.7)
-    assert costs.fine_seconds == first
-    costs.note_beside(8e-6, 1.1)
-    assert 8e-6 < costs.fine_seconds < 12e-6
-    costs.note_beside(3e-6, 1.1)
-    assert costs.fine_seconds > 8e-6
+def test_steps_that_pay_for_a_capture_are_as_many_as_it_costs_of_what_one_saves():
+    tiers = tiers_of(steps=1000)
+    assert tiers.runs_to_pay(SHAPE) == 0.0, "nothing is known of such steps"
+    take(tiers, 8, seconds=0.002)
+    few = tiers.runs_to_pay(SHAPE)
+    tiers.costs.note_join(10.0)  # what is slow to join
+    assert 8 < few < tiers.runs_to_pay(SHAPE)
+    larger = tiers_of(steps=1000)
+    take(larger, 8, seconds=0.2, tensors=1000)
+    assert 8 < larger.runs_to_pay(SHAPE) < few
 
 
 def test_jobs_that_are_to_come_count_as_those_before_them():

@@ -4,6 +4,6 @@
 
 namespace waterflow {
 
-void bind_layouts(pybind11::module_& m);
+void bind_batches(pybind11::module_& m);
 
 }  // namespace waterflow

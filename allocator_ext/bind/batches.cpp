@@ -1,0 +1,259 @@
+#include "bind/batches.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "bind/bits.h"
+
+namespace py = pybind11;
+
+namespace waterflow {
+namespace {
+
+// What tells a plain tensor of a batch from others that a step graph would not serve.
+struct Layout {
+  explicit Layout(const at::Tensor& tensor)
+      : dtype(tensor.scalar_type()),
+        sizes(tensor.sizes()),
+        strides(tensor.strides()),
+        requires_grad(tensor.requires_grad()) {}
+
+  bool is_of(const at::Tensor& tensor) const {
+    return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
+           tensor.scalar_type() == dtype && tensor.sizes() == at::IntArrayRef(sizes) &&
+           tensor.strides() == at::IntArrayRef(strides) && tensor.requires_grad() == requires_grad;
+  }
+
+  at::ScalarType dtype;
+  at::DimVector sizes, strides;
+  bool requires_grad;
+};
+
+bool is_plain(py::handle object) {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == THPVariableClass;
+}
+
+// The layouts of a plain list or tuple of plain tensors, to see quickly whether others are the
+// same: one call where Python would ask each tensor for each of them.
+class Layouts {
+ public:
+  explicit Layouts(py::object batch) : type_(Py_TYPE(batch.ptr())) {
+    if (!(PyList_CheckExact(batch.ptr()) || PyTuple_CheckExact(batch.ptr()))) {
+      throw py::type_error("layouts are those of a list or a tuple");
+    }
+    for (py::handle part : batch) {
+      if (!is_plain(part)) throw py::type_error("layouts are those of plain tensors");
+      layouts_.emplace_back(THPVariable_Unpack(part.ptr()));
+    }
+  }
+
+  bool are_of(py::handle batch) const {
+    if (Py_TYPE(batch.ptr()) != type_) return false;
+    if (PySequence_Fast_GET_SIZE(batch.ptr()) != static_cast<Py_ssize_t>(layouts_.size())) {
+      return false;
+    }
+    for (std::size_t i = 0; i < layouts_.size(); ++i) {
+      PyObject* part = PySequence_Fast_GET_ITEM(batch.ptr(), static_cast<Py_ssize_t>(i));
+      if (!is_plain(part) || !layouts_[i].is_of(THPVariable_Unpack(part))) return false;
+    }
+    return true;
+  }
+
+ private:
+  PyTypeObject* type_;
+  std::vector<Layout> layouts_;
+};
+
+// The parts of a plain list, tuple or dictionary, or the batch itself as its only part.
+std::vector<py::handle> parts_of(py::handle batch) {
+  std::vector<py::handle> parts;
+  if (PyDict_CheckExact(batch.ptr())) {
+    PyObject *key = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(batch.ptr(), &at, &key, &value);) parts.emplace_back(value);
+  } else if (PyList_CheckExact(batch.ptr()) || PyTuple_CheckExact(batch.ptr())) {
+    const Py_ssize_t size = PySequence_Fast_GET_SIZE(batch.ptr());
+    for (Py_ssize_t at = 0; at < size; ++at) {
+      parts.emplace_back(PySequence_Fast_GET_ITEM(batch.ptr(), at));
+    }
+  } else {
+    parts.push_back(batch);
+  }
+  return parts;
+}
+
+// Whether nobody can write to a value.
+bool is_constant(py::handle value) {
+  return value.is_none() || PyLong_CheckExact(value.ptr()) || PyFloat_CheckExact(value.ptr()) ||
+         PyBool_Check(value.ptr()) || PyUnicode_CheckExact(value.ptr());
+}
+
+std::uint64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<std::uint64_t>(tensor._version());
+}
+
+// How often torch has told of changes in place of a batch's tensors. Batches of other things than
+// plain tensors and constants are not looked at.
+class Versions {
+ public:
+  explicit Versions(py::handle batch) {
+    for (py::handle part : parts_of(batch)) {
+      if (is_plain(part) && THPVariable_Unpack(part.ptr()).layout() == at::kStrided) {
+        const at::Tensor& tensor = THPVariable_Unpack(part.ptr());
+        seen_.emplace_back(tensor, version_of(tensor));
+      } else if (!is_constant(part)) {
+        seen_.clear();
+        return;
+      }
+    }
+  }
+
+  // Those that were changed since.
+  std::vector<at::Tensor> changed() const {
+    std::vector<at::Tensor> found;
+    for (const auto& [tensor, version] : seen_) {
+      if (version_of(tensor) != version) found.push_back(tensor);
+    }
+    return found;
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, std::uint64_t>> seen_;
+};
+
+// To which torch aligns memory of its own.
+constexpr std::uintptr_t kAlignment = 64;
+
+// A copy of a tensor in one piece, aligned as it is: kernels may sum in another order where memory
+// is aligned otherwise.
+at::Tensor aligned_clone(const at::Tensor& tensor) {
+  const auto start = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
+  const std::uintptr_t skew = start % kAlignment;
+  if (skew == 0 || skew % tensor.element_size() != 0) return tensor.clone();
+  const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+  const at::Tensor room =
+      at::empty({bytes + static_cast<std::int64_t>(kAlignment)}, tensor.options().dtype(at::kByte));
+  const auto begin = reinterpret_cast<std::uintptr_t>(room.const_data_ptr());
+  const auto at = static_cast<std::int64_t>((skew - begin) % kAlignment);
+  at::Tensor twin = room.narrow(0, at, bytes).view(tensor.scalar_type()).view(tensor.sizes());
+  std::memcpy(twin.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
+  return twin;
+}
+
+// Spans of addresses, in order and apart.
+class Addresses {
+ public:
+  Addresses(std::vector<std::uint64_t> starts, std::vector<std::uint64_t> stops)
+      : starts_(std::move(starts)), stops_(std::move(stops)) {}
+
+  bool meet(const at::Tensor& tensor) const {
+    const auto start = reinterpret_cast<std::uint64_t>(tensor.storage().data());
+    const std::uint64_t stop = start + tensor.storage().nbytes();
+    const auto behind = std::lower_bound(starts_.begin(), starts_.end(), stop);
+    if (behind == starts_.begin()) return false;
+    const auto before = static_cast<std::size_t>(behind - starts_.begin()) - 1;
+    return start < std::min(stop, stops_[before]);
+  }
+
+  // A batch with copies of those of its tensors whose memory meets these addresses; None where it
+  // is no plain container of constants and plain tensors, in one piece each, that share no memory.
+  std::optional<py::object> copied_from(py::handle batch) const {
+    const bool is_dict = PyDict_CheckExact(batch.ptr());
+    if (!(is_dict || PyList_CheckExact(batch.ptr()) || PyTuple_CheckExact(batch.ptr()))) {
+      return std::nullopt;
+    }
+    const std::vector<py::handle> parts = parts_of(batch);
+    std::size_t bytes = 0;
+    std::unordered_set<const void*> storages;
+    for (py::handle part : parts) {
+      if (is_constant(part)) continue;
+      if (!is_plain(part)) return std::nullopt;
+      const at::Tensor& tensor = THPVariable_Unpack(part.ptr());
+      if (!has_plain_rows(tensor)) return std::nullopt;
+      if (!storages.insert(tensor.storage().unsafeGetStorageImpl()).second) return std::nullopt;
+      bytes += tensor.nbytes();
+    }
+    std::vector<at::Tensor> sources, copies;
+    for (py::handle part : parts) {
+      if (!is_plain(part)) continue;
+      const at::Tensor& tensor = THPVariable_Unpack(part.ptr());
+      if (meet(tensor)) sources.push_back(tensor);
+    }
+    {
+      std::optional<py::gil_scoped_release> unlocked;
+      if (bytes > kFewBytes) unlocked.emplace();
+      for (const at::Tensor& source : sources) copies.push_back(aligned_clone(source));
+    }
+    auto next = copies.begin();
+    const auto given = [&](py::handle part) {
+      const bool is_own = !is_plain(part) || !meet(THPVariable_Unpack(part.ptr()));
+      return is_own ? py::reinterpret_borrow<py::object>(part) : py::cast(*next++);
+    };
+    if (is_dict) {
+      py::dict made;
+      PyObject *key = nullptr, *value = nullptr;
+      for (Py_ssize_t at = 0; PyDict_Next(batch.ptr(), &at, &key, &value);) {
+        made[py::handle(key)] = given(value);
+      }
+      return made;
+    }
+    py::list made;
+    for (py::handle part : parts) made.append(given(part));
+    if (PyTuple_CheckExact(batch.ptr())) return py::tuple(made);
+    return made;
+  }
+
+ private:
+  std::vector<std::uint64_t> starts_, stops_;
+};
+
+// Whether two batches are plain containers of the same kind whose parts are the same objects, or
+// tensors whose memory is known to hold the same. What is not known to is no difference yet.
+bool have_same_bits(py::handle left, py::handle right) {
+  if (Py_TYPE(left.ptr()) != Py_TYPE(right.ptr())) return false;
+  if (PyDict_CheckExact(left.ptr())) {
+    if (PyDict_GET_SIZE(left.ptr()) != PyDict_GET_SIZE(right.ptr())) return false;
+    PyObject *key = nullptr, *value = nullptr, *other_key = nullptr, *other = nullptr;
+    Py_ssize_t at = 0, other_at = 0;
+    while (PyDict_Next(left.ptr(), &at, &key, &value) &&
+           PyDict_Next(right.ptr(), &other_at, &other_key, &other)) {
+      if (key != other_key) return false;
+    }
+  } else if (!(PyList_CheckExact(left.ptr()) || PyTuple_CheckExact(left.ptr()))) {
+    return false;
+  }
+  const std::vector<py::handle> own = parts_of(left), others = parts_of(right);
+  if (own.size() != others.size()) return false;
+  return std::equal(own.begin(), own.end(), others.begin(), [](py::handle one, py::handle other) {
+    if (one.is(other)) return true;
+    return is_plain(one) && is_plain(other) &&
+           has_same_bits(THPVariable_Unpack(one.ptr()), THPVariable_Unpack(other.ptr()));
+  });
+}
+
+}  // namespace
+
+void bind_batches(py::module_& m) {
+  py::class_<Layouts>(m, "Layouts")
+      .def(py::init<py::object>(), py::arg("batch"))
+      .def("are_of", &Layouts::are_of, py::arg("batch"));
+  py::class_<Versions>(m, "Versions")
+      .def(py::init<py::handle>(), py::arg("batch"))
+      .def("changed", &Versions::changed);
+  py::class_<Addresses>(m, "Addresses")
+      .def(py::init<std::vector<std::uint64_t>, std::vector<std::uint64_t>>(), py::arg("starts"),
+           py::arg("stops"))
+      .def("copied_from", &Addresses::copied_from, py::arg("batch"));
+  m.def("have_same_bits", &have_same_bits, py::arg("left"), py::arg("right"));
+}
+
+}  // namespace waterflow
