@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/hash.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -41,6 +42,26 @@ struct Layout {
 
 bool is_plain(py::handle object) {
   return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == THPVariableClass;
+}
+
+// A number that batches of the same layouts have in common; None where a batch is no plain list or
+// tuple of plain tensors.
+std::optional<std::size_t> layouts_hash(py::handle batch) {
+  const bool is_list = PyList_CheckExact(batch.ptr());
+  if (!is_list && !PyTuple_CheckExact(batch.ptr())) return std::nullopt;
+  std::size_t hash = is_list ? 1 : 2;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(batch.ptr());
+  for (Py_ssize_t at = 0; at < count; ++at) {
+    PyObject* part = PySequence_Fast_GET_ITEM(batch.ptr(), at);
+    if (!is_plain(part)) return std::nullopt;
+    const at::Tensor& tensor = THPVariable_Unpack(part);
+    if (tensor.layout() != at::kStrided) return std::nullopt;
+    hash = c10::hash_combine(hash, static_cast<std::size_t>(tensor.scalar_type()));
+    for (const std::int64_t size : tensor.sizes()) {
+      hash = c10::hash_combine(hash, static_cast<std::size_t>(size));
+    }
+  }
+  return hash;
 }
 
 // The layouts of a plain list or tuple of plain tensors, to see quickly whether others are the
@@ -246,6 +267,7 @@ void bind_batches(py::module_& m) {
   py::class_<Layouts>(m, "Layouts")
       .def(py::init<py::object>(), py::arg("batch"))
       .def("are_of", &Layouts::are_of, py::arg("batch"));
+  m.def("layouts_hash", &layouts_hash, py::arg("batch"));
   py::class_<Versions>(m, "Versions")
       .def(py::init<py::handle>(), py::arg("batch"))
       .def("changed", &Versions::changed);

@@ -121,3 +121,13 @@ def test_versions_tell_which_tensors_were_changed_in_place():
         unversioned += 1
     assert versions.changed() == []
     assert _C.Versions([first, object()]).changed() == []
+
+
+def test_batches_of_the_same_layouts_have_a_number_in_common():
+    rows, labels = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    known = _C.layouts_hash((rows, labels))
+    assert known == _C.layouts_hash((rows + 1, labels + 1))
+    others = [[rows, labels], (labels, rows), (rows,), (rows[:3], labels), (rows.double(), labels)]
+    assert known not in {_C.layouts_hash(other) for other in others}
+    for other in [rows, {"x": rows}, (rows, None), (rows, torch.nn.Parameter(rows))]:
+        assert _C.layouts_hash(other) is None

@@ -171,9 +171,9 @@ class EagerSteps:
         finally:
             made = self.room.allocations - made
             seconds, wall = time.thread_time() - started, time.perf_counter() - wall
-            # Waiting for the lock takes processor time, too: the least is the truest. First steps
-            # on a thread tell little.
-            if made > _LEAST_TENSORS and self._captured.begun - begun >= 2:
+            # Waiting for the lock takes processor time, too: the least is the truest. The first
+            # step on a thread tells little.
+            if made > _LEAST_TENSORS and self._captured.begun - max(begun, 1) >= 1:
                 self._grain = min(self._grain, seconds / made)
                 if jobs == beside():
                     self._note_wall(jobs, wall / made)

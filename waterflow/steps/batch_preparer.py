@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
+from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import why_opaque
 from waterflow.capture.own_error import own_error
@@ -28,6 +29,9 @@ from waterflow.steps.trials import TrialNeeded, Trials
 
 #: So many steps of the user's own may make gradients or state that were not there before them.
 MOST_UNSETTLED = 3
+
+#: Of so many layouts of batches it is remembered how they are taken apart.
+_MOST_LAYOUTS = 128
 
 _Find = Callable[[Hashable], "Specialization | None"]
 
@@ -68,7 +72,9 @@ class BatchPreparer:
         self._has_run = False  # a step, or one is about to
         self._unsettled = 0  # steps of the user's own that could not be captured yet
         self._looked_seconds = 0.0  # for what cannot be captured, before a capture
-        self._flat: FlatBatch | None = None  # the latest that was taken apart, without its tensors
+        # Batches that were taken apart, without their tensors: the latest, and one of each layout.
+        self._flat: FlatBatch | None = None
+        self._flats: dict[int | None, FlatBatch] = {}
         self._hiding: set[str] = set()  # kinds of objects in batches for which these stay eager
         if job.why_eager is not None:
             opacity.step = job.why_eager
@@ -235,13 +241,18 @@ class BatchPreparer:
         return self._job.step is not None and not has_run
 
     def _flattened(self, batch: Any) -> FlatBatch:
-        reads, former = self._job.batch_reads, self._flat
-        flat = None
+        reads, layouts = self._job.batch_reads, _C.layouts_hash(batch)
+        former, flat = self._flats.get(layouts), None
         if former is not None and (former.reads is reads or former.reads == reads):
             flat = flatten_like(batch, former)
         if flat is None:
             flat = flatten(batch, reads)
-            self._flat = dataclasses.replace(flat, tensors=[])
+            former = dataclasses.replace(flat, tensors=[])
+            if flat.layouts is not None:
+                if len(self._flats) >= _MOST_LAYOUTS:
+                    self._flats.clear()
+                self._flats[layouts] = former
+        self._flat = former
         return flat
 
     def _flattened_if_known(self, batch: Any) -> FlatBatch | None:

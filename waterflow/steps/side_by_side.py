@@ -12,6 +12,8 @@ _FINE_SECONDS = 5e-6
 #: That depends on the machine, and on how much of a step is Python: where steps side by side are
 #: seen to take so much of the time of one after another, those up to a bit longer go in turn.
 _LOSES, _AND_MORE = 0.9, 1.25
+#: Seen so often in a row: a garbage collection falls into any step.
+_LEAST_LOSSES = 2
 
 
 class SideBySide:
@@ -26,14 +28,16 @@ class SideBySide:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.fine_seconds, self.long_seconds = _FINE_SECONDS, math.inf
+        self._losses = 0  # seen one after another
 
     def note(self, grain: float, ratio: float) -> None:
         """Eager steps of several jobs ran beside each other, whose operators take `grain` seconds,
         and took `ratio` times as long as one after another: what loses is not tried again."""
         with self._lock:
-            if ratio > _LOSES:
+            self._losses = self._losses + 1 if ratio > _LOSES else 0
+            if self._losses >= _LEAST_LOSSES:
                 self.fine_seconds = max(self.fine_seconds, _AND_MORE * grain)
-            else:
+            elif not self._losses:
                 self.long_seconds = min(self.long_seconds, grain)
 
     def is_known(self, grain: float) -> bool:

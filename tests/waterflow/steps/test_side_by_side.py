@@ -13,7 +13,10 @@ def test_eager_steps_that_lose_side_by_side_go_in_turn_from_then_on():
     learnt.note(8e-6, 0.7)
     assert learnt.fine_seconds == first
     learnt.note(8e-6, 1.1)
+    assert learnt.fine_seconds == first, "something may have come between"
+    learnt.note(8e-6, 1.1)
     assert 8e-6 < learnt.fine_seconds < 12e-6
+    learnt.note(3e-6, 1.1)
     learnt.note(3e-6, 1.1)
     assert learnt.fine_seconds > 8e-6
 
@@ -21,6 +24,7 @@ def test_eager_steps_that_lose_side_by_side_go_in_turn_from_then_on():
 def test_what_was_seen_holds_for_shorter_ones_that_lose_and_longer_ones_that_gain():
     learnt = SideBySide()
     assert not learnt.is_known(20e-6)
+    learnt.note(10e-6, 1.2)
     learnt.note(10e-6, 1.2)
     assert learnt.is_known(6e-6)
     assert not learnt.is_known(20e-6)
