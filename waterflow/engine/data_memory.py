@@ -46,9 +46,14 @@ class DataMemory:
         self._lent: Any = None  # versions of what a step has
 
     @functools.cached_property
+    def _tensors(self) -> list[torch.Tensor] | None:
+        """What `tensors_in` finds, which may take a long walk; forgotten after each `join`, as data
+        may let go of some."""
+        return tensors_in(self._data)
+
+    @functools.cached_property
     def _spans(self) -> Spans:
-        tensors = tensors_in(self._data)
-        return _ANYWHERE if tensors is None else Spans(map(_span, tensors))
+        return _ANYWHERE if self._tensors is None else Spans(map(_span, self._tensors))
 
     def join(self, others: Iterable[DataMemory]) -> None:
         """The job comes to these, which are under way: memory that batches of one of two may lie
@@ -57,10 +62,19 @@ class DataMemory:
         Raises:
             JobError: another job's steps are known to change this one's data in place.
         """
+        met = [self]
+        try:
+            self._join(others, met)
+        finally:
+            for one in met:
+                one.__dict__.pop("_tensors", None)
+
+    def _join(self, others: Iterable[DataMemory], met: list[DataMemory]) -> None:
         left: Spans | None = None  # what is not known to be looked after by all who have it
         for other in others:
             if not (self._hands_out or other._hands_out):
                 continue
+            met.append(other)
             left = self._spans if left is None else left
             common = left if self._data is other._data else left & other._spans
             if not common:
@@ -87,7 +101,7 @@ class DataMemory:
         def is_new(start: int, end: int) -> bool:
             return common.meets(start, end) and not shared.meets(start, end)
 
-        for one in {id(one): one for one in tensors_in(self._data) or ()}.values():
+        for one in {id(one): one for one in self._tensors or ()}.values():
             if is_new(*_span(one)):
                 self._watched.append(one)
                 self._versions.append(_version(one))
