@@ -2,7 +2,7 @@
 5 % and 20 ms a job.
 
     python -m benchmarks.everyday
-    python -m benchmarks.everyday --json --only workers numpy --jobs 8
+    python -m benchmarks.everyday --json --only workers arrays --jobs 8
 
 Each row is some jobs of one kind on scikit-learn's digits, of 10 to 400 steps of 0.3 to 8 ms: the
 plain loops one after another with one thread, and `wf.run`, start-up included, in turn. `over` is
@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
-from benchmarks.trials.digits import cnn, digits
+from benchmarks.trials.digits import classify, cnn, digits
 
 MEMORY = "2GiB"
 #: What a list of jobs may take beyond its loops: a part of them, and seconds for each job.
@@ -79,10 +79,6 @@ class Scaled(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.within(images) * self.scale  # type: ignore[no-any-return]
-
-
-def classify(model: nn.Module, batch: Any) -> Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1])
 
 
 def of_arrays(model: nn.Module, batch: Any) -> Tensor:

@@ -44,12 +44,15 @@ bool is_plain(py::handle object) {
   return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == THPVariableClass;
 }
 
+bool is_list_or_tuple(py::handle object) {
+  return PyList_CheckExact(object.ptr()) || PyTuple_CheckExact(object.ptr());
+}
+
 // A number that batches of the same layouts have in common; None where a batch is no plain list or
 // tuple of plain tensors.
 std::optional<std::size_t> layouts_hash(py::handle batch) {
-  const bool is_list = PyList_CheckExact(batch.ptr());
-  if (!is_list && !PyTuple_CheckExact(batch.ptr())) return std::nullopt;
-  std::size_t hash = is_list ? 1 : 2;
+  if (!is_list_or_tuple(batch)) return std::nullopt;
+  std::size_t hash = PyList_CheckExact(batch.ptr()) ? 1 : 2;
   const Py_ssize_t count = PySequence_Fast_GET_SIZE(batch.ptr());
   for (Py_ssize_t at = 0; at < count; ++at) {
     PyObject* part = PySequence_Fast_GET_ITEM(batch.ptr(), at);
@@ -69,7 +72,7 @@ std::optional<std::size_t> layouts_hash(py::handle batch) {
 class Layouts {
  public:
   explicit Layouts(py::object batch) : type_(Py_TYPE(batch.ptr())) {
-    if (!(PyList_CheckExact(batch.ptr()) || PyTuple_CheckExact(batch.ptr()))) {
+    if (!is_list_or_tuple(batch)) {
       throw py::type_error("layouts are those of a list or a tuple");
     }
     for (py::handle part : batch) {
@@ -95,21 +98,35 @@ class Layouts {
   std::vector<Layout> layouts_;
 };
 
-// The parts of a plain list, tuple or dictionary, or the batch itself as its only part.
-std::vector<py::handle> parts_of(py::handle batch) {
-  std::vector<py::handle> parts;
+// The parts of a plain list, tuple or dictionary, or the batch itself as its only part. They are
+// held: another thread may change the batch while the interpreter lock is given up.
+std::vector<py::object> parts_of(py::handle batch) {
+  std::vector<py::object> parts;
   if (PyDict_CheckExact(batch.ptr())) {
-    PyObject *key = nullptr, *value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(batch.ptr(), &at, &key, &value);) parts.emplace_back(value);
-  } else if (PyList_CheckExact(batch.ptr()) || PyTuple_CheckExact(batch.ptr())) {
+    for (auto item : py::reinterpret_borrow<py::dict>(batch)) {
+      parts.push_back(py::reinterpret_borrow<py::object>(item.second));
+    }
+  } else if (is_list_or_tuple(batch)) {
     const Py_ssize_t size = PySequence_Fast_GET_SIZE(batch.ptr());
     for (Py_ssize_t at = 0; at < size; ++at) {
-      parts.emplace_back(PySequence_Fast_GET_ITEM(batch.ptr(), at));
+      parts.push_back(
+          py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(batch.ptr(), at)));
     }
   } else {
-    parts.push_back(batch);
+    parts.push_back(py::reinterpret_borrow<py::object>(batch));
   }
   return parts;
+}
+
+// The keys of a plain dictionary, in their order; none of any other batch.
+std::vector<py::object> keys_of(py::handle batch) {
+  std::vector<py::object> keys;
+  if (PyDict_CheckExact(batch.ptr())) {
+    for (auto item : py::reinterpret_borrow<py::dict>(batch)) {
+      keys.push_back(py::reinterpret_borrow<py::object>(item.first));
+    }
+  }
+  return keys;
 }
 
 // Whether nobody can write to a value.
@@ -127,7 +144,7 @@ std::uint64_t version_of(const at::Tensor& tensor) {
 class Versions {
  public:
   explicit Versions(py::handle batch) {
-    for (py::handle part : parts_of(batch)) {
+    for (const py::object& part : parts_of(batch)) {
       if (is_plain(part) && THPVariable_Unpack(part.ptr()).layout() == at::kStrided) {
         const at::Tensor& tensor = THPVariable_Unpack(part.ptr());
         seen_.emplace_back(tensor, version_of(tensor));
@@ -176,6 +193,7 @@ class Addresses {
   Addresses(std::vector<std::uint64_t> starts, std::vector<std::uint64_t> stops)
       : starts_(std::move(starts)), stops_(std::move(stops)) {}
 
+  // Whether some of a tensor's memory is among them, whichever part of that it is a view of.
   bool meet(const at::Tensor& tensor) const {
     const auto start = reinterpret_cast<std::uint64_t>(tensor.storage().data());
     const std::uint64_t stop = start + tensor.storage().nbytes();
@@ -188,48 +206,40 @@ class Addresses {
   // A batch with copies of those of its tensors whose memory meets these addresses; None where it
   // is no plain container of constants and plain tensors, in one piece each, that share no memory.
   std::optional<py::object> copied_from(py::handle batch) const {
-    const bool is_dict = PyDict_CheckExact(batch.ptr());
-    if (!(is_dict || PyList_CheckExact(batch.ptr()) || PyTuple_CheckExact(batch.ptr()))) {
-      return std::nullopt;
-    }
-    const std::vector<py::handle> parts = parts_of(batch);
+    const bool is_dict = PyDict_CheckExact(batch.ptr()), is_tuple = PyTuple_CheckExact(batch.ptr());
+    if (!is_dict && !is_list_or_tuple(batch)) return std::nullopt;
+    const std::vector<py::object> keys = keys_of(batch);
+    std::vector<py::object> parts = parts_of(batch);
     std::size_t bytes = 0;
     std::unordered_set<const void*> storages;
-    for (py::handle part : parts) {
-      if (is_constant(part)) continue;
-      if (!is_plain(part)) return std::nullopt;
-      const at::Tensor& tensor = THPVariable_Unpack(part.ptr());
-      if (!has_plain_rows(tensor)) return std::nullopt;
+    std::vector<std::size_t> places;  // of those to be copied
+    for (std::size_t at = 0; at < parts.size(); ++at) {
+      if (is_constant(parts[at])) continue;
+      if (!is_plain(parts[at])) return std::nullopt;
+      const at::Tensor& tensor = THPVariable_Unpack(parts[at].ptr());
+      if (!has_plain_rows(tensor) || tensor.numel() == 0) return std::nullopt;
       if (!storages.insert(tensor.storage().unsafeGetStorageImpl()).second) return std::nullopt;
+      if (!meet(tensor)) continue;
       bytes += tensor.nbytes();
+      places.push_back(at);
     }
-    std::vector<at::Tensor> sources, copies;
-    for (py::handle part : parts) {
-      if (!is_plain(part)) continue;
-      const at::Tensor& tensor = THPVariable_Unpack(part.ptr());
-      if (meet(tensor)) sources.push_back(tensor);
-    }
+    std::vector<at::Tensor> copies;
     {
       std::optional<py::gil_scoped_release> unlocked;
       if (bytes > kFewBytes) unlocked.emplace();
-      for (const at::Tensor& source : sources) copies.push_back(aligned_clone(source));
+      for (const std::size_t at : places) {
+        copies.push_back(aligned_clone(THPVariable_Unpack(parts[at].ptr())));
+      }
     }
-    auto next = copies.begin();
-    const auto given = [&](py::handle part) {
-      const bool is_own = !is_plain(part) || !meet(THPVariable_Unpack(part.ptr()));
-      return is_own ? py::reinterpret_borrow<py::object>(part) : py::cast(*next++);
-    };
+    for (std::size_t i = 0; i < places.size(); ++i) parts[places[i]] = py::cast(copies[i]);
     if (is_dict) {
       py::dict made;
-      PyObject *key = nullptr, *value = nullptr;
-      for (Py_ssize_t at = 0; PyDict_Next(batch.ptr(), &at, &key, &value);) {
-        made[py::handle(key)] = given(value);
-      }
+      for (std::size_t at = 0; at < parts.size(); ++at) made[keys[at]] = parts[at];
       return made;
     }
     py::list made;
-    for (py::handle part : parts) made.append(given(part));
-    if (PyTuple_CheckExact(batch.ptr())) return py::tuple(made);
+    for (const py::object& part : parts) made.append(part);
+    if (is_tuple) return py::tuple(made);
     return made;
   }
 
@@ -241,21 +251,14 @@ class Addresses {
 // tensors whose memory is known to hold the same. What is not known to is no difference yet.
 bool have_same_bits(py::handle left, py::handle right) {
   if (Py_TYPE(left.ptr()) != Py_TYPE(right.ptr())) return false;
-  if (PyDict_CheckExact(left.ptr())) {
-    if (PyDict_GET_SIZE(left.ptr()) != PyDict_GET_SIZE(right.ptr())) return false;
-    PyObject *key = nullptr, *value = nullptr, *other_key = nullptr, *other = nullptr;
-    Py_ssize_t at = 0, other_at = 0;
-    while (PyDict_Next(left.ptr(), &at, &key, &value) &&
-           PyDict_Next(right.ptr(), &other_at, &other_key, &other)) {
-      if (key != other_key) return false;
-    }
-  } else if (!(PyList_CheckExact(left.ptr()) || PyTuple_CheckExact(left.ptr()))) {
-    return false;
-  }
-  const std::vector<py::handle> own = parts_of(left), others = parts_of(right);
-  if (own.size() != others.size()) return false;
-  return std::equal(own.begin(), own.end(), others.begin(), [](py::handle one, py::handle other) {
-    if (one.is(other)) return true;
+  if (!PyDict_CheckExact(left.ptr()) && !is_list_or_tuple(left)) return false;
+  const auto are_all = [](const auto& one, const auto& other, const auto& same) {
+    return std::equal(one.begin(), one.end(), other.begin(), other.end(), same);
+  };
+  const auto is_same = [](const py::object& one, const py::object& other) { return one.is(other); };
+  if (!are_all(keys_of(left), keys_of(right), is_same)) return false;
+  return are_all(parts_of(left), parts_of(right), [&](const auto& one, const auto& other) {
+    if (is_same(one, other)) return true;
     return is_plain(one) && is_plain(other) &&
            has_same_bits(THPVariable_Unpack(one.ptr()), THPVariable_Unpack(other.ptr()));
   });
@@ -267,6 +270,7 @@ void bind_batches(py::module_& m) {
   py::class_<Layouts>(m, "Layouts")
       .def(py::init<py::object>(), py::arg("batch"))
       .def("are_of", &Layouts::are_of, py::arg("batch"));
+  m.def("aligned_clone", &aligned_clone, py::arg("tensor"));
   m.def("layouts_hash", &layouts_hash, py::arg("batch"));
   py::class_<Versions>(m, "Versions")
       .def(py::init<py::handle>(), py::arg("batch"))
@@ -274,6 +278,7 @@ void bind_batches(py::module_& m) {
   py::class_<Addresses>(m, "Addresses")
       .def(py::init<std::vector<std::uint64_t>, std::vector<std::uint64_t>>(), py::arg("starts"),
            py::arg("stops"))
+      .def("meet", &Addresses::meet, py::arg("tensor"))
       .def("copied_from", &Addresses::copied_from, py::arg("batch"));
   m.def("have_same_bits", &have_same_bits, py::arg("left"), py::arg("right"));
 }

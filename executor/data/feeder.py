@@ -181,7 +181,6 @@ class Feeder(Generic[Item]):
         self._fetch_times: deque[float] = deque([0.0], maxlen=_TIMED_FETCHES)
         self.thread = threading.Thread(target=self._run, name=f"waterflow-data-{name}")
         self.thread.daemon = True
-        self._working = 0  # the thread's number, once it is at work: it need not wake itself
         self._owner: object = None
 
     @property
@@ -232,7 +231,8 @@ class Feeder(Generic[Item]):
             self._wake_at_rest()
 
     def _wake_at_rest(self) -> None:
-        if len(self._queue) <= self._rests_until and self._working != threading.get_ident():
+        is_own = threading.get_ident() == self.thread.ident  # which need not wake itself
+        if len(self._queue) <= self._rests_until and not is_own:
             self._changed.notify_all()
 
     @property
@@ -388,7 +388,6 @@ class Feeder(Generic[Item]):
 
     def _run(self) -> None:
         owner, self._owner = self._owner, None
-        self._working = threading.get_ident()
         try:
             self._adopt_thread()
             while (fetched := self._fetch()) is not None:

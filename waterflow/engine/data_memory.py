@@ -126,13 +126,9 @@ class DataMemory:
             return batch
         if self._shared:
             with contextlib.suppress(Exception):  # what cannot be copied is watched
-                made = self._shared_addresses.copied_from(batch)
-                return copied(batch, keep=self._is_own) if made is None else made
+                return copied(batch, within=self._shared_addresses)
         self._lent = _C.Versions(batch)
         return batch
-
-    def _is_own(self, tensor: torch.Tensor) -> bool:
-        return not self._shared.meets(*_span(tensor))
 
     def take_back(self, lent: Any, batch: Any) -> None:
         """The step has been made.

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterator, Mapping, ValuesView
 from typing import Any
 
 import torch
 
 from waterflow.allocator_ext import _C
 
-#: To which torch aligns memory of its own.
-_ALIGNMENT = 64
+#: All memory.
+_EVERYWHERE = _C.Addresses([0], [1 << 63])
 #: Values that nobody can write to.
 _CONSTANT = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
-def copied(batch: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: False) -> Any:
+def copied(batch: Any, within: _C.Addresses | None = None) -> Any:
     """The same batch in memory of its own, its tensors laid out and aligned as they are: kernels
     may sum in another order where memory is aligned otherwise.
 
@@ -24,21 +24,16 @@ def copied(batch: Any, keep: Callable[[torch.Tensor], bool] = lambda tensor: Fal
 
     Args:
         batch: any.
-        keep: of which tensors the copy is to hold the very ones.
+        within: where tensors lie that are to be copied; of others the copy holds the very ones.
+            None: anywhere.
     """
-    if type(batch) in (list, tuple) and _are_apart(batch):
-        return type(batch)([one if keep(one) else _aligned_clone(one) for one in batch])
+    made = (within or _EVERYWHERE).copied_from(batch)
+    if made is not None:
+        return made
     parts = list(_parts(batch))
     if len(set(parts)) < len(parts):
-        return _deep(batch, keep)
-    return _copied(batch, keep)
-
-
-def _are_apart(batch: Sequence[Any]) -> bool:
-    """Whether a batch is of plain tensors in one piece each, that share no memory."""
-    if not all(type(one) is torch.Tensor and _C.has_plain_rows(one) for one in batch):
-        return False
-    return len({one.untyped_storage()._cdata for one in batch}) == len(batch)
+        return _deep(batch, within)
+    return _copied(batch, within)
 
 
 def _parts(value: Any) -> Iterator[int]:
@@ -58,33 +53,26 @@ def _parts(value: Any) -> Iterator[int]:
         yield id(value)
 
 
-def _copied(value: Any, keep: Callable[[torch.Tensor], bool]) -> Any:
+def _copied(value: Any, within: _C.Addresses | None) -> Any:
     kind = type(value)
     if kind is torch.Tensor and _is_plain(value):
-        if keep(value):
+        if _is_elsewhere(value, within):
             return value
-        twin = _aligned_clone(value) if value.is_contiguous() else value.clone()
+        twin = _C.aligned_clone(value) if value.is_contiguous() else value.clone()
         return twin if twin.stride() == value.stride() else copy.deepcopy(value)
     if kind in (list, tuple):
-        return kind(_copied(item, keep) for item in value)
+        return kind(_copied(item, within) for item in value)
     if kind is dict:
-        return {key: _copied(item, keep) for key, item in value.items()}
-    return value if kind in _CONSTANT else _deep(value, keep)
+        return {key: _copied(item, within) for key, item in value.items()}
+    return value if kind in _CONSTANT else _deep(value, within)
 
 
-def _aligned_clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor in one piece."""
-    skew = tensor.data_ptr() % _ALIGNMENT
-    if not skew or skew % tensor.element_size():
-        return tensor.clone()
-    room = torch.empty(tensor.nbytes + _ALIGNMENT, dtype=torch.uint8, device=tensor.device)
-    start = (skew - room.data_ptr()) % _ALIGNMENT
-    twin = room[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-    return twin.copy_(tensor)
+def _is_elsewhere(tensor: torch.Tensor, within: _C.Addresses | None) -> bool:
+    return within is not None and not within.meet(tensor)
 
 
-def _deep(value: Any, keep: Callable[[torch.Tensor], bool]) -> Any:
-    kept = {id(tensor): tensor for tensor in _tensors(value) if keep(tensor)}
+def _deep(value: Any, within: _C.Addresses | None) -> Any:
+    kept = {id(tensor): tensor for tensor in _tensors(value) if _is_elsewhere(tensor, within)}
     return copy.deepcopy(value, kept)
 
 

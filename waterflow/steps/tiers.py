@@ -400,12 +400,11 @@ class Tiers:
 
     def runs_to_pay(self, signature: Hashable) -> float:
         """How many captured steps on such batches save what it takes to have them captured, and
-        checked; 0.0 where that is not known."""
+        checked; 0.0 where that is not known, or eager ones are no choice."""
         shape = self._shapes.get(signature)
-        seconds = 0.0 if shape is None else self._seconds(signature, shape)
-        if shape is None or not seconds:
+        if shape is None or not shape.seconds or not self.is_free:
             return 0.0
-        saved = self.costs.saved_seconds(seconds, shape.tensors, self._is_beside(shape, seconds))
+        saved = self._saved(shape)
         return self.costs.capture_seconds(shape.tensors) / saved if saved > 0 else math.inf
 
     def reasons(self) -> list[str]:
@@ -421,18 +420,14 @@ class Tiers:
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        beside = self._is_beside(shape, shape.seconds)
-        saved = self.costs.saved_seconds(shape.seconds, shape.tensors, beside)
         eager = sum(other.steps for other in self._shapes.values())
         expected = self.remaining * shape.steps / eager
-        return saved * expected
+        return self._saved(shape) * expected
 
-    def _seconds(self, signature: Hashable, shape: _Shape) -> float:
-        """What eager steps on such batches take: those of all who look alike, or its own."""
-        return self.costs.eager_seconds((self._kind, signature)) or shape.seconds
-
-    def _is_beside(self, shape: _Shape, seconds: float) -> bool:
-        return seconds > self.costs.side_by_side.fine_seconds * shape.tensors
+    def _saved(self, shape: _Shape) -> float:
+        """Seconds that one captured step on such a batch saves."""
+        beside = shape.seconds > self.costs.side_by_side.fine_seconds * shape.tensors
+        return self.costs.saved_seconds(shape.seconds, shape.tensors, beside)
 
 
 def are_on() -> bool:

@@ -256,6 +256,8 @@ def test_steps_that_pay_for_a_capture_are_as_many_as_it_costs_of_what_one_saves(
     larger = tiers_of(steps=1000)
     take(larger, 8, seconds=0.2, tensors=1000)
     assert 8 < larger.runs_to_pay(SHAPE) < few
+    tiers.insists = True
+    assert tiers.runs_to_pay(SHAPE) == 0.0, "its steps are to be captured, whether that pays or not"
 
 
 def test_jobs_that_are_to_come_count_as_those_before_them():
