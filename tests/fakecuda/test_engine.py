@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import os
 import re
@@ -430,6 +431,16 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(symbol, place, driver, ca
     driver.memory(2 << 30)
     assert not messages or any(symbol in message for message in messages), messages
     assert run([small_job("a"), small_job("b")]).ok
+
+
+@pytest.mark.parametrize("last", range(10))
+def test_what_is_released_while_a_call_fails_is_released(last, driver, calls_of_a_run):
+    """The last ones that make the device current are made to release something."""
+    symbol = "cuCtxPushCurrent_v2"
+    driver.fail(symbol, calls_of_a_run[symbol] - last, INVALID_VALUE)
+    with contextlib.suppress(wf.WaterflowError, RuntimeError):
+        run([small_job("a"), small_job("b")])
+    driver.reset()
 
 
 @pytest.mark.parametrize("work", [1, 40, 150])

@@ -82,11 +82,15 @@ class ContextScope {
   const Driver& driver_;
 };
 
-// For destructors: where the context is lost there is nothing to release.
+// For destructors, which nobody calls again: what a call that fails once would leave stays for good.
+// Where the context is lost, and the next call fails as well, there is nothing to release.
 template <typename Function>
 void in_context(const CudaDevice& device, Function function) {
+  const auto push = [&device] {
+    return device.driver().cuCtxPushCurrent_v2(device.context()) == cu::kSuccess;
+  };
   cu::Context popped;
-  if (device.driver().cuCtxPushCurrent_v2(device.context()) != cu::kSuccess) return;
+  if (!push() && !push()) return;
   function();
   device.driver().cuCtxPopCurrent_v2(&popped);
 }
