@@ -20,17 +20,16 @@ from waterflow.account.code_names import names_in
 from waterflow.account.code_walk import NOTHING_LATE, Late
 from waterflow.account.places import Place, Probed, Trail
 from waterflow.account.probes import moves
-from waterflow.account.walk import MOST_OBJECTS, Walk
+from waterflow.account.trust import Packages
+from waterflow.account.walk import Limits, Walk
 
 __all__ = ["Account"]
 
 Wanted = TypeVar("Wanted")
-#: How many objects are walked, and of how large containers.
-_Limits = tuple[int, int | None]
-
 #: Names that walks came to, by the kinds of their roots; so many kinds are remembered.
 _KNOWN_NAMES: dict[Hashable, frozenset[str]] = {}
 _MOST_KINDS = 256
+_ALL = Limits()
 #: What a training loop, or torch's C code, calls by itself.
 _CALLED = frozenset({"forward", "backward", "step", "zero_grad", "parameters"})
 
@@ -50,6 +49,8 @@ class Account:
         #: The attributes that count; None: any.
         self.names: frozenset[str] | None = walk.names
         self._executes = walk.executes
+        #: The packages whose code was looked into.
+        self.packages = walk.packages
         self._objects: Mapping[int, Trail] = walk.objects
         if walk.library is not None and walk.library.objects:
             self._objects = ChainMap(walk.objects, walk.library.objects)
@@ -102,11 +103,11 @@ class Account:
         skip: Mapping[int, Collection[Any] | None] | None = None,
         everything: bool = False,
         executed_only: bool = False,
-        most: int = MOST_OBJECTS,
+        limits: Limits = _ALL,
         unless_any: bool = False,
         late: Late = NOTHING_LATE,
-        most_items: int | None = None,
         computed: bool = True,
+        own_code: bool = False,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
@@ -122,28 +123,29 @@ class Account:
             executed_only: whether the question is only what may be executed with the job's tensors:
                 attributes do not count that are only copied along with their object, and packages
                 are not looked into that only report what they are told (`trust.is_reporters_file`).
-            most: more objects are not walked; the account then has something unwalkable.
+            limits: how far it goes; an account of a walk that ended before has something
+                unwalkable.
             unless_any: nothing is walked where the code may read any attribute, which in a process
                 with large libraries leads far; the account then has something unwalkable.
             late: what is walked last, and skipped only where nothing else leads to it.
-            most_items: containers of more items are met, but not looked into (`large`); None: all
-                are.
             computed: whether names count that code computes, and so may be any.
+            own_code: whether, of what is executed, no package is looked into at all but the
+                trusted ones.
         """
-        limits = most, most_items
+        packages = Packages.ALL
+        if executed_only:
+            packages = Packages.NONE if own_code else Packages.BUT_REPORTERS
         if codes is None and names is None and not everything:
-            found = _walk_by_reachable_names(
-                roots, skip or {}, executed_only, limits, late, computed
-            )
+            found = _walk_by_reachable_names(roots, skip or {}, packages, limits, late, computed)
             if found is not None:
                 return cls(found)
             if unless_any:
                 walk = Walk(frozenset(), None, {})
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
-        walk = _walk_along(names, roots, skip or {}, executed_only, limits, late, codes)
+        walk = _walk_along(names, roots, skip or {}, packages, limits, late, codes)
         if walk.holds_reader and names is not None:
-            walk = _walk_along(None, roots, skip or {}, executed_only, limits, late, codes)
+            walk = _walk_along(None, roots, skip or {}, packages, limits, late, codes)
         return cls(walk)
 
     def executes(self, code: CodeType) -> bool:
@@ -237,8 +239,8 @@ class Account:
 def _walk_by_reachable_names(
     roots: Mapping[str, Any],
     skip: Mapping[int, Collection[Any] | None],
-    executed_only: bool,
-    limits: _Limits,
+    packages: Packages,
+    limits: Limits,
     late: Late,
     computed: bool,
 ) -> Walk | None:
@@ -249,16 +251,19 @@ def _walk_by_reachable_names(
     those that the latest came to are tried first: where the code that they lead to has them and no
     others, they are what counts here, too.
     """
-    kind = tuple(map(_kind_of, roots.values())), executed_only, computed
+    kind = tuple(map(_kind_of, roots.values())), packages, computed
+    executed_only = packages is not Packages.ALL
     names = _KNOWN_NAMES.get(kind)
     if names is not None:
-        walk = _walk_along(names, roots, skip, executed_only, limits, late)
+        walk = _walk_along(names, roots, skip, packages, limits, late)
         hides = walk.unwalkable and not executed_only  # which fewer names might not have met
         if walk.is_whole and not hides and _named(walk, executed_only, computed) == names:
             return walk
     names = _CALLED
     while True:
-        walk = _walk_along(names, roots, skip, executed_only, limits, late)
+        walk = _walk_along(names, roots, skip, packages, limits, late)
+        if not walk.is_whole:
+            return walk
         more = _named(walk, executed_only, computed)
         if more is None:
             return None
@@ -272,14 +277,14 @@ def _walk_along(
     names: Collection[str] | None,
     roots: Mapping[str, Any],
     skip: Mapping[int, Any],
-    executed_only: bool,
-    limits: _Limits,
+    packages: Packages,
+    limits: Limits,
     late: Late,
     codes: Collection[CodeType] | None = None,
 ) -> Walk:
     walk = Walk(names, codes, skip)
-    walk.most, walk.most_items = limits
-    walk.enters_reporters = not executed_only
+    walk.limits = limits
+    walk.packages = packages
     walk.run(roots, late)
     return walk
 

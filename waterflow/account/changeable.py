@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from waterflow.account.class_parts import is_a
-from waterflow.account.holders import CONTAINERS, MEMORIES, attributes_of, has_lock
+from waterflow.account.holders import CONTAINERS, MEMORIES, attributes_of, has_lock, parts_of
 from waterflow.account.origins import Origin
-from waterflow.account.trust import is_own_class, is_trusted_class, is_trusted_code
+from waterflow.account.trust import Packages, is_own_class, is_trusted_class, is_trusted_code
 
 #: Methods by which arrays are changed that other objects have, too.
 _OF_ARRAYS = frozenset({"fill", "put", "sort", "partition", "byteswap", "resize", "setflags"})
+#: So much of a package is looked at from one of its objects.
+_MOST_PARTS = 1_000
 _IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
 
 
@@ -27,8 +31,11 @@ class Way(NamedTuple):
     code: CodeType | None
 
 
-def may_be_changed(kind: type, way: Way, origin: Origin) -> bool:
-    """Whether objects of a class can be changed in this way."""
+def may_be_changed(kind: type, way: Way, origin: Origin, packages: Packages = Packages.ALL) -> bool:
+    """Whether objects of a class can be changed in this way; `packages`: whose code is looked at by
+    itself."""
+    if way.how == "call":
+        return packages.passes_name(kind.__dict__.get("__module__"))
     if issubclass(kind, MEMORIES):
         if issubclass(kind, torch.Tensor) and origin.kind not in ("held", "below"):
             return False  # of batches: `data_memory`
@@ -47,13 +54,36 @@ def may_be_changed(kind: type, way: Way, origin: Origin) -> bool:
         method = "__setitem__"
     elif way.how == "operator":
         method = _IN_PLACE.get(way.name, "__iadd__")
-    return callable(getattr(kind, method, None)) and not _is_users(kind, method)
+    return callable(getattr(kind, method, None)) and not _is_users(kind, method, packages)
 
 
-def _is_users(kind: type, name: str) -> bool:
+def _is_users(kind: type, name: str, packages: Packages) -> bool:
     """Whether a method is the user's own Python, which is looked at by itself."""
     found = getattr(kind, name)
-    return type(found) is FunctionType and not is_trusted_code(found.__code__)
+    if type(found) is not FunctionType or is_trusted_code(found.__code__):
+        return False
+    return packages is not Packages.NONE or not packages.passes_file(found.__code__.co_filename)
+
+
+def parts_of_package(value: Any, packages: Packages) -> Iterator[Any]:
+    """What a call of an object of a package that is passed by may change: the object, and what it
+    holds of packages and in containers; of modules that have parameters, which only compute,
+    nothing."""
+    waiting, seen = deque([value]), set[int]()
+    while waiting and len(seen) < _MOST_PARTS:
+        value = waiting.popleft()
+        of_package = packages.passes_name(type(value).__dict__.get("__module__"))
+        if id(value) in seen or not (of_package or is_a(value, CONTAINERS)):
+            continue
+        seen.add(id(value))
+        if is_a(value, nn.Module) and next(value.parameters(), None) is not None:
+            continue
+        yield value
+        waiting += parts_of(value) if is_a(value, CONTAINERS) else _held_by(value)
+
+
+def _held_by(value: Any) -> list[Any]:
+    return [held for _, held in attributes_of(value)]
 
 
 def is_looked_after(value: Any) -> bool:

@@ -25,10 +25,9 @@ from waterflow.account.code_names import code_names, reads_by_name
 from waterflow.account.library import LibraryPart, is_as_first_met
 from waterflow.account.places import Trail
 from waterflow.account.trust import (
+    Packages,
     is_everybodys,
     is_own_class,
-    is_reporters_file,
-    is_reporters_name,
     is_trusted_class,
     is_trusted_code,
     is_trusted_name,
@@ -71,8 +70,8 @@ NOTHING_LATE = Late()
 class CodeWalk:
     """What a walk has found, and how it goes through code; `Walk` goes through objects."""
 
-    #: Whether it goes through the code of packages that only report what they are told.
-    enters_reporters = True
+    #: The packages whose code it goes through.
+    packages = Packages.ALL
     #: What the library's code leads to, as far as that was walked apart.
     library: LibraryPart | None = None
     #: Whether it is.
@@ -118,6 +117,7 @@ class CodeWalk:
         self._entries: dict[Any, Entry] = {}
         self._left = 0  # so many of them are walked apart
         self._librarys: list[types.FunctionType] = []  # functions met
+        self.functions = 0  # met that are not the library's
         self._modules: dict[int, tuple[types.ModuleType, Trail]] = {}
 
     def reach(self, value: Any, trail: Trail) -> None:
@@ -134,7 +134,7 @@ class CodeWalk:
 
     def passes_by(self, kind: type) -> bool:
         """Whether the code of a class is not to be looked into."""
-        return not self.enters_reporters and is_reporters_name(kind.__dict__.get("__module__"))
+        return self.packages.passes_name(kind.__dict__.get("__module__"))
 
     def executes(self, code: types.CodeType) -> bool:
         """Whether a function of this code is to be looked into."""
@@ -156,7 +156,7 @@ class CodeWalk:
 
     def _function(self, value: types.FunctionType, trail: Trail) -> None:
         code = value.__code__
-        if not self.enters_reporters and is_reporters_file(code.co_filename):
+        if self.packages.passes_file(code.co_filename):
             self._cells(value, guarded=False)  # it may wrap what is the user's
             return
         trusted = is_trusted_code(code) and is_as_first_met(value)
@@ -169,6 +169,7 @@ class CodeWalk:
             if executed:
                 self._trusted_function(value)
             return
+        self.functions += 1
         self.guards.function(value)
         self.places.append(places.Function(trail, value))
         self._attributes(value, trail)
@@ -296,7 +297,7 @@ class CodeWalk:
         namespace = _C.instance_dict(module) or {}
         self._read_modules[id(module), names] = namespace
         called: Any = namespace.get("__name__")
-        if not self.enters_reporters and is_reporters_name(called):
+        if self.packages.passes_name(called):
             return
         trusted = is_trusted_name(called)
         if trusted and self.leaves_library and sys.modules.get(called) is module:

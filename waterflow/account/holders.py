@@ -144,7 +144,7 @@ class Holders:
         names = {name for name, held in self._by_name.items() if any(v is value for v in held)}
         names |= {n for space in self._namespaces for n, v in space.items() if v is value}
         inside = [
-            part for each in self.objects if is_a(each, CONTAINERS) for part in _parts_of(each)
+            part for each in self.objects if is_a(each, CONTAINERS) for part in parts_of(each)
         ]
         for functions in self.functions.values():
             inside += [d for f in functions for d in (f.__defaults__ or ())]
@@ -271,10 +271,10 @@ def within(values: Iterable[Any], themselves: bool = True) -> Iterator[Any]:
         if depth or themselves or is_a(value, MEMORIES):
             yield value
         if depth < _DEPTH:
-            waiting.extend((part, depth + 1) for part in _parts_of(value))
+            waiting.extend((part, depth + 1) for part in parts_of(value))
 
 
-def _parts_of(value: Any) -> list[Any]:
+def parts_of(value: Any) -> list[Any]:
     """What a container holds, or a module in its registries."""
     if is_a(value, dict):
         return list(dict.values(value))

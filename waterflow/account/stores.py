@@ -78,6 +78,8 @@ class Stores(NamedTuple):
         aliases: what it stores by a name, where it can be found again.
         contents: what it puts into what is held by a name.
         reads: the names by which it gets something for more than to add to it; "*": any.
+        calls: the objects that it calls, or whose methods it calls, as changes by a "call": what
+            such a call does, the code that is called tells.
     """
 
     changes: tuple[Change, ...]
@@ -85,6 +87,7 @@ class Stores(NamedTuple):
     aliases: dict[str, frozenset[Origin]]
     contents: dict[str, frozenset[Origin]]
     reads: frozenset[str]
+    calls: tuple[Change, ...]
 
 
 @functools.lru_cache(maxsize=8192)
@@ -107,6 +110,7 @@ class _Reading:
         self._back: dict[int, _Locals] = {}  # what jumps back bring along
         self._stack: list[Value] = []
         self._changes: dict[Change, None] = {}
+        self._calls: dict[Change, None] = {}
         self._escapes: set[Origin] = set()
         self._aliases: dict[str, frozenset[Origin]] = {}
         self._contents: dict[str, frozenset[Origin]] = {}
@@ -130,6 +134,7 @@ class _Reading:
             self._aliases,
             self._contents,
             frozenset(self._reads),
+            tuple(self._calls),
         )
 
     def _note_reads(self) -> None:
@@ -452,6 +457,8 @@ class _Reading:
     def _result(self, called: Value, given: list[Value], keywords: Sequence[str]) -> Value:
         held = (origin.name for origin in called.origins if origin.kind == "held")
         name = called.method or called.called or next(held, "")
+        if called.origins:
+            self._calls[Change("call", name, called.origins, self._code, self._line)] = None
         if called.method:
             self._call_method(name, called, given)
         self._call_function(name, called, given)

@@ -7,6 +7,7 @@ does not look into it. Everything else counts as the user's, installed packages 
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import gc
 import importlib.util
@@ -192,10 +193,36 @@ def is_reporters_file(filename: str) -> bool:
 
 def is_reporters_name(module_name: Any) -> bool:
     """Whether a module, known by its name, is of such a package."""
-    if not isinstance(module_name, str):
-        return False
-    filename = _file_of(sys.modules.get(module_name))
-    return filename is not None and is_reporters_file(filename)
+    return Packages.BUT_REPORTERS.passes_name(module_name)
+
+
+@functools.cache
+def is_package_file(filename: str) -> bool:
+    """Whether a source file is of an installed package that is not trusted."""
+    path = os.path.realpath(filename)
+    return path.startswith(_installed_folders()) and not is_trusted_file(filename)
+
+
+class Packages(enum.Enum):
+    """Which installed packages' code a walk goes through, beside what is trusted."""
+
+    ALL = enum.auto()
+    BUT_REPORTERS = enum.auto()
+    NONE = enum.auto()
+
+    def passes_file(self, filename: str) -> bool:
+        """Whether code of a source file is passed by."""
+        if self is Packages.ALL:
+            return False
+        is_passed = is_reporters_file if self is Packages.BUT_REPORTERS else is_package_file
+        return is_passed(filename)
+
+    def passes_name(self, module_name: Any) -> bool:
+        """Whether code of a module, known by its name, is."""
+        if self is Packages.ALL or not isinstance(module_name, str):
+            return False
+        filename = _file_of(sys.modules.get(module_name))
+        return filename is not None and self.passes_file(filename)
 
 
 def keeps_records(kind: type) -> bool:

@@ -16,7 +16,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,10 +35,8 @@ from waterflow.account.code_names import code_names
 from waterflow.account.code_walk import NOTHING_LATE, CodeWalk, Entry, Late
 from waterflow.account.library import LibraryPart, are_librarys, part_for
 from waterflow.account.places import Trail
-from waterflow.account.trust import is_trusted_class, keeps_records, keeps_switches
+from waterflow.account.trust import Packages, is_trusted_class, keeps_records, keeps_switches
 
-#: More objects than this are not walked.
-MOST_OBJECTS = 200_000
 #: Containers that passed-by code holds are looked into so deep, so many items of each.
 _HANDED_DEPTH, _MOST_HANDED = 3, 512
 #: Attributes of classes that nobody calls.
@@ -52,15 +50,26 @@ _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 _READ_ENVIRONMENT: types.CodeType = vars(type(os.environ))["__getitem__"].__code__
 
 
+class Limits(NamedTuple):
+    """How far a walk goes.
+
+    Attributes:
+        objects: where there are more, it ends.
+        functions: the same of functions that are not the library's; None: any.
+        items: containers of more are met, and not looked into; None: all are.
+    """
+
+    objects: int = 200_000
+    functions: int | None = None
+    items: int | None = None
+
+
 class Walk(CodeWalk):
     """One walk; what it found is in its attributes."""
 
-    #: More objects than this are not walked.
-    most = MOST_OBJECTS
-    #: Whether there were no more.
+    limits = Limits()
+    #: Whether it has not ended before.
     is_whole = True
-    #: Containers of more items are met, and not looked into; None: all are.
-    most_items: int | None = None
 
     def run(self, roots: Mapping[str, Any], late: Late = NOTHING_LATE) -> None:
         """Walks from the objects given, by the names that users know them by."""
@@ -73,6 +82,8 @@ class Walk(CodeWalk):
             self._mapping(os.environ._data, Trail("os.environ"))  # type: ignore[attr-defined]
             del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
         self._empty()
+        if not self.is_whole:  # it tells nothing, so that it may as well end
+            return
         self._read_modules_met()
         self._read_library()  # where it leads to what is walked late, that counts
         self._walk_late([(roots[name], Trail(name)) for name in roots if name in late.roots], late)
@@ -103,7 +114,7 @@ class Walk(CodeWalk):
             return
         self._left, entries = len(self._entries), dict(self._entries)
         codes = None if self._codes is None else frozenset(self._codes)
-        key = frozenset(entries), self.names, codes, self.enters_reporters
+        key = frozenset(entries), self.names, codes, self.packages
         part = part_for(key, (entries, self._codes), lambda: self._walk_apart(entries))
         asked_apart = (*self._skip, *self._aside)
         if part is not None and part.identities.isdisjoint(asked_apart):
@@ -120,8 +131,11 @@ class Walk(CodeWalk):
 
     def _walk_apart(self, entries: Mapping[Any, Entry]) -> LibraryPart | None:
         walk = Walk(self.names, None, {})
-        walk._codes, walk.most = self._codes, self.most  # nothing of the library's is large
-        walk.enters_reporters, walk.leaves_library = self.enters_reporters, False
+        walk._codes, walk.limits = (
+            self._codes,
+            Limits(self.limits.objects),
+        )  # nothing is large there
+        walk.packages, walk.leaves_library = self.packages, False
         walk._walk_entries(entries)
         met = walk.seen | walk.classes
         finds = (walk.unwalkable, walk.handed_names, walk.module_names)
@@ -169,12 +183,14 @@ class Walk(CodeWalk):
                 trail = self._waiting[0][1]
                 self._waiting.clear()
                 self.is_whole = False
-                self.unwalkable.append((trail, f"more than {self.most} objects"))
+                self.unwalkable.append((trail, f"more than {len(self.seen) - 1} objects"))
                 return
             self._walk(*self._waiting.popleft())
 
     def _is_full(self) -> bool:
-        return len(self.seen) > self.most
+        objects, functions, _ = self.limits
+        is_much_code = functions is not None and self.functions > functions
+        return is_much_code or len(self.seen) > objects
 
     def _walk(self, value: Any, trail: Trail) -> None:
         kind = type(value)
@@ -197,7 +213,7 @@ class Walk(CodeWalk):
 
     def _object(self, value: Any, trail: Trail) -> None:
         kind: Any = type(value)
-        if not self.enters_reporters and keeps_records(kind):
+        if self.packages is not Packages.ALL and keeps_records(kind):
             return
         base = base_of(kind)
         if base is None:
@@ -211,7 +227,7 @@ class Walk(CodeWalk):
                 self._slot(value, descriptor, trail.attribute(name))
         if base is not object:
             _BASE_METHODS[base](self, value, trail)
-        if not self.enters_reporters and any(map(self.passes_by, kind.__mro__)):
+        if self.packages is not Packages.ALL and any(map(self.passes_by, kind.__mro__)):
             self._hand(value)  # a class of the user's may be derived from one that is passed by
         self._class(kind, Trail(kind.__qualname__))
 
@@ -324,7 +340,7 @@ class Walk(CodeWalk):
 
     def _is_large(self, value: Any, base: Any) -> bool:
         """Whether a container has more items than are looked at."""
-        if self.most_items is None or base.__len__(value) <= self.most_items:
+        if self.limits.items is None or base.__len__(value) <= self.limits.items:
             return False
         self.large.append(value)
         return True

@@ -30,6 +30,7 @@ from waterflow.account.trust import (
     is_own_class,
     is_trusted_code,
 )
+from waterflow.account.walk import Limits
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.torchs_calls import watch_calls
@@ -44,8 +45,8 @@ from waterflow.job.optimizer_state import (
 from waterflow.job.rules import StepRules
 from waterflow.job.several import optimizers_in
 
-#: Objects that a first look may meet: beyond, what a step really reads is found by trial.
-_FIRST_LOOK = 20_000
+#: How far a first look goes: beyond, what a step really reads is found by trial.
+_FIRST_LOOK = Limits(objects=20_000)
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ class Assumptions:
             if seen is None:
                 return Account.take(
                     *(roots, names, None, skip),
-                    most=_FIRST_LOOK,
+                    limits=_FIRST_LOOK,
                     unless_any=self._may_try,
                     late=late,
                 )

@@ -17,7 +17,7 @@ from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_of_trusted_classes, is_trusted_code
 from waterflow.account.writes import may_change
 from waterflow.capture.data_tensors import (
-    MOST_OBJECTS,
+    LIMITS,
     identities_of_batches,
     makes_batches_anew,
     tensors_of_batches,
@@ -54,14 +54,14 @@ def may_fetch_ahead(
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
         changed.update(model=job.root, on_step=job.on_step)
-    rest = Account.take(changed, most=MOST_OBJECTS)
+    rest = Account.take(changed, limits=LIMITS)
     # By way of another job, a callback may change that one's data, too.
     if not rest.is_whole or rest.instances(Job):
         return False
     known = identities_of_batches(job.data) if plain else None
     if known is not None:
         return not rest.has_any(known)
-    data = Account.take({"data": job.data}, most=MOST_OBJECTS)
+    data = Account.take({"data": job.data}, limits=LIMITS)
     if data.unwalkable or data.reaches(rest):
         return False
     return plain or not any(may_change(data, each) for each in read)  # no code makes a list's
@@ -77,7 +77,7 @@ def looks_at_gradients(job: Job) -> bool:
     # A scheduler has the job's optimizer, whose own code may well look at gradients: in steps.
     skip = {id(each): ("optimizer",) for each in schedulers_in(job.scheduler) if _is_torchs(each)}
     with undisturbed():  # what callbacks reach may be tens of thousands of objects
-        reached = Account.take(roots, skip=skip, executed_only=True, most=MOST_OBJECTS)
+        reached = Account.take(roots, skip=skip, executed_only=True, limits=LIMITS)
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True

@@ -19,12 +19,13 @@ from torch.utils import checkpoint
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_trusted_code
+from waterflow.account.walk import Limits
 from waterflow.capture.python_kind import kind_of_python, python_of_job
 from waterflow.common.environment import is_library_file
 from waterflow.job.job import Job
 
-#: A job that can reach more objects than this is taken to do anything.
-_MOST_OBJECTS = 20_000
+#: A job that can reach more than this is taken to do anything.
+_LIMITS = Limits(objects=20_000)
 #: So many kinds of jobs are remembered.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, Casts] = {}
@@ -74,7 +75,7 @@ def casts_of(job: Job) -> Casts:
 def _look(roots: dict[str, Any]) -> Casts:
     try:
         with undisturbed():
-            reached = Account.take(roots, executed_only=True, most=_MOST_OBJECTS)
+            reached = Account.take(roots, executed_only=True, limits=_LIMITS)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return Casts(enters=True, uses=True)
     codes = [code for code in reached.codes if not is_trusted_code(code)]

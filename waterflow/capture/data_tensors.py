@@ -10,11 +10,12 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
+from waterflow.account.walk import Limits
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
 
-#: Data that reach more objects than this are not looked into any further.
-MOST_OBJECTS = 20_000
+#: Data that reach more are not looked into any further.
+LIMITS = Limits(objects=20_000)
 
 
 def makes_batches_anew(data: Any) -> bool:
@@ -61,7 +62,7 @@ def tensors_in(data: Any) -> list[torch.Tensor] | None:
     behind = tensors_behind(data)
     if behind is not None:
         return [*behind]
-    reached = Account.take({"data": data}, most=MOST_OBJECTS)
+    reached = Account.take({"data": data}, limits=LIMITS)
     if not reached.is_whole:
         return None
     tensors = [t for t in reached.instances(torch.Tensor) if t.layout is torch.strided]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from waterflow.account import places
 from waterflow.account.account import Account
@@ -19,13 +20,14 @@ from waterflow.account.changeable import (
     is_looked_after,
     may_be_changed,
     memory_of,
+    parts_of_package,
 )
 from waterflow.account.changing_names import ADDING
 from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.holders import MAKERS, Holders, cells_of, within
 from waterflow.account.origins import Origin
 from waterflow.account.stores import Change, stores_of
-from waterflow.account.trust import is_trusted_code
+from waterflow.account.trust import Packages, is_trusted_code
 from waterflow.capture.plain_python import is_of_tensors
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
@@ -51,6 +53,10 @@ class Reach:
         given = functools.partial(_given_by_engine, job)
         self._holders = Holders(self._accounts, found, given)
         changes = [change for stores in found for change in stores.changes]
+        #: Where packages are passed by, whatever of theirs is called may be changed by that.
+        self._packages = steps.packages
+        if self._packages is Packages.NONE:
+            changes += [call for stores in found for call in stores.calls]
         iterates = any(map(_is_iterator, self._holders.objects))
         self._changes = [
             change
@@ -62,7 +68,7 @@ class Reach:
     @property
     def changes_anything(self) -> bool:
         """Whether there is anything that is not made by its own code and may be changed by it."""
-        return bool(self._changes or self._optimizers)
+        return bool(self._changes or self._optimizers or self._called_by_engine)
 
     def may_change(self, other: Reach) -> str | None:
         """What it may change that the other's steps reach, in words; None: nothing."""
@@ -94,6 +100,10 @@ class Reach:
             for key, way, value in self._changed_at(origin, ways):
                 found.setdefault(key, (ways[way], value))
                 self._ways_of.setdefault(key, set()).add(way.name)
+        for called in self._called_by_engine:
+            for value in parts_of_package(called, self._packages):
+                found.setdefault(id(value), (f"a {type(called).__name__}", value))
+                self._ways_of.setdefault(id(value), set()).add("call")
         for optimizer in self._optimizers:
             for parameter in trained_parameters(optimizer):
                 for key in (id(parameter), *memory_of(parameter)):
@@ -105,6 +115,17 @@ class Reach:
         """Those that its Python may step, beside its own."""
         kind = torch.optim.Optimizer
         return [one for account in self._accounts for one in account.instances(kind)]
+
+    @functools.cached_property
+    def _called_by_engine(self) -> list[Any]:
+        """What is of packages that are passed by, and is called by whoever trains the job, or by
+        its loaders."""
+        job = self._job
+        called = [getattr(job, name) for name in _GIVEN]
+        for loader in self.steps.instances(DataLoader):
+            called += loader.collate_fn, loader.sampler, loader.batch_sampler
+        way, origin = Way("call", "", None), Origin("held")
+        return [one for one in called if may_be_changed(type(one), way, origin, self._packages)]
 
     @functools.cached_property
     def _ways(self) -> dict[Origin | None, dict[Way, str]]:
@@ -145,9 +166,11 @@ class Reach:
                     named = way.how == "attribute"
                     found = [v for m in values if named for v in _variables(vars(m), way.name)]
                     yield from ((key, way, value) for key, value in found)
-                elif may_be_changed(kind, way, origin):
+                elif may_be_changed(kind, way, origin, self._packages):
                     for value in (v for v in values if _is_changed(v, way, origin)):
-                        yield id(value), way, value
+                        called = way.how == "call"
+                        parts = parts_of_package(value, self._packages) if called else ()
+                        yield from ((id(part), way, part) for part in (value, *parts))
                         yield from ((memory, way, value) for memory in memory_of(value))
 
     def _variables(self, way: Way) -> Iterator[tuple[Hashable, Any]]:

@@ -20,25 +20,27 @@ from waterflow.account.account import Account
 from waterflow.account.code_names import code_names
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_of_trusted_classes
+from waterflow.account.walk import Limits
 from waterflow.capture.plain_python import is_plain
 from waterflow.capture.python_kind import kind_of_python
-from waterflow.capture.reach import Called, Reach, code_of, users_codes
+from waterflow.capture.reach import Called, Reach, code_of
 from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in
 
-#: Jobs that reach more objects, and so many for each of their modules, are not told apart: with
-#: large libraries among them a walk takes seconds.
+#: Where a job reaches more objects, and so many for each of its modules, no package is looked
+#: into: with large libraries among them a walk takes seconds.
 _MOST_OBJECTS, _OF_A_MODULE = 3_000, 50
-#: Nor are those that run so much code of others than torch.
-_MOST_CODES = 400
+#: Nor where it reaches so many functions beside torch's.
+_MOST_FUNCTIONS = 400
 #: Containers of more items are data most often: only that they are there is looked at.
 _MOST_ITEMS = 512
 #: For so many kinds of jobs it is remembered whether they change anything.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, _Known] = {}
-#: Kinds of jobs, by the code or class of their functions alone, that reach too much.
-_TOO_LARGE: set[Hashable] = set()
+#: How many looks were too much for kinds of jobs, by the code or classes of their functions and
+#: modules alone: of two, the second looks into no package.
+_TOO_MUCH: dict[Hashable, int] = {}
 #: Python that steps run, by the names of a job's arguments; `on_step` is looked at beside it.
 _STEPS = ("loss", "step", "evaluate", "scheduler")
 _SWITCH_MODES = frozenset({"eval", "train"})
@@ -159,17 +161,18 @@ class Sharing:
 
     def _look(self) -> Reach | None:
         """What its Python reaches now; None where that is too much."""
-        kind = tuple(code_of(root) or type(root) for root in self._roots.values())
-        if kind in _TOO_LARGE:
-            return None
-        most = _MOST_OBJECTS + _OF_A_MODULE * len(self._modules)
-        steps = _account_of(self._roots, most)
-        callback = _account_of({"on_step": self._job.on_step}, most)
-        if steps is None or callback is None or _is_large(steps, callback):
-            if len(_TOO_LARGE) < _MOST_KINDS:
-                _TOO_LARGE.add(kind)
-            return None
-        return Reach(self._job, steps, callback)
+        roots = (code_of(root) or type(root) for root in self._roots.values())
+        kind = *roots, frozenset(map(type, self._modules.values()))
+        objects = _MOST_OBJECTS + _OF_A_MODULE * len(self._modules)
+        limits = Limits(objects, _MOST_FUNCTIONS, _MOST_ITEMS)
+        for own_code in (False, True)[_TOO_MUCH.get(kind, 0) :]:
+            steps = _account_of(self._roots, limits, own_code)
+            callback = _account_of({"on_step": self._job.on_step}, limits, own_code)
+            if not (steps is None or callback is None):
+                return Reach(self._job, steps, callback)
+            if kind in _TOO_MUCH or len(_TOO_MUCH) < _MOST_KINDS:
+                _TOO_MUCH[kind] = _TOO_MUCH.get(kind, 0) + 1
+        return None
 
     @functools.cached_property
     def _modules(self) -> dict[int, nn.Module]:
@@ -193,22 +196,18 @@ class Sharing:
         return job.evaluate is not None or not named.isdisjoint(_SWITCH_MODES)
 
 
-def _is_large(*accounts: Account) -> bool:
-    return len(users_codes(accounts)) > _MOST_CODES
-
-
-def _account_of(roots: Mapping[str, Any], most: int) -> Account | None:
+def _account_of(roots: Mapping[str, Any], limits: Limits, own_code: bool) -> Account | None:
     """What these reach; where that is too much, as code computes names of attributes in a process
-    with large libraries, what they reach by names that can be read."""
+    with large libraries, what they reach by names that can be read; None: that is, too."""
     for computed in (True, False):
         try:
             with undisturbed():
                 found = Account.take(
                     roots,
                     executed_only=True,
-                    most=most,
-                    most_items=_MOST_ITEMS,
+                    limits=limits,
                     computed=computed,
+                    own_code=own_code,
                 )
         except Exception:  # objects that refuse to be looked at, or change meanwhile
             continue

@@ -18,6 +18,7 @@ from tests.support import state
 from waterflow.account import account, purity
 from waterflow.account.account import Account
 from waterflow.account.code_names import names_in
+from waterflow.account.walk import Limits
 
 pytestmark = pytest.mark.cpu
 
@@ -369,7 +370,7 @@ def test_sets_are_put_back_in_their_order(first):
 def test_only_so_many_objects():
     things = [[number] for number in range(100)]
     assert Account.take({"things": things}).is_whole
-    account = Account.take({"things": things}, most=50)
+    account = Account.take({"things": things}, limits=Limits(objects=50))
     assert not account.is_whole
     assert account.unwalkable
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from waterflow.account.code_walk import Late
-from waterflow.account.walk import Walk
+from waterflow.account.walk import Limits, Walk
 
 pytestmark = pytest.mark.cpu
 
@@ -22,7 +22,7 @@ class Box:
 def walked(most=None, names=None, skip=None, **roots):
     walk = Walk(names, None, skip or {})
     if most is not None:
-        walk.most = most
+        walk.limits = Limits(most)
     walk.run(roots)
     return walk
 
