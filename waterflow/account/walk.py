@@ -100,7 +100,7 @@ class Walk(CodeWalk):
 
     def _read_modules_met(self) -> None:
         scanned: set[str] | None = None
-        while scanned != self.module_names and not self._is_full():
+        while scanned != self.module_names and not self._excess():
             scanned = set(self.module_names)
             for module, trail in list(self._modules.values()):
                 self._read_module(module, frozenset(scanned), trail)
@@ -179,18 +179,21 @@ class Walk(CodeWalk):
 
     def _empty(self) -> None:
         while self._waiting:
-            if self._is_full():
+            if excess := self._excess():
                 trail = self._waiting[0][1]
                 self._waiting.clear()
                 self.is_whole = False
-                self.unwalkable.append((trail, f"more than {len(self.seen) - 1} objects"))
+                self.unwalkable.append((trail, excess))
                 return
             self._walk(*self._waiting.popleft())
 
-    def _is_full(self) -> bool:
+    def _excess(self) -> str:
+        """Of what there is too much; nothing of nothing."""
         objects, functions, _ = self.limits
+        if len(self.seen) > objects:
+            return f"more than {objects} objects"
         is_much_code = functions is not None and self.functions > functions
-        return is_much_code or len(self.seen) > objects
+        return f"more than {functions} functions" if is_much_code else ""
 
     def _walk(self, value: Any, trail: Trail) -> None:
         kind = type(value)

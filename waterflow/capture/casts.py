@@ -24,8 +24,8 @@ from waterflow.capture.python_kind import kind_of_python, python_of_job
 from waterflow.common.environment import is_library_file
 from waterflow.job.job import Job
 
-#: A job that can reach more than this is taken to do anything.
-_LIMITS = Limits(objects=20_000)
+#: Where a job can reach more, no package is looked into: one of them may enter it.
+_LIMITS = Limits(objects=10_000, functions=400)
 #: So many kinds of jobs are remembered.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, Casts] = {}
@@ -73,14 +73,19 @@ def casts_of(job: Job) -> Casts:
 
 
 def _look(roots: dict[str, Any]) -> Casts:
+    is_whole = True
     try:
         with undisturbed():
             reached = Account.take(roots, executed_only=True, limits=_LIMITS)
+            if not reached.is_whole:
+                is_whole = False
+                reached = Account.take(roots, executed_only=True, limits=_LIMITS, own_code=True)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return Casts(enters=True, uses=True)
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     holds = bool(reached.instances(torch.autocast)) or not reached.is_whole
-    enters = holds or _names(codes, _ENTERS) or _CHECKPOINT in map(_file_of, reached.codes)
+    names = not is_whole or _names(codes, _ENTERS) or _CHECKPOINT in map(_file_of, reached.codes)
+    enters = holds or names
     users = [code for code in codes if _is_users(code)]
     return Casts(enters, holds or _names(users, _USES), _names(users, _SWITCHES))
 

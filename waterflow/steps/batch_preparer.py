@@ -72,6 +72,7 @@ class BatchPreparer:
         self._has_run = False  # a step, or one is about to
         self._unsettled = 0  # steps of the user's own that could not be captured yet
         self._looked_seconds = 0.0  # for what cannot be captured, before a capture
+        self._is_tried = False  # whether its steps had to be tried
         # Batches that were taken apart, without their tensors: the latest, and one of each layout.
         self._flat: FlatBatch | None = None
         self._flats: dict[int | None, FlatBatch] = {}
@@ -138,13 +139,14 @@ class BatchPreparer:
         """Makes a batch ready whose step is eager without further ado; None for any other."""
         if self._opacity.step is not None:
             return PreparedBatch(batch)
-        if self._tiers is None or not self._cache.is_empty:
+        if self._tiers is None:
             return None
         try:
             flat = self._flattened(batch)
         except UnknownLeafError as error:
             return PreparedBatch(batch) if error.args[0] in self._hiding else None
-        return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
+        stays = self._known(flat.signature) is None and self._tiers.stays_eager(flat.signature)
+        return PreparedBatch(batch, flat) if stays else None
 
     def refresh(self, prepared: PreparedBatch) -> PreparedBatch:
         """The same batch, captured again where what the step reads has changed since."""
@@ -203,11 +205,11 @@ class BatchPreparer:
             self.batch_bytes = sum(tensor.nbytes for tensor in flat.tensors)
             if self._stays_eager(flat, find):
                 return PreparedBatch(batch, flat)
-            looked = time.thread_time()
+            began = time.thread_time()
             self._refuse_what_is_opaque()
             if self._opacity.step is not None:
                 return PreparedBatch(batch, flat)
-            self._looked_seconds += time.thread_time() - looked
+            self._looked_seconds += time.thread_time() - began
             if self._comes_first:
                 return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)
@@ -217,6 +219,11 @@ class BatchPreparer:
             self._hiding.add(kind)
             return refused
         except TrialNeeded:
+            looked = time.thread_time() - began
+            if self._is_not_worth(flat, looked):
+                return PreparedBatch(batch, flat)
+            self._is_tried = True
+            self._looked_seconds += looked
             return PreparedBatch(batch, flat, trial=True)
         except UnsettledError as error:  # first steps make what later ones have
             self._unsettled += 1
@@ -232,6 +239,12 @@ class BatchPreparer:
             return self._refused(batch, error, for_good=for_good, flat=flat)
         except Exception as error:
             return self._refused(batch, error, flat=flat)
+
+    def _is_not_worth(self, flat: FlatBatch, looked: float) -> bool:
+        """Whether steps that would have to be tried stay eager after all."""
+        if self._tiers is None or self._is_tried:
+            return False
+        return self._tiers.gives_up_capture(flat.signature, looked)
 
     @property
     def _comes_first(self) -> bool:

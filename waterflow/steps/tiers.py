@@ -31,6 +31,10 @@ _JOIN_SECONDS = 0.015
 #: So many times what it takes to find the capture: with its tensors' places, its first check and
 #: what waits meanwhile. (200 jobs of 30 steps: 16 ms to find it, some 40 in all.)
 _WHOLE_JOIN = 2.0
+#: Where steps have to be tried first, as they run much code, what it takes to come to know that is
+#: taken again so many times for the capture (trials, looks at all that they reach), and so many
+#: times for each job. (A small BERT: 30 ms, 0.7 s and 0.2 s.)
+_LOOKS_OF_CAPTURE, _LOOKS_OF_JOIN = 16.0, 6.0
 #: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
 #: first; and the seconds of steps from which on what is seen outweighs that.
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
@@ -107,6 +111,7 @@ class CaptureCosts:
         self._made: dict[Hashable, bool] = {}  # captures, and whether all who look alike may join
         self._steps: dict[Hashable, deque[float]] = {}  # eager ones' seconds, of all who look alike
         self._eager_kinds: dict[int, str] = {}  # whose steps stay eager Python, and why
+        self._looks: dict[int, float] = {}  # what a look took, of kinds that have to be tried
 
     def join(self, kind: Hashable) -> int:
         """A job has come whose captures may be shared with others of this kind.
@@ -146,10 +151,13 @@ class CaptureCosts:
         with self._lock:
             return self._to_come * self._come[kind] // max(1, self._come.total())
 
-    def capture_seconds(self, tensors: int, sight: Hashable = None, jobs: int = 1) -> float:
+    def capture_seconds(
+        self, kind: int, tensors: int, sight: Hashable = None, jobs: int = 1
+    ) -> float:
         """What it will take to have jobs' steps captured.
 
         Args:
+            kind: of the jobs.
             tensors: that a step makes.
             sight: what the capture may be known by to those who have made it already.
             jobs: how many of them join it.
@@ -159,7 +167,9 @@ class CaptureCosts:
             learnt = statistics.median_low(self._took)
             capture = 0.0 if made else self._guess(tensors) * learnt
             join = (self._joined + _JOIN_SECONDS) / (self._joins + 1)
-        return capture + join * jobs
+            look = self._looks.get(kind, 0.0)
+        capture += 0.0 if made else _LOOKS_OF_CAPTURE * look
+        return capture + max(join, _LOOKS_OF_JOIN * look) * jobs
 
     def saved_seconds(self, eager: float, tensors: int, beside: bool) -> float:
         """What a captured step will save of the wall time of an eager one.
@@ -186,6 +196,12 @@ class CaptureCosts:
                 self._took.append(seconds / guess)
             # One that had to be made again serves not all who look alike: its cost is not known.
             self._made[sight] = measured and sight not in self._made
+
+    def note_look(self, kind: int, seconds: float) -> None:
+        """Steps of jobs of this kind have to be tried before a capture; to come to know that took
+        so long."""
+        with self._lock:
+            self._looks[kind] = max(seconds, self._looks.get(kind, 0.0))
 
     def note_stays_eager(self, kind: int, why: str) -> None:
         """Steps of jobs of this kind are no better captured."""
@@ -367,10 +383,8 @@ class Tiers:
             return True
         shape.seconds = common or shape.seconds
         shape.next_look = shape.steps + max(1, shape.steps // 2)
-        saved = self._gain(shape) * alike
-        cost = self.costs.capture_seconds(shape.tensors, sight, alike)
-        text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
-        if saved < _MARGIN * cost:
+        pays, text, cost = self._weighed(signature, shape, alike)
+        if not pays:
             self._reasons[signature] = f"{text}, so it does not pay"
             return True
         spent = math.inf if known else shape.steps * shape.seconds * alike
@@ -381,6 +395,28 @@ class Tiers:
         self._reasons.pop(signature, None)
         self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"
         return False
+
+    def _weighed(self, signature: Hashable, shape: _Shape, alike: int) -> tuple[bool, str, float]:
+        """Whether a capture for such batches is worth it for so many jobs, in words, and what it
+        takes."""
+        saved = self._gain(shape) * alike
+        cost = self.costs.capture_seconds(self._kind, shape.tensors, (self._kind, signature), alike)
+        text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
+        return saved >= _MARGIN * cost, text, cost
+
+    def gives_up_capture(self, signature: Hashable, seconds: float) -> bool:
+        """Whether steps on such batches stay eager after all: they would have to be tried before a
+        capture, as they run much code; to come to know that took so many seconds."""
+        shape = self._shapes.get(signature)
+        if shape is None or not shape.seconds or not self.is_free:
+            return False
+        self.costs.note_look(self._kind, seconds)
+        alike = max(1, self.costs.alike(self._kind)) + self.costs.to_come(self._kind)
+        pays, text, _ = self._weighed(signature, shape, alike)
+        if not pays:
+            self._captured.pop(signature, None)
+            self._reasons[signature] = f"{text}, so it does not pay"
+        return not pays
 
     def note_capture(self, signature: Hashable, seconds: float, shared: bool) -> None:
         """Steps on such batches were captured, or found captured, in so many seconds."""
@@ -405,7 +441,8 @@ class Tiers:
         if shape is None or not shape.seconds or not self.is_free:
             return 0.0
         saved = self._saved(shape)
-        return self.costs.capture_seconds(shape.tensors) / saved if saved > 0 else math.inf
+        cost = self.costs.capture_seconds(self._kind, shape.tensors)
+        return cost / saved if saved > 0 else math.inf
 
     def reasons(self) -> list[str]:
         """What ran in which tier, and why: a line for each kind of batch, the commonest first."""
