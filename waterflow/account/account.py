@@ -129,8 +129,7 @@ class Account:
                 with large libraries leads far; the account then has something unwalkable.
             late: what is walked last, and skipped only where nothing else leads to it.
             computed: whether names count that code computes, and so may be any.
-            own_code: whether, of what is executed, no package is looked into at all but the
-                trusted ones.
+            own_code: whether, of what is executed, no package is looked into at all.
         """
         packages = Packages.ALL
         if executed_only:

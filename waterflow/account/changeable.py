@@ -14,7 +14,13 @@ from torch import nn
 from waterflow.account.class_parts import is_a
 from waterflow.account.holders import CONTAINERS, MEMORIES, attributes_of, has_lock, parts_of
 from waterflow.account.origins import Origin
-from waterflow.account.trust import Packages, is_own_class, is_trusted_class, is_trusted_code
+from waterflow.account.trust import (
+    Packages,
+    is_own_class,
+    is_package_class,
+    is_trusted_class,
+    is_trusted_code,
+)
 
 #: Methods by which arrays are changed that other objects have, too.
 _OF_ARRAYS = frozenset({"fill", "put", "sort", "partition", "byteswap", "resize", "setflags"})
@@ -35,7 +41,7 @@ def may_be_changed(kind: type, way: Way, origin: Origin, packages: Packages = Pa
     """Whether objects of a class can be changed in this way; `packages`: whose code is looked at by
     itself."""
     if way.how == "call":
-        return packages.passes_name(kind.__dict__.get("__module__"))
+        return packages is Packages.NONE and is_package_class(kind)
     if issubclass(kind, MEMORIES):
         if issubclass(kind, torch.Tensor) and origin.kind not in ("held", "below"):
             return False  # of batches: `data_memory`
@@ -65,20 +71,20 @@ def _is_users(kind: type, name: str, packages: Packages) -> bool:
     return packages is not Packages.NONE or not packages.passes_file(found.__code__.co_filename)
 
 
-def parts_of_package(value: Any, packages: Packages) -> Iterator[Any]:
-    """What a call of an object of a package that is passed by may change: the object, and what it
+def parts_of_package(value: Any) -> Iterator[Any]:
+    """What a call of an object of a package may change, which is passed by: the object, and what it
     holds of packages and in containers; of modules that have parameters, which only compute,
     nothing."""
     waiting, seen = deque([value]), set[int]()
     while waiting and len(seen) < _MOST_PARTS:
         value = waiting.popleft()
-        of_package = packages.passes_name(type(value).__dict__.get("__module__"))
-        if id(value) in seen or not (of_package or is_a(value, CONTAINERS)):
+        if id(value) in seen or not (is_package_class(type(value)) or is_a(value, CONTAINERS)):
             continue
         seen.add(id(value))
         if is_a(value, nn.Module) and next(value.parameters(), None) is not None:
             continue
-        yield value
+        if not is_a(value, (tuple, frozenset)):
+            yield value
         waiting += parts_of(value) if is_a(value, CONTAINERS) else _held_by(value)
 
 

@@ -134,7 +134,7 @@ class CodeWalk:
 
     def passes_by(self, kind: type) -> bool:
         """Whether the code of a class is not to be looked into."""
-        return self.packages.passes_name(kind.__dict__.get("__module__"))
+        return kind is not object and self.packages.passes_name(kind.__dict__.get("__module__"))
 
     def executes(self, code: types.CodeType) -> bool:
         """Whether a function of this code is to be looked into."""

@@ -203,8 +203,14 @@ def is_package_file(filename: str) -> bool:
     return path.startswith(_installed_folders()) and not is_trusted_file(filename)
 
 
+def is_package_class(kind: type) -> bool:
+    """Whether a class is defined by an installed package that is not trusted."""
+    filename = _file_of(sys.modules.get(_module_of(kind)))
+    return filename is not None and is_package_file(filename)
+
+
 class Packages(enum.Enum):
-    """Which installed packages' code a walk goes through, beside what is trusted."""
+    """Which installed packages' code a walk goes through; with none, not even what is trusted."""
 
     ALL = enum.auto()
     BUT_REPORTERS = enum.auto()
@@ -212,17 +218,18 @@ class Packages(enum.Enum):
 
     def passes_file(self, filename: str) -> bool:
         """Whether code of a source file is passed by."""
-        if self is Packages.ALL:
-            return False
-        is_passed = is_reporters_file if self is Packages.BUT_REPORTERS else is_package_file
-        return is_passed(filename)
+        if self is Packages.NONE:
+            return is_trusted_file(filename) or is_package_file(filename)
+        return self is Packages.BUT_REPORTERS and is_reporters_file(filename)
 
     def passes_name(self, module_name: Any) -> bool:
         """Whether code of a module, known by its name, is."""
         if self is Packages.ALL or not isinstance(module_name, str):
             return False
         filename = _file_of(sys.modules.get(module_name))
-        return filename is not None and self.passes_file(filename)
+        if filename is None:
+            return self is Packages.NONE and is_trusted_name(module_name)
+        return self.passes_file(filename)
 
 
 def keeps_records(kind: type) -> bool:

@@ -269,7 +269,9 @@ class Walk(CodeWalk):
         return own and not known
 
     def _wanted_names(self, value: Any) -> frozenset[str] | None:
-        if self.passes_by(type(value)):
+        kind = type(value)
+        kinds = kind.__mro__ if self.packages is Packages.NONE else (kind,)
+        if any(map(self.passes_by, kinds)):
             return None  # what its code names is not known: a user's object may be anywhere
         if self.names is None or not is_a(value, (nn.Module, torch.optim.Optimizer)):
             return self.names

@@ -101,7 +101,7 @@ class Reach:
                 found.setdefault(key, (ways[way], value))
                 self._ways_of.setdefault(key, set()).add(way.name)
         for called in self._called_by_engine:
-            for value in parts_of_package(called, self._packages):
+            for value in parts_of_package(called):
                 found.setdefault(id(value), (f"a {type(called).__name__}", value))
                 self._ways_of.setdefault(id(value), set()).add("call")
         for optimizer in self._optimizers:
@@ -169,8 +169,8 @@ class Reach:
                 elif may_be_changed(kind, way, origin, self._packages):
                     for value in (v for v in values if _is_changed(v, way, origin)):
                         called = way.how == "call"
-                        parts = parts_of_package(value, self._packages) if called else ()
-                        yield from ((id(part), way, part) for part in (value, *parts))
+                        parts = parts_of_package(value) if called else (value,)
+                        yield from ((id(part), way, part) for part in parts)
                         yield from ((memory, way, value) for memory in memory_of(value))
 
     def _variables(self, way: Way) -> Iterator[tuple[Hashable, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import types
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 import waterflow as wf
-from tests.support import shared_objects
+from tests.support import libraries, shared_objects
 from tests.support.shared_objects import (
     IMAGES,
     LABELS,
@@ -32,6 +33,7 @@ from tests.support.shared_objects import (
     stepping,
     weighted,
 )
+from waterflow.capture import sharing as sharing_module
 from waterflow.capture.sharing import Sharing
 
 
@@ -213,3 +215,74 @@ def test_large_containers_are_looked_at_as_a_whole() -> None:
     loaders = [DataLoader(pairs, batch_size=4) for _ in range(2)]  # type: ignore[arg-type]
     assert reason(*(job(data=each, loss=criterion) for each in loaders)) is not None
     assert reason(*(job(data=each, loss=Criterion()) for each in loaders)) is None
+
+
+class TestLargeLibraries:
+    """Jobs that reach thousands of functions of a package are told apart by what is their own."""
+
+    @staticmethod
+    def reason(make: Any, *given: Any) -> str | None:
+        started = time.perf_counter()
+        found = reason(make(*given), make(*given))
+        assert time.perf_counter() - started < 3, "it was eleven seconds"
+        return found
+
+    def test_they_reach_too_much(self) -> None:
+        bert = libraries.bert_job()
+        assert reason(bert, libraries.bert_job()) is None
+        assert list(sharing_module._TOO_MUCH.values()).count(1)
+
+    @pytest.mark.parametrize("own", [True, False])
+    def test_a_criterion_that_counts(self, own: bool) -> None:
+        shared = libraries.CountingLoss()
+
+        def make() -> wf.Job:
+            return libraries.bert_job(loss=libraries.CountingLoss() if own else shared)
+
+        found = self.reason(make)
+        assert found is None if own else "CountingLoss.__call__" in str(found)
+
+    @pytest.mark.parametrize("shared", ["nothing", "a metric of a package's", "of one's own"])
+    def test_a_metric(self, shared: str) -> None:
+        metric = {"nothing": None, "of one's own": Metric()}.get(shared, libraries.mean_metric())
+
+        def make() -> wf.Job:
+            used: Any = metric or libraries.mean_metric()
+
+            def evaluate(model: nn.Module) -> float:
+                used.reset()
+                for batch in libraries.BATCHES[:2]:
+                    logits = model(input_ids=batch["ids"]).logits
+                    if isinstance(used, Metric):
+                        used.update(logits, batch["labels"])
+                    else:
+                        used(logits.mean())
+                return 0.0
+
+            return libraries.bert_job(evaluate=evaluate)
+
+        assert (self.reason(make) is None) is (shared == "nothing")
+
+    def test_a_tokenizer_that_a_collator_calls(self) -> None:
+        from transformers import DataCollatorWithPadding
+
+        shared = libraries.tokenizer()
+
+        def make(own: bool) -> wf.Job:
+            collator = DataCollatorWithPadding(libraries.tokenizer() if own else shared)
+            return libraries.bert_job(data=DataLoader(libraries.BATCHES, collate_fn=collator))
+
+        assert self.reason(make, True) is None
+        assert "DataCollatorWithPadding may change" in str(self.reason(make, False))
+
+    def test_what_only_computes_or_is_only_read_is_nobodys(self) -> None:
+        teacher, config = libraries.bert().requires_grad_(False), libraries.bert_config()
+
+        def distilled(model: nn.Module, batch: Any) -> torch.Tensor:
+            found, wanted = (each(input_ids=batch["ids"]).logits for each in (model, teacher))
+            return functional.mse_loss(found, wanted)
+
+        def make() -> wf.Job:
+            return libraries.bert_job(model=libraries.bert(config), loss=distilled)
+
+        assert self.reason(make) is None
