@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from waterflow.account import places
@@ -24,16 +26,29 @@ from waterflow.account.changeable import (
 )
 from waterflow.account.changing_names import ADDING
 from waterflow.account.class_parts import CONSTANTS, is_a
-from waterflow.account.holders import MAKERS, Holders, cells_of, within
+from waterflow.account.code_names import code_names
+from waterflow.account.holders import (
+    CONTAINERS,
+    MAKERS,
+    Holders,
+    attributes_of,
+    cells_of,
+    parts_of,
+    within,
+)
 from waterflow.account.origins import Origin
 from waterflow.account.stores import Change, stores_of
-from waterflow.account.trust import Packages, is_trusted_code
+from waterflow.account.trust import Packages, is_package_class, is_trusted_code
 from waterflow.capture.plain_python import is_of_tensors
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 
 #: Parameters of a job's functions that are its own objects, by their positions.
 _GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",), "on_step": ("",)}
+#: How objects of packages are changed by their own code, which is passed by.
+_CALL = "call"
+#: So many objects are looked at for a job's loaders.
+_MOST_BEHIND = 1_000
 
 
 class Reach:
@@ -74,7 +89,8 @@ class Reach:
         """What it may change that the other's steps reach, in words; None: nothing."""
         for key, (where, value) in self._changed.items():
             only_added = key in self.noted and key in other.noted
-            if key in other.reached and not only_added:
+            reached = other.called_only if key in self.called_only else other.reached
+            if key in reached and not only_added:
                 return f"{other._name(key, value)}, which {where} may change"
         return None
 
@@ -86,6 +102,13 @@ class Reach:
         added = [(key, v) for key, (_, v) in found if type(v) is list]
         added = [(key, value) for key, value in added if self._ways_of[key] <= ADDING]
         return frozenset(key for key, value in added if not self._holders.reads(value))
+
+    @functools.cached_property
+    def called_only(self) -> frozenset[Hashable]:
+        """Objects of packages that it calls, which may change by that: whoever does not call them,
+        too, has them by way of what the package knows of everybody."""
+        ways = self._ways_of
+        return frozenset(key for key in self._changed if ways.get(key) == {_CALL})
 
     @property
     def changed(self) -> frozenset[Hashable]:
@@ -99,11 +122,11 @@ class Reach:
         for origin, ways in self._ways.items():
             for key, way, value in self._changed_at(origin, ways):
                 found.setdefault(key, (ways[way], value))
-                self._ways_of.setdefault(key, set()).add(way.name)
+                self._ways_of.setdefault(key, set()).add(_CALL if way.how == _CALL else way.name)
         for called in self._called_by_engine:
             for value in parts_of_package(called):
                 found.setdefault(id(value), (f"a {type(called).__name__}", value))
-                self._ways_of.setdefault(id(value), set()).add("call")
+                self._ways_of.setdefault(id(value), set()).add(_CALL)
         for optimizer in self._optimizers:
             for parameter in trained_parameters(optimizer):
                 for key in (id(parameter), *memory_of(parameter)):
@@ -122,9 +145,9 @@ class Reach:
         its loaders."""
         job = self._job
         called = [getattr(job, name) for name in _GIVEN]
-        for loader in self.steps.instances(DataLoader):
+        for loader in _loaders_behind([job.data, *called]):
             called += loader.collate_fn, loader.sampler, loader.batch_sampler
-        way, origin = Way("call", "", None), Origin("held")
+        way, origin = Way(_CALL, "", None), Origin("held")
         return [one for one in called if may_be_changed(type(one), way, origin, self._packages)]
 
     @functools.cached_property
@@ -168,8 +191,7 @@ class Reach:
                     yield from ((key, way, value) for key, value in found)
                 elif may_be_changed(kind, way, origin, self._packages):
                     for value in (v for v in values if _is_changed(v, way, origin)):
-                        called = way.how == "call"
-                        parts = parts_of_package(value) if called else (value,)
+                        parts = parts_of_package(value) if way.how == _CALL else (value,)
                         yield from ((id(part), way, part) for part in parts)
                         yield from ((memory, way, value) for memory in memory_of(value))
 
@@ -264,6 +286,32 @@ def code_of(function: Any) -> CodeType | None:
     """The code of a function or bound method; None of anything else that is called."""
     function = getattr(function, "__func__", function)
     return function.__code__ if type(function) is FunctionType else None
+
+
+def _loaders_behind(values: Iterable[Any]) -> Iterator[DataLoader[Any]]:
+    """The loaders that functions and data have of their own, not by way of some package, which may
+    know of everybody's."""
+    waiting, seen = deque(values), set[int]()
+    while waiting and len(seen) < _MOST_BEHIND:
+        value = waiting.popleft()
+        if id(value) in seen or type(value) in CONSTANTS:
+            continue
+        seen.add(id(value))
+        if is_a(value, DataLoader):
+            yield value
+        elif is_a(value, FunctionType):
+            named = code_names(value.__code__).global_names
+            waiting += [value.__globals__[name] for name in named if name in value.__globals__]
+            waiting += value.__defaults__ or ()
+            waiting += [held for _, held in attributes_of(value)]
+        elif is_a(value, MethodType):
+            waiting += value.__func__, value.__self__
+        elif is_a(value, functools.partial):
+            waiting += value.func, *value.args, *value.keywords.values()
+        elif is_a(value, CONTAINERS):
+            waiting += parts_of(value)
+        elif not (is_a(value, (nn.Module, ModuleType, type)) or is_package_class(type(value))):
+            waiting += [held for _, held in attributes_of(value)]
 
 
 def _called(

@@ -68,26 +68,30 @@ class _Marks(NamedTuple):
 
     Attributes:
         anything: whether its code may change anything that it has not made.
-        changed: what of that there is, but for lists to which it only adds.
+        changed: what of that there is, but for lists to which it only adds, and `called`.
         reached: what its steps reach.
         noted: those lists.
+        called: what of packages it calls, which may change by that.
     """
 
     anything: bool
     changed: frozenset[Hashable]
     reached: frozenset[Hashable]
     noted: frozenset[Hashable]
+    called: frozenset[Hashable]
 
     @classmethod
     def of(cls, reach: Reach) -> _Marks:
         """Of what is reached now."""
-        changed = reach.changed - reach.noted
-        return cls(reach.changes_anything, changed, reach.reached, reach.noted)
+        changed, called = reach.changed - reach.noted, reach.called_only
+        anything = reach.changes_anything
+        return cls(anything, changed - called, reach.reached, reach.noted, called)
 
     def may_meet(self, other: _Marks) -> bool:
         """Whether one may change what the other's steps reach."""
         return not (
             self.changed.isdisjoint(other.reached)
+            and self.called.isdisjoint(other.called)
             and other.changed.isdisjoint(self.reached)
             and (self.noted - other.noted).isdisjoint(other.reached)
             and (other.noted - self.noted).isdisjoint(self.reached)
