@@ -26,6 +26,12 @@ def _batches() -> list[dict[str, torch.Tensor]]:
 BATCHES = _batches()
 
 
+def samples() -> list[dict[str, torch.Tensor]]:
+    """What a Trainer makes batches of."""
+    pairs = [pair for batch in BATCHES for pair in zip(batch["ids"], batch["labels"], strict=True)]
+    return [{"input_ids": ids, "labels": label} for ids, label in pairs]
+
+
 def bert_config() -> Any:
     from transformers import BertConfig
 

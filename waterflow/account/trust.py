@@ -21,6 +21,8 @@ _PACKAGES = ("torch", "torchgen", "functorch", "numpy", "waterflow")
 _OWN_PARTS = ("waterflow.partitioner", "waterflow.executor", "waterflow.allocator_ext")
 #: Part of this package, but as good as the user's: code that is trained.
 _TRAINED = "waterflow.models"
+#: Part of this package, too, and as good as the user's where it is asked what steps do.
+_INTEGRATIONS = "waterflow.integrations"
 #: The standard library's, for older Pythons; torch's first step imports what is made of it.
 _BACKPORT = "typing_extensions.py"
 #: Packages that are told of results, and look at no tensor that nobody has handed them.
@@ -197,6 +199,13 @@ def is_reporters_name(module_name: Any) -> bool:
 
 
 @functools.cache
+def is_integration_file(filename: str) -> bool:
+    """Whether a source file is of this package's part that makes jobs of other libraries' trainers:
+    its code stands for theirs."""
+    return os.path.realpath(filename).startswith(_folders(_INTEGRATIONS))
+
+
+@functools.cache
 def is_package_file(filename: str) -> bool:
     """Whether a source file is of an installed package that is not trusted."""
     path = os.path.realpath(filename)
@@ -219,7 +228,8 @@ class Packages(enum.Enum):
     def passes_file(self, filename: str) -> bool:
         """Whether code of a source file is passed by."""
         if self is Packages.NONE:
-            return is_trusted_file(filename) or is_package_file(filename)
+            is_known = is_trusted_file(filename) or is_package_file(filename)
+            return is_known and not is_integration_file(filename)
         return self is Packages.BUT_REPORTERS and is_reporters_file(filename)
 
     def passes_name(self, module_name: Any) -> bool:

@@ -9,7 +9,6 @@ of ``parametrize.cached`` and the switches of ``sdpa_kernel`` are everybody's, t
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from pathlib import Path
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -18,9 +17,9 @@ from torch.utils import checkpoint
 
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
-from waterflow.account.trust import is_trusted_code
+from waterflow.account.trust import Packages, is_integration_file, is_trusted_code
 from waterflow.account.walk import Limits
-from waterflow.capture.python_kind import kind_of_python, python_of_job
+from waterflow.capture.python_kind import kind_of_python, python_of_job, rough_kind
 from waterflow.common.environment import is_library_file
 from waterflow.job.job import Job
 
@@ -29,11 +28,12 @@ _LIMITS = Limits(objects=10_000, functions=400)
 #: So many kinds of jobs are remembered.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, Casts] = {}
+#: Kinds of jobs, roughly, that can reach too much.
+_TOO_LARGE: set[Hashable] = set()
 #: Recomputing a forward pass enters autocast as it was, on or off.
 _CHECKPOINT = checkpoint.__file__
 _USES, _SWITCHES = ("autocast", "cached"), ("sdpa_kernel",)
 _ENTERS = (*_USES, "checkpoint")
-_INTEGRATIONS = str(Path(__file__).parents[1] / "integrations")
 
 
 class Casts(NamedTuple):
@@ -73,21 +73,31 @@ def casts_of(job: Job) -> Casts:
 
 
 def _look(roots: dict[str, Any]) -> Casts:
-    is_whole = True
+    kind = rough_kind(roots)
     try:
         with undisturbed():
-            reached = Account.take(roots, executed_only=True, limits=_LIMITS)
-            if not reached.is_whole:
-                is_whole = False
-                reached = Account.take(roots, executed_only=True, limits=_LIMITS, own_code=True)
+            reached = _reached(roots, own_code=kind in _TOO_LARGE)
+            if not reached.is_whole and kind not in _TOO_LARGE:
+                if len(_TOO_LARGE) < _MOST_KINDS:
+                    _TOO_LARGE.add(kind)
+                reached = _reached(roots, own_code=True)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return Casts(enters=True, uses=True)
-    codes = [code for code in reached.codes if not is_trusted_code(code)]
+    codes = [one for one in reached.codes if _is_users(one) or not is_trusted_code(one)]
     holds = bool(reached.instances(torch.autocast)) or not reached.is_whole
-    names = not is_whole or _names(codes, _ENTERS) or _CHECKPOINT in map(_file_of, reached.codes)
-    enters = holds or names
+    knows_packages = reached.packages is not Packages.NONE
+    enters = (
+        not knows_packages
+        or holds
+        or _names(codes, _ENTERS)
+        or _CHECKPOINT in map(_file_of, reached.codes)
+    )
     users = [code for code in codes if _is_users(code)]
     return Casts(enters, holds or _names(users, _USES), _names(users, _SWITCHES))
+
+
+def _reached(roots: dict[str, Any], own_code: bool) -> Account:
+    return Account.take(roots, executed_only=True, limits=_LIMITS, own_code=own_code)
 
 
 def _names(codes: Iterable[CodeType], words: Iterable[str]) -> bool:
@@ -101,4 +111,4 @@ def _file_of(code: CodeType) -> str:
 
 def _is_users(code: CodeType) -> bool:
     file = code.co_filename
-    return file.startswith(_INTEGRATIONS) or not is_library_file(file)
+    return is_integration_file(file) or not is_library_file(file)

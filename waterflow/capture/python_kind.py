@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Hashable, Iterable, Mapping
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -43,6 +43,20 @@ def kind_of_python(roots: Mapping[str, Any]) -> Hashable:
         return tuple(map(_kind_of_root, roots.values()))
     except Exception:  # `_TooMuchError`, and whatever objects raise
         return None
+
+
+def rough_kind(roots: Mapping[str, Any]) -> Hashable:
+    """The same, by the code of functions, and the classes of all else and of models' modules,
+    alone."""
+    modules = (m for root in roots.values() if is_a(root, nn.Module) for m in root.modules())
+    own = tuple(code_of(root) or type(root) for root in roots.values())
+    return own, frozenset(map(type, modules))
+
+
+def code_of(function: Any) -> CodeType | None:
+    """The code of a function or bound method; None of anything else that is called."""
+    function = getattr(function, "__func__", function)
+    return function.__code__ if type(function) is FunctionType else None
 
 
 def _kind_of_root(root: Any) -> Hashable:

@@ -40,6 +40,7 @@ from waterflow.account.origins import Origin
 from waterflow.account.stores import Change, stores_of
 from waterflow.account.trust import Packages, is_package_class, is_trusted_code
 from waterflow.capture.plain_python import is_of_tensors
+from waterflow.capture.python_kind import code_of
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 
@@ -280,12 +281,6 @@ def _given_by_engine(job: Job, code: CodeType, place: int) -> list[Any] | None:
         batches = within([job.data], themselves=False)
         return [value for value in batches if not is_a(value, torch.Tensor)]
     return None
-
-
-def code_of(function: Any) -> CodeType | None:
-    """The code of a function or bound method; None of anything else that is called."""
-    function = getattr(function, "__func__", function)
-    return function.__code__ if type(function) is FunctionType else None
 
 
 def _loaders_behind(values: Iterable[Any]) -> Iterator[DataLoader[Any]]:

@@ -22,8 +22,8 @@ from waterflow.account.purity import undisturbed
 from waterflow.account.trust import is_of_trusted_classes
 from waterflow.account.walk import Limits
 from waterflow.capture.plain_python import is_plain
-from waterflow.capture.python_kind import kind_of_python
-from waterflow.capture.reach import Called, Reach, code_of
+from waterflow.capture.python_kind import code_of, kind_of_python, rough_kind
+from waterflow.capture.reach import Called, Reach
 from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in
@@ -38,8 +38,8 @@ _MOST_ITEMS = 512
 #: For so many kinds of jobs it is remembered whether they change anything.
 _MOST_KINDS = 256
 _KNOWN: dict[Hashable, _Known] = {}
-#: How many looks were too much for kinds of jobs, by the code or classes of their functions and
-#: modules alone: of two, the second looks into no package.
+#: How many looks were too much for kinds of jobs, roughly: of two, the second looks into no
+#: package.
 _TOO_MUCH: dict[Hashable, int] = {}
 #: Python that steps run, by the names of a job's arguments; `on_step` is looked at beside it.
 _STEPS = ("loss", "step", "evaluate", "scheduler")
@@ -165,8 +165,7 @@ class Sharing:
 
     def _look(self) -> Reach | None:
         """What its Python reaches now; None where that is too much."""
-        roots = (code_of(root) or type(root) for root in self._roots.values())
-        kind = *roots, frozenset(map(type, self._modules.values()))
+        kind = rough_kind(self._roots)
         objects = _MOST_OBJECTS + _OF_A_MODULE * len(self._modules)
         limits = Limits(objects, _MOST_FUNCTIONS, _MOST_ITEMS)
         for own_code in (False, True)[_TOO_MUCH.get(kind, 0) :]:

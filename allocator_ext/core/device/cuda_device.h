@@ -82,8 +82,8 @@ class ContextScope {
   const Driver& driver_;
 };
 
-// For destructors, which nobody calls again: what a call that fails once would leave stays for good.
-// Where the context is lost, and the next call fails as well, there is nothing to release.
+// For destructors, which nobody calls again: what a call that fails once would leave stays for
+// good. Where the context is lost, and the next call fails as well, there is nothing to release.
 template <typename Function>
 void in_context(const CudaDevice& device, Function function) {
   const auto push = [&device] {

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils import checkpoint
 
 import waterflow as wf
+from tests.support import libraries
+from waterflow.capture import casts
 from waterflow.capture.casts import Casts, casts_of
 
 NOTHING, CLEARS, USES = Casts(False, False), Casts(True, False), Casts(True, True)
@@ -61,7 +63,7 @@ def job(loss=plain, model=nn.Linear, **options):
 
 
 @pytest.mark.parametrize(
-    ("made", "casts"),
+    ("made", "expected"),
     [
         (functools.partial(job), NOTHING),
         (functools.partial(job, inside), USES),
@@ -77,8 +79,8 @@ def job(loss=plain, model=nn.Linear, **options):
         (functools.partial(job, switched), Casts(False, False, True)),
     ],
 )
-def test_what_a_job_does_is_found_by_its_code(made, casts):
-    assert casts_of(made()) == casts
+def test_what_a_job_does_is_found_by_its_code(made, expected):
+    assert casts_of(made()) == expected
 
 
 def test_a_library_that_switches_autocast_off_uses_no_cache(monkeypatch):
@@ -89,6 +91,29 @@ def test_a_library_that_switches_autocast_off_uses_no_cache(monkeypatch):
             return model(batch).sum()
 
     assert casts_of(job(loss)) == CLEARS
+
+
+def in_bfloat16(model, batch):
+    with torch.autocast("cpu", dtype=BFLOAT16):
+        return libraries.classified(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [(libraries.classified, CLEARS), (in_bfloat16, USES)]
+)
+def test_of_a_library_that_is_too_large_to_look_through_the_own_code_counts(loss, expected):
+    for _ in range(2):  # the second time it is known
+        assert casts_of(libraries.bert_job(loss=loss)) == expected
+    assert casts._TOO_LARGE
+
+
+@pytest.mark.parametrize(("bf16", "expected"), [(False, CLEARS), (True, USES)])
+def test_of_a_trainer_its_precision_counts(bf16, expected, tmp_path):
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, bf16=bf16)
+    trainer = Trainer(libraries.bert(), arguments, train_dataset=libraries.samples())
+    assert casts_of(wf.from_trainer(trainer, "a")) == expected
 
 
 def test_only_who_has_casts_is_disturbed():
