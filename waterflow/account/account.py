@@ -13,7 +13,7 @@ import functools
 from collections import ChainMap
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from types import CodeType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import names_in
@@ -32,6 +32,15 @@ _MOST_KINDS = 256
 _ALL = Limits()
 #: What a training loop, or torch's C code, calls by itself.
 _CALLED = frozenset({"forward", "backward", "step", "zero_grad", "parameters"})
+
+
+class _How(NamedTuple):
+    """How an account is taken; see `Account.take`."""
+
+    executed_only: bool
+    packages: Packages
+    limits: Limits
+    computed: bool
 
 
 class Account:
@@ -103,11 +112,11 @@ class Account:
         skip: Mapping[int, Collection[Any] | None] | None = None,
         everything: bool = False,
         executed_only: bool = False,
+        packages: Packages = Packages.ALL,
         limits: Limits = _ALL,
         unless_any: bool = False,
         late: Late = NOTHING_LATE,
         computed: bool = True,
-        own_code: bool = False,
     ) -> Account:
         """Remembers all that can be read from some objects.
 
@@ -120,31 +129,28 @@ class Account:
             skip: attributes, keys or indices whose values do not count, by the id of the object,
                 dictionary or list that has them; None for all that it has.
             everything: whether without names every attribute of every object counts, named or not.
-            executed_only: whether the question is only what may be executed with the job's tensors:
-                attributes do not count that are only copied along with their object, and packages
-                are not looked into that only report what they are told (`trust.is_reporters_file`).
+            executed_only: whether attributes do not count that are only copied along with their
+                object.
+            packages: which ones' code is looked into.
             limits: how far it goes; an account of a walk that ended before has something
                 unwalkable.
             unless_any: nothing is walked where the code may read any attribute, which in a process
                 with large libraries leads far; the account then has something unwalkable.
             late: what is walked last, and skipped only where nothing else leads to it.
             computed: whether names count that code computes, and so may be any.
-            own_code: whether, of what is executed, no package is looked into at all.
         """
-        packages = Packages.ALL
-        if executed_only:
-            packages = Packages.NONE if own_code else Packages.BUT_REPORTERS
+        how = _How(executed_only, packages, limits, computed)
         if codes is None and names is None and not everything:
-            found = _walk_by_reachable_names(roots, skip or {}, packages, limits, late, computed)
+            found = _walk_by_reachable_names(roots, skip or {}, how, late)
             if found is not None:
                 return cls(found)
             if unless_any:
                 walk = Walk(frozenset(), None, {})
                 walk.unwalkable.append((Trail("the code"), "reads attributes by names not known"))
                 return cls(walk)
-        walk = _walk_along(names, roots, skip or {}, packages, limits, late, codes)
+        walk = _walk_along(names, roots, skip or {}, how, late, codes)
         if walk.holds_reader and names is not None:
-            walk = _walk_along(None, roots, skip or {}, packages, limits, late, codes)
+            walk = _walk_along(None, roots, skip or {}, how, late, codes)
         return cls(walk)
 
     def executes(self, code: CodeType) -> bool:
@@ -238,10 +244,8 @@ class Account:
 def _walk_by_reachable_names(
     roots: Mapping[str, Any],
     skip: Mapping[int, Collection[Any] | None],
-    packages: Packages,
-    limits: Limits,
+    how: _How,
     late: Late,
-    computed: bool,
 ) -> Walk | None:
     """A walk along the names in all code that the roots have by these very names; None if that
     code reads any attribute.
@@ -250,20 +254,19 @@ def _walk_by_reachable_names(
     those that the latest came to are tried first: where the code that they lead to has them and no
     others, they are what counts here, too.
     """
-    kind = tuple(map(_kind_of, roots.values())), packages, computed
-    executed_only = packages is not Packages.ALL
+    kind = tuple(map(_kind_of, roots.values())), how
     names = _KNOWN_NAMES.get(kind)
     if names is not None:
-        walk = _walk_along(names, roots, skip, packages, limits, late)
-        hides = walk.unwalkable and not executed_only  # which fewer names might not have met
-        if walk.is_whole and not hides and _named(walk, executed_only, computed) == names:
+        walk = _walk_along(names, roots, skip, how, late)
+        hides = walk.unwalkable and not how.executed_only  # which fewer names might not have met
+        if walk.is_whole and not hides and _named(walk, how) == names:
             return walk
     names = _CALLED
     while True:
-        walk = _walk_along(names, roots, skip, packages, limits, late)
+        walk = _walk_along(names, roots, skip, how, late)
         if not walk.is_whole:
             return walk
-        more = _named(walk, executed_only, computed)
+        more = _named(walk, how)
         if more is None:
             return None
         if more <= names:
@@ -276,25 +279,24 @@ def _walk_along(
     names: Collection[str] | None,
     roots: Mapping[str, Any],
     skip: Mapping[int, Any],
-    packages: Packages,
-    limits: Limits,
+    how: _How,
     late: Late,
     codes: Collection[CodeType] | None = None,
 ) -> Walk:
     walk = Walk(names, codes, skip)
-    walk.limits = limits
-    walk.packages = packages
+    walk.limits, walk.packages = how.limits, how.packages
     walk.run(roots, late)
     return walk
 
 
-def _named(walk: Walk, executed_only: bool, computed: bool) -> frozenset[str] | None:
-    if computed and walk.holds_reader:
+def _named(walk: Walk, how: _How) -> frozenset[str] | None:
+    if how.computed and walk.holds_reader:
         return None
-    more = names_in(walk.codes.values(), copied=not executed_only, computed=computed)
+    copied = not how.executed_only
+    more = names_in(walk.codes.values(), copied=copied, computed=how.computed)
     if walk.library is not None and more is not None:
-        known = walk.library.names if executed_only else walk.library.copied_names
-        if known is None and computed:
+        known = walk.library.copied_names if copied else walk.library.names
+        if known is None and how.computed:
             return None
         more |= known or frozenset()
     return None if more is None else more | _CALLED | walk.handed_names

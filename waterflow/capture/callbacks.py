@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
-from waterflow.account.trust import is_of_trusted_classes, is_trusted_code
+from waterflow.account.trust import Packages, is_of_trusted_classes, is_trusted_code
 from waterflow.account.writes import may_change
 from waterflow.capture.data_tensors import (
     LIMITS,
@@ -77,7 +77,13 @@ def looks_at_gradients(job: Job) -> bool:
     # A scheduler has the job's optimizer, whose own code may well look at gradients: in steps.
     skip = {id(each): ("optimizer",) for each in schedulers_in(job.scheduler) if _is_torchs(each)}
     with undisturbed():  # what callbacks reach may be tens of thousands of objects
-        reached = Account.take(roots, skip=skip, executed_only=True, limits=LIMITS)
+        reached = Account.take(
+            roots,
+            skip=skip,
+            executed_only=True,
+            packages=Packages.BUT_REPORTERS,
+            limits=LIMITS,
+        )
     codes = [code for code in reached.codes if not is_trusted_code(code)]
     if not reached.is_whole or any(map(_names_gradients, codes)):
         return True

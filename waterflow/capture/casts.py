@@ -76,18 +76,18 @@ def _look(roots: dict[str, Any]) -> Casts:
     kind = rough_kind(roots)
     try:
         with undisturbed():
-            reached = _reached(roots, own_code=kind in _TOO_LARGE)
-            if not reached.is_whole and kind not in _TOO_LARGE:
+            known = kind in _TOO_LARGE
+            reached = _reached(roots, Packages.NONE if known else Packages.BUT_REPORTERS)
+            if not (known or reached.is_whole):
                 if len(_TOO_LARGE) < _MOST_KINDS:
                     _TOO_LARGE.add(kind)
-                reached = _reached(roots, own_code=True)
+                reached = _reached(roots, Packages.NONE)
     except Exception:  # objects that refuse to be looked at, or change meanwhile
         return Casts(enters=True, uses=True)
     codes = [one for one in reached.codes if _is_users(one) or not is_trusted_code(one)]
     holds = bool(reached.instances(torch.autocast)) or not reached.is_whole
-    knows_packages = reached.packages is not Packages.NONE
     enters = (
-        not knows_packages
+        reached.packages is Packages.NONE
         or holds
         or _names(codes, _ENTERS)
         or _CHECKPOINT in map(_file_of, reached.codes)
@@ -96,8 +96,8 @@ def _look(roots: dict[str, Any]) -> Casts:
     return Casts(enters, holds or _names(users, _USES), _names(users, _SWITCHES))
 
 
-def _reached(roots: dict[str, Any], own_code: bool) -> Account:
-    return Account.take(roots, executed_only=True, limits=_LIMITS, own_code=own_code)
+def _reached(roots: dict[str, Any], packages: Packages) -> Account:
+    return Account.take(roots, executed_only=True, packages=packages, limits=_LIMITS)
 
 
 def _names(codes: Iterable[CodeType], words: Iterable[str]) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
+from waterflow.account.trust import Packages
 from waterflow.account.walk import Limits
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
@@ -62,7 +63,7 @@ def tensors_in(data: Any) -> list[torch.Tensor] | None:
     behind = tensors_behind(data)
     if behind is not None:
         return [*behind]
-    reached = Account.take({"data": data}, limits=LIMITS)
+    reached = Account.take({"data": data}, packages=Packages.BUT_REPORTERS, limits=LIMITS)
     if not reached.is_whole:
         return None
     tensors = [t for t in reached.instances(torch.Tensor) if t.layout is torch.strided]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from waterflow.account.account import Account
 from waterflow.account.code_names import code_names
 from waterflow.account.purity import undisturbed
-from waterflow.account.trust import is_of_trusted_classes
+from waterflow.account.trust import Packages, is_of_trusted_classes
 from waterflow.account.walk import Limits
 from waterflow.capture.plain_python import is_plain
 from waterflow.capture.python_kind import code_of, kind_of_python, rough_kind
@@ -168,9 +168,9 @@ class Sharing:
         kind = rough_kind(self._roots)
         objects = _MOST_OBJECTS + _OF_A_MODULE * len(self._modules)
         limits = Limits(objects, _MOST_FUNCTIONS, _MOST_ITEMS)
-        for own_code in (False, True)[_TOO_MUCH.get(kind, 0) :]:
-            steps = _account_of(self._roots, limits, own_code)
-            callback = _account_of({"on_step": self._job.on_step}, limits, own_code)
+        for packages in (Packages.BUT_REPORTERS, Packages.NONE)[_TOO_MUCH.get(kind, 0) :]:
+            steps = _account_of(self._roots, packages, limits)
+            callback = _account_of({"on_step": self._job.on_step}, packages, limits)
             if not (steps is None or callback is None):
                 return Reach(self._job, steps, callback)
             if kind in _TOO_MUCH or len(_TOO_MUCH) < _MOST_KINDS:
@@ -199,7 +199,7 @@ class Sharing:
         return job.evaluate is not None or not named.isdisjoint(_SWITCH_MODES)
 
 
-def _account_of(roots: Mapping[str, Any], limits: Limits, own_code: bool) -> Account | None:
+def _account_of(roots: Mapping[str, Any], packages: Packages, limits: Limits) -> Account | None:
     """What these reach; where that is too much, as code computes names of attributes in a process
     with large libraries, what they reach by names that can be read; None: that is, too."""
     for computed in (True, False):
@@ -208,9 +208,9 @@ def _account_of(roots: Mapping[str, Any], limits: Limits, own_code: bool) -> Acc
                 found = Account.take(
                     roots,
                     executed_only=True,
+                    packages=packages,
                     limits=limits,
                     computed=computed,
-                    own_code=own_code,
                 )
         except Exception:  # objects that refuse to be looked at, or change meanwhile
             continue
