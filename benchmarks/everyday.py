@@ -104,6 +104,24 @@ def loader(**options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*digits().tensors), batch_size=64, shuffle=True, **options)
 
 
+def bert() -> nn.Module:
+    """A small one of transformers' own, on images as 64 words of 17."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForSequenceClassification(
+        BertConfig(vocab_size=17, num_labels=10, intermediate_size=64, **sizes)
+    )
+
+
+def words() -> list[dict[str, Tensor]]:
+    return [{"input_ids": (x * 16).long(), "labels": y} for x, y in rows(size=8)]
+
+
+def of_words(model: nn.Module, batch: Any) -> Tensor:
+    return model(**batch).loss  # type: ignore[no-any-return]
+
+
 class Lengths:
     """Batches of so many different lengths."""
 
@@ -232,6 +250,7 @@ def kinds() -> dict[str, Make]:
         "workers": kind(data=functools.partial(loader, num_workers=1), steps=56),
         "cnn": kind(model=cnn, data=functools.partial(rows, 64, 20), steps=60, optimizer=adam),
         "recurrent": kind(model=Recurrent, steps=100),
+        "transformers": kind(model=bert, data=words, loss=of_words, steps=60, optimizer=adam),
         "lbfgs": kind(steps=20, optimizer=lbfgs),
         "large": kind(**large),
         "large_never_captured": kind(**large, capture=False),
