@@ -31,10 +31,10 @@ _JOIN_SECONDS = 0.015
 #: So many times what it takes to find the capture: with its tensors' places, its first check and
 #: what waits meanwhile. (200 jobs of 30 steps: 16 ms to find it, some 40 in all.)
 _WHOLE_JOIN = 2.0
-#: Where steps have to be tried first, as they run much code, what it takes to come to know that is
-#: taken again so many times for the capture (trials, looks at all that they reach), and so many
-#: times for each job. (A small BERT: 30 ms, 0.7 s and 0.2 s.)
-_LOOKS_OF_CAPTURE, _LOOKS_OF_JOIN = 16.0, 6.0
+#: Where steps have to be tried first, as they run much code, what it takes to come to know that
+#: beyond what is usual is taken again so many times for the capture (trials, looks at all that they
+#: reach), and so many times for each job. (A small BERT: 30 ms, 0.7 s and 0.2 s.)
+_LOOKS_OF_CAPTURE, _LOOKS_OF_JOIN, _USUAL_LOOK = 20.0, 8.0, 0.005
 #: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
 #: first; and the seconds of steps from which on what is seen outweighs that.
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
@@ -201,7 +201,7 @@ class CaptureCosts:
         """Steps of jobs of this kind have to be tried before a capture; to come to know that took
         so long."""
         with self._lock:
-            self._looks[kind] = max(seconds, self._looks.get(kind, 0.0))
+            self._looks[kind] = max(seconds - _USUAL_LOOK, self._looks.get(kind, 0.0))
 
     def note_stays_eager(self, kind: int, why: str) -> None:
         """Steps of jobs of this kind are no better captured."""

@@ -286,3 +286,26 @@ def test_of_the_jobs_to_come_each_kind_has_its_share():
     assert costs.to_come(often) == 30
     assert costs.to_come(seldom) == 10
     assert costs.to_come(seldom + 1) == 0
+
+
+def test_a_capture_that_turns_out_to_need_long_looks_is_weighed_again():
+    costs = CaptureCosts(lanes=2)
+    short, middling, long = (tiers_of(costs, steps=steps) for steps in (400, 400, 10**6))
+    for tiers in (short, middling, long):
+        take(tiers, 4, seconds=0.002, tensors=400)
+        assert not tiers.stays_eager(SHAPE)
+    assert not short.gives_up_capture(SHAPE, 0.001), "such a look is usual"
+    assert middling.gives_up_capture(SHAPE, 0.05)
+    assert middling.stays_eager(SHAPE)
+    assert "does not pay" in middling.reasons()[0]
+    assert not long.gives_up_capture(SHAPE, 0.05)
+    later = tiers_of(costs, steps=400)
+    take(later, 4, seconds=0.002, tensors=400)
+    assert later.stays_eager(SHAPE), "the look is known"
+
+
+def test_who_has_to_be_captured_is_not_asked_what_that_takes():
+    tiers = tiers_of(steps=400)
+    take(tiers, 4, seconds=0.002, tensors=400)
+    tiers.insists = True
+    assert not tiers.gives_up_capture(SHAPE, 10.0)
