@@ -87,3 +87,16 @@ def tokenizer() -> Any:
     words = {"[PAD]": 0, "[UNK]": 1} | {f"word{n}": n for n in range(2, WORDS)}
     found = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     return PreTrainedTokenizerFast(tokenizer_object=found, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def collator(called: str) -> Any:
+    """What makes batches of samples: with a "tokenizer", by "padding", by "masking"."""
+    from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding
+
+    known = tokenizer()
+    if called == "tokenizer":
+        return lambda samples: known([str(len(sample)) for sample in samples], truncation=True)
+    if called == "padding":
+        return DataCollatorWithPadding(known)
+    known.mask_token = "[UNK]"
+    return DataCollatorForLanguageModeling(known, seed=0)

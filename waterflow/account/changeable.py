@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections import deque
+import functools
 from collections.abc import Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from waterflow.account.bytecode import nested_codes
 from waterflow.account.class_parts import is_a
-from waterflow.account.holders import CONTAINERS, MEMORIES, attributes_of, has_lock, parts_of
+from waterflow.account.holders import (
+    CONTAINERS,
+    MAKERS,
+    MEMORIES,
+    attributes_of,
+    functions_of,
+    has_lock,
+)
 from waterflow.account.origins import Origin
+from waterflow.account.stores import stores_of
 from waterflow.account.trust import (
     Packages,
     is_own_class,
@@ -24,8 +33,6 @@ from waterflow.account.trust import (
 
 #: Methods by which arrays are changed that other objects have, too.
 _OF_ARRAYS = frozenset({"fill", "put", "sort", "partition", "byteswap", "resize", "setflags"})
-#: So much of a package is looked at from one of its objects.
-_MOST_PARTS = 1_000
 _IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
 
 
@@ -71,25 +78,36 @@ def _is_users(kind: type, name: str, packages: Packages) -> bool:
     return packages is not Packages.NONE or not packages.passes_file(found.__code__.co_filename)
 
 
-def parts_of_package(value: Any) -> Iterator[Any]:
-    """What a call of an object of a package may change, which is passed by: the object, and what it
-    holds of packages and in containers; of modules that have parameters, which only compute,
-    nothing."""
-    waiting, seen = deque([value]), set[int]()
-    while waiting and len(seen) < _MOST_PARTS:
-        value = waiting.popleft()
-        if id(value) in seen or not (is_package_class(type(value)) or is_a(value, CONTAINERS)):
-            continue
-        seen.add(id(value))
-        if is_a(value, nn.Module) and next(value.parameters(), None) is not None:
-            continue
-        if not is_a(value, (tuple, frozenset)):
-            yield value
-        waiting += parts_of(value) if is_a(value, CONTAINERS) else _held_by(value)
+def changes_when_called(value: Any) -> bool:
+    """Whether an object of a package that is passed by may change when it is called, or a method of
+    it: where some method changes it, or what it holds, or is no Python. Modules that have
+    parameters only compute."""
+    if is_a(value, nn.Module) and next(value.parameters(), None) is not None:
+        return False
+    return any(map(_changes_its_objects, type(value).__mro__))
 
 
-def _held_by(value: Any) -> list[Any]:
-    return [held for _, held in attributes_of(value)]
+@functools.lru_cache(maxsize=1024)
+def _changes_its_objects(kind: type) -> bool:
+    if not is_package_class(kind):
+        return False
+    if any(type(part) is MethodDescriptorType for part in vars(kind).values()):
+        return True
+    methods = {
+        function.__code__
+        for part in vars(kind).values()
+        for function in functions_of(part)
+        if not (function.__code__.co_name in MAKERS or is_trusted_code(function.__code__))
+    }
+    return any(_changes_self(code) for method in methods for code in nested_codes(method))
+
+
+def _changes_self(code: CodeType) -> bool:
+    """Whether a method changes what is its own: its first parameter, or what is held by a name."""
+    own = code.co_varnames[:1]
+    changes = (change for change in stores_of(code).changes if change.how != "cell")
+    origins = (origin for change in changes for origin in change.origins)
+    return any(o.kind in ("held", "below") or o.name in own for o in origins)
 
 
 def is_looked_after(value: Any) -> bool:

@@ -169,7 +169,7 @@ class Holders:
         found: dict[CodeType, list[type]] = {}
         for kind in self._own_classes:
             for value in vars(kind).values():
-                for function in _functions_of(value):
+                for function in functions_of(value):
                     found.setdefault(function.__code__, []).append(kind)
         return found
 
@@ -240,7 +240,7 @@ def cells_of(function: FunctionType) -> Iterable[tuple[str, CellType]]:
     return zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
 
 
-def _functions_of(value: Any) -> Iterator[FunctionType]:
+def functions_of(value: Any) -> Iterator[FunctionType]:
     """The functions of what a class has by a name."""
     if is_a(value, (staticmethod, classmethod)):
         value = value.__func__

@@ -18,11 +18,11 @@ from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.changeable import (
     Way,
+    changes_when_called,
     has_attribute,
     is_looked_after,
     may_be_changed,
     memory_of,
-    parts_of_package,
 )
 from waterflow.account.changing_names import ADDING
 from waterflow.account.class_parts import CONSTANTS, is_a
@@ -38,7 +38,7 @@ from waterflow.account.holders import (
 )
 from waterflow.account.origins import Origin
 from waterflow.account.stores import Change, stores_of
-from waterflow.account.trust import Packages, is_package_class, is_trusted_code
+from waterflow.account.trust import Packages, is_own_class, is_package_class, is_trusted_code
 from waterflow.capture.plain_python import is_of_tensors
 from waterflow.capture.python_kind import code_of
 from waterflow.job.job import Job
@@ -125,9 +125,8 @@ class Reach:
                 found.setdefault(key, (ways[way], value))
                 self._ways_of.setdefault(key, set()).add(_CALL if way.how == _CALL else way.name)
         for called in self._called_by_engine:
-            for value in parts_of_package(called):
-                found.setdefault(id(value), (f"a {type(called).__name__}", value))
-                self._ways_of.setdefault(id(value), set()).add(_CALL)
+            found.setdefault(id(called), ("a call of it", called))
+            self._ways_of.setdefault(id(called), set()).add(_CALL)
         for optimizer in self._optimizers:
             for parameter in trained_parameters(optimizer):
                 for key in (id(parameter), *memory_of(parameter)):
@@ -148,8 +147,14 @@ class Reach:
         called = [getattr(job, name) for name in _GIVEN]
         for loader in _loaders_behind([job.data, *called]):
             called += loader.collate_fn, loader.sampler, loader.batch_sampler
+        if is_own_class(type(job.data)):
+            called += getattr(job.data, "called", ())
         way, origin = Way(_CALL, "", None), Origin("held")
-        return [one for one in called if may_be_changed(type(one), way, origin, self._packages)]
+        return [
+            one
+            for one in called
+            if may_be_changed(type(one), way, origin, self._packages) and changes_when_called(one)
+        ]
 
     @functools.cached_property
     def _ways(self) -> dict[Origin | None, dict[Way, str]]:
@@ -192,8 +197,8 @@ class Reach:
                     yield from ((key, way, value) for key, value in found)
                 elif may_be_changed(kind, way, origin, self._packages):
                     for value in (v for v in values if _is_changed(v, way, origin)):
-                        parts = parts_of_package(value) if way.how == _CALL else (value,)
-                        yield from ((id(part), way, part) for part in parts)
+                        if way.how != _CALL or changes_when_called(value):
+                            yield id(value), way, value
                         yield from ((memory, way, value) for memory in memory_of(value))
 
     def _variables(self, way: Way) -> Iterator[tuple[Hashable, Any]]:

@@ -51,6 +51,11 @@ class Updates:
         return epoch + min(drawn, self._batches) / self._batches
 
     @property
+    def called(self) -> tuple[Any, ...]:
+        """What its loaders call to make batches; asked for by `capture.reach`."""
+        return (self._trainer.data_collator,)
+
+    @property
     def has_begun(self) -> bool:
         """Whether training has, be it in a process before."""
         return self._loader is not None

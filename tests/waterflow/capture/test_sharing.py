@@ -258,17 +258,35 @@ class TestLargeLibraries:
 
         assert (self.reason(make) is None) is (shared == "nothing")
 
-    def test_a_tokenizer_that_a_collator_calls(self) -> None:
-        from transformers import DataCollatorWithPadding
+    @pytest.mark.parametrize("own", [True, False])
+    @pytest.mark.parametrize("called", ["tokenizer", "padding", "masking"])
+    def test_what_loaders_call(self, called: str, own: bool) -> None:
+        """A tokenizer keeps how it pads and truncates, a collator that masks its random numbers;
+        one that pads keeps nothing."""
+        shared = libraries.collator(called)
 
-        shared = libraries.tokenizer()
+        def make() -> wf.Job:
+            collate = libraries.collator(called) if own else shared
+            return libraries.bert_job(data=DataLoader(libraries.BATCHES, collate_fn=collate))
 
-        def make(own: bool) -> wf.Job:
-            collator = DataCollatorWithPadding(libraries.tokenizer() if own else shared)
-            return libraries.bert_job(data=DataLoader(libraries.BATCHES, collate_fn=collator))
+        found = self.reason(make)
+        assert found is None if own or called == "padding" else "may change" in str(found)
 
-        assert self.reason(make, True) is None
-        assert "DataCollatorWithPadding may change" in str(self.reason(make, False))
+    @pytest.mark.parametrize("own", [True, False])
+    def test_a_collator_of_trainers(self, own: bool, tmp_path: Any) -> None:
+        from transformers import Trainer, TrainingArguments
+
+        shared = libraries.collator("masking")
+
+        def make() -> wf.Job:
+            arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+            collate = libraries.collator("masking") if own else shared
+            data = libraries.samples()
+            trainer = Trainer(libraries.bert(), arguments, collate, train_dataset=data)
+            return wf.from_trainer(trainer, "a")
+
+        found = self.reason(make)
+        assert found is None if own else "data_collator" in str(found)
 
     def test_what_only_computes_or_is_only_read_is_nobodys(self) -> None:
         teacher, config = libraries.bert().requires_grad_(False), libraries.bert_config()
