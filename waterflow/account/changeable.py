@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from waterflow.account.bytecode import nested_codes
+from waterflow.account.changing_names import READING
 from waterflow.account.class_parts import is_a
 from waterflow.account.holders import (
     CONTAINERS,
@@ -48,7 +49,10 @@ def may_be_changed(kind: type, way: Way, origin: Origin, packages: Packages = Pa
     """Whether objects of a class can be changed in this way; `packages`: whose code is looked at by
     itself."""
     if way.how == "call":
-        return packages is Packages.NONE and is_package_class(kind)
+        if packages is Packages.NONE:
+            return is_package_class(kind)
+        is_known = way.name in READING or packages.passes_name(kind.__dict__.get("__module__"))
+        return is_compiled(kind) and not is_known
     if issubclass(kind, MEMORIES):
         if issubclass(kind, torch.Tensor) and origin.kind not in ("held", "below"):
             return False  # of batches: `data_memory`
@@ -87,11 +91,22 @@ def changes_when_called(value: Any) -> bool:
     return any(map(_changes_its_objects, type(value).__mro__))
 
 
+def is_compiled(kind: type) -> bool:
+    """Whether a class, or one that it is derived from, is of a package and has methods that are no
+    Python, so that nobody can look at what they do."""
+    return any(_has_compiled_methods(each) and is_package_class(each) for each in kind.__mro__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_compiled_methods(kind: type) -> bool:
+    return any(type(part) is MethodDescriptorType for part in vars(kind).values())
+
+
 @functools.lru_cache(maxsize=1024)
 def _changes_its_objects(kind: type) -> bool:
     if not is_package_class(kind):
         return False
-    if any(type(part) is MethodDescriptorType for part in vars(kind).values()):
+    if _has_compiled_methods(kind):
         return True
     methods = {
         function.__code__

@@ -457,10 +457,12 @@ class _Reading:
     def _result(self, called: Value, given: list[Value], keywords: Sequence[str]) -> Value:
         held = (origin.name for origin in called.origins if origin.kind == "held")
         name = called.method or called.called or next(held, "")
-        if called.origins:
-            self._calls[Change("call", name, called.origins, self._code, self._line)] = None
-        if called.method:
+        objects = called.origins
+        if called.method:  # or an object that is held by that name
+            objects |= {Origin("held", name)}
             self._call_method(name, called, given)
+        if objects:
+            self._calls[Change("call", name, objects, self._code, self._line)] = None
         self._call_function(name, called, given)
         for keyword, value in zip(keywords, given[-len(keywords) :], strict=False):
             if keyword in CHANGED_KEYWORDS:

@@ -20,6 +20,7 @@ from waterflow.account.changeable import (
     Way,
     changes_when_called,
     has_attribute,
+    is_compiled,
     is_looked_after,
     may_be_changed,
     memory_of,
@@ -69,9 +70,11 @@ class Reach:
         given = functools.partial(_given_by_engine, job)
         self._holders = Holders(self._accounts, found, given)
         changes = [change for stores in found for change in stores.changes]
-        #: Where packages are passed by, whatever of theirs is called may be changed by that.
+        #: Of what is called and cannot be looked into, as packages are passed by or it is no
+        #: Python, a call may change it.
         self._packages = steps.packages
-        if self._packages is Packages.NONE:
+        kinds = dict.fromkeys(map(type, self._holders.objects))
+        if self._packages is Packages.NONE or any(map(is_compiled, kinds)):
             changes += [call for stores in found for call in stores.calls]
         iterates = any(map(_is_iterator, self._holders.objects))
         self._changes = [

@@ -259,6 +259,16 @@ class TestLargeLibraries:
         assert (self.reason(make) is None) is (shared == "nothing")
 
     @pytest.mark.parametrize("own", [True, False])
+    def test_a_metric_that_a_module_holds(self, own: bool) -> None:
+        shared = libraries.mean_metric()
+
+        def make() -> wf.Job:
+            model = libraries.Measured(libraries.mean_metric() if own else shared)
+            return libraries.bert_job(model=model)
+
+        assert (self.reason(make) is None) is own
+
+    @pytest.mark.parametrize("own", [True, False])
     @pytest.mark.parametrize("called", ["tokenizer", "padding", "masking"])
     def test_what_loaders_call(self, called: str, own: bool) -> None:
         """A tokenizer keeps how it pads and truncates, a collator that masks its random numbers;
@@ -299,3 +309,22 @@ class TestLargeLibraries:
             return libraries.bert_job(model=libraries.bert(config), loss=distilled)
 
         assert self.reason(make) is None
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_what_is_no_python_may_change_when_it_is_called(own: bool) -> None:
+    def make_tokenizer() -> Any:
+        return libraries.tokenizer().backend_tokenizer
+
+    shared = make_tokenizer()
+
+    def make() -> wf.Job:
+        tokenizer = make_tokenizer() if own else shared
+
+        def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+            tokenizer.enable_truncation(4)
+            return plain_loss(model, batch) * len(tokenizer.encode("a b c d e f").ids)
+
+        return job(loss=loss)
+
+    assert (reason(make(), make()) is None) is own
