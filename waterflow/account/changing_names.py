@@ -54,9 +54,11 @@ NEW = frozenset(
         *("replace", "tolist", "item", "keys", "count", "index", "startswith", "endswith"),
     }
 )
-#: Methods of compiled objects that only look something up: in data bases, tables, vocabularies.
+#: Methods of compiled objects that only look something up: in data bases, tables, vocabularies,
+#: texts.
 READING = NEW | {
     *("get", "items", "values", "encode", "decode", "slice", "to_numpy", "to_pylist", "as_py"),
+    *("match", "fullmatch", "search", "findall", "finditer", "sub", "subn"),
 }
 #: Methods whose results are what an object contains, and methods that do no more than that.
 CONTENTS = frozenset({"get", "pop", "popitem", "popleft", "setdefault", "items", "values"})
