@@ -328,3 +328,21 @@ def test_what_is_no_python_may_change_when_it_is_called(own: bool) -> None:
         return job(loss=loss)
 
     assert (reason(make(), make()) is None) is own
+
+
+def test_no_iteration_of_the_user_s_own_is_run() -> None:
+    class Fails(list[Any]):
+        def __iter__(self) -> Any:
+            raise OSError("the disk is gone")
+
+    def make() -> wf.Job:
+        data = Fails([(IMAGES, LABELS)])
+        counted = [0]
+
+        def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+            counted[0] += len(data)
+            return plain_loss(model, batch)
+
+        return job(data=data, loss=loss)
+
+    assert reason(make(), make()) is None

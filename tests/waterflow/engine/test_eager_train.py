@@ -39,6 +39,8 @@ def captures_pay(monkeypatch):
     monkeypatch.setattr(tiers_module, "_CAPTURE_SECONDS", 0.0)
     monkeypatch.setattr(tiers_module, "_CAPTURE_SECONDS_PER_TENSOR", 0.0)
     monkeypatch.setattr(tiers_module, "_JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(tiers_module, "_LOOKS_OF_CAPTURE", 0.0)
+    monkeypatch.setattr(tiers_module, "_LOOKS_OF_JOIN", 0.0)
 
 
 class Net(nn.Module):
