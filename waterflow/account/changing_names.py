@@ -45,6 +45,13 @@ HARMLESS = frozenset(
         *("setattr", "delattr", "vars", "dir", "map", "filter"),
     }
 )
+#: Those of them whose results are numbers, texts, or nothing.
+PLAIN_RESULTS = frozenset(
+    {
+        *("len", "isinstance", "issubclass", "any", "all", "print", "str", "repr", "float", "int"),
+        *("bool", "id", "hash", "hasattr", "callable", "format", "range"),
+    }
+)
 #: Those of them that return one of what they are given, or of what that contains.
 RETURNS_PART = frozenset({"min", "max", "next", "sum", "iter", "getattr"})
 #: Methods whose results are new; what these contain may not be.

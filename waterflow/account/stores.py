@@ -25,6 +25,7 @@ from waterflow.account.changing_names import (
     CONTENTS,
     HARMLESS,
     NEW,
+    PLAIN_RESULTS,
     RETURNS_PART,
     TENSORS_VIEWS,
     TYPES,
@@ -523,6 +524,8 @@ class _Reading:
             for value in given:
                 self._escape(value)
         inner = container(value.part() for value in given)
+        if name in PLAIN_RESULTS:
+            return MADE
         if name in RETURNS_PART:
             origins = inner.inner.union(*(value.all() for value in given))
             return Value(origins, origins)
