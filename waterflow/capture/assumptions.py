@@ -46,7 +46,7 @@ from waterflow.job.rules import StepRules
 from waterflow.job.several import optimizers_in
 
 #: How far a first look goes: beyond, what a step really reads is found by trial.
-_FIRST_LOOK = Limits(objects=20_000, functions=1_000)
+_FIRST_LOOK = Limits(objects=20_000)
 
 
 @dataclass(frozen=True)
