@@ -209,7 +209,8 @@ class BatchPreparer:
             self._refuse_what_is_opaque()
             if self._opacity.step is not None:
                 return PreparedBatch(batch, flat)
-            self._looked_seconds += time.thread_time() - began
+            looked = time.thread_time()
+            self._looked_seconds += looked - began
             if self._comes_first:
                 return PreparedBatch(batch, flat)
             return self._specialized(batch, flat, before_capture, find)
@@ -219,11 +220,11 @@ class BatchPreparer:
             self._hiding.add(kind)
             return refused
         except TrialNeeded:
-            looked = time.thread_time() - began
-            if self._is_not_worth(flat, looked):
+            seconds = time.thread_time() - looked
+            if self._is_not_worth(flat, seconds):
                 return PreparedBatch(batch, flat)
             self._is_tried = True
-            self._looked_seconds += looked
+            self._looked_seconds += seconds
             return PreparedBatch(batch, flat, trial=True)
         except UnsettledError as error:  # first steps make what later ones have
             self._unsettled += 1
@@ -240,11 +241,11 @@ class BatchPreparer:
         except Exception as error:
             return self._refused(batch, error, flat=flat)
 
-    def _is_not_worth(self, flat: FlatBatch, looked: float) -> bool:
-        """Whether steps that would have to be tried stay eager after all."""
+    def _is_not_worth(self, flat: FlatBatch, seconds: float) -> bool:
+        """Whether steps that would have to be tried, as so long a look has shown, stay eager."""
         if self._tiers is None or self._is_tried:
             return False
-        return self._tiers.gives_up_capture(flat.signature, looked)
+        return self._tiers.gives_up_capture(flat.signature, seconds)
 
     @property
     def _comes_first(self) -> bool:

@@ -33,8 +33,8 @@ _JOIN_SECONDS = 0.015
 _WHOLE_JOIN = 2.0
 #: Where steps have to be tried first, as they run much code, what it takes to come to know that
 #: beyond what is usual is taken again so many times for the capture (trials, looks at all that they
-#: reach), and so many times for each job. (A small BERT: 30 ms, 0.7 s and 0.2 s.)
-_LOOKS_OF_CAPTURE, _LOOKS_OF_JOIN, _USUAL_LOOK = 20.0, 8.0, 0.005
+#: reach), and so many times for each job. (A small BERT: 0.2 s, 0.7 s and 0.2 s.)
+_LOOKS_OF_CAPTURE, _LOOKS_OF_JOIN, _USUAL_LOOK = 4.0, 1.0, 0.005
 #: What a captured step saves of the time for each tensor that the eager one makes, and at most, at
 #: first; and the seconds of steps from which on what is seen outweighs that.
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
@@ -378,14 +378,13 @@ class Tiers:
         if early and shape.seconds:  # of all steps, so this comes first
             return True
         known, common = self.costs.is_made(sight), self.costs.eager_seconds(sight)
-        alike = max(1, self.costs.alike(self._kind)) + self.costs.to_come(self._kind)
+        alike = self._alike
         if (early and not (known and common)) or (alike > 1 and not common):
             return True
         shape.seconds = common or shape.seconds
         shape.next_look = shape.steps + max(1, shape.steps // 2)
-        pays, text, cost = self._weighed(signature, shape, alike)
+        pays, text, cost = self._weighed(signature, shape)
         if not pays:
-            self._reasons[signature] = f"{text}, so it does not pay"
             return True
         spent = math.inf if known else shape.steps * shape.seconds * alike
         if spent < _SPENT_BEFORE * (cost - _AT_ONCE_SECONDS):
@@ -396,13 +395,22 @@ class Tiers:
         self._captured[signature] = f"captured after {shape.steps} eager steps: {text}"
         return False
 
-    def _weighed(self, signature: Hashable, shape: _Shape, alike: int) -> tuple[bool, str, float]:
-        """Whether a capture for such batches is worth it for so many jobs, in words, and what it
-        takes."""
+    @property
+    def _alike(self) -> int:
+        """How many jobs would share a capture, with those to come."""
+        return max(1, self.costs.alike(self._kind)) + self.costs.to_come(self._kind)
+
+    def _weighed(self, signature: Hashable, shape: _Shape) -> tuple[bool, str, float]:
+        """Whether a capture for such batches pays, its costs and gains in words, and the costs;
+        that it does not is the reason for eager steps."""
+        alike, sight = self._alike, (self._kind, signature)
         saved = self._gain(shape) * alike
-        cost = self.costs.capture_seconds(self._kind, shape.tensors, (self._kind, signature), alike)
+        cost = self.costs.capture_seconds(self._kind, shape.tensors, sight, alike)
         text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
-        return saved >= _MARGIN * cost, text, cost
+        pays = saved >= _MARGIN * cost
+        if not pays:
+            self._reasons[signature] = f"{text}, so it does not pay"
+        return pays, text, cost
 
     def gives_up_capture(self, signature: Hashable, seconds: float) -> bool:
         """Whether steps on such batches stay eager after all: they would have to be tried before a
@@ -411,11 +419,9 @@ class Tiers:
         if shape is None or not shape.seconds or not self.is_free:
             return False
         self.costs.note_look(self._kind, seconds)
-        alike = max(1, self.costs.alike(self._kind)) + self.costs.to_come(self._kind)
-        pays, text, _ = self._weighed(signature, shape, alike)
+        pays, _, _ = self._weighed(signature, shape)
         if not pays:
             self._captured.pop(signature, None)
-            self._reasons[signature] = f"{text}, so it does not pay"
         return not pays
 
     def note_capture(self, signature: Hashable, seconds: float, shared: bool) -> None:
