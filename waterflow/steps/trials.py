@@ -34,7 +34,8 @@ class Trials:
 
         caller: the context of the thread that submitted the job.
         opacity: where steps are given up that move what they read.
-        may_try: whether eager steps may come before a trace, to be observed.
+        may_try: whether eager steps may come before a trace, to be observed. Where nothing is
+            trained, as for a study, none can, and none is waited for.
         """
         self._job = job
         self._caller = caller
@@ -67,7 +68,7 @@ class Trials:
         Raises:
             TrialNeeded: it may move something for good, and no step on such a batch was tried.
         """
-        if not self.has_passed(signature) and assumptions.risk() is not None:
+        if self.may_precede(signature) and assumptions.risk() is not None:
             raise TrialNeeded
 
     def begin(self) -> Assumptions | None:

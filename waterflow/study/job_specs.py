@@ -223,8 +223,7 @@ def _prepared(steps: JobSteps, batch: Any) -> tuple[PreparedStep | None, Prepare
     """The first step, if one creates state, and the later ones, profiled."""
     found = steps.preparer.prepare(batch).specialization
     if found is None or found.steady is None:
-        notes = "; ".join(steps.opacity.notes)
-        reason = steps.opacity.step or notes or "at first, to be observed"
+        reason = steps.opacity.step or "; ".join(steps.opacity.notes)
         raise JobError(
             f"job {steps.job.name!r}: its steps run as eager Python ({reason}), so its memory is "
             "known only by a run"

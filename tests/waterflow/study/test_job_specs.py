@@ -74,6 +74,21 @@ def test_times_are_estimated_unless_they_were_measured():
     assert measured.sized_job().persistent_bytes == estimated.sized_job().persistent_bytes
 
 
+def test_what_a_run_would_observe_first_is_measured_at_once(tmp_path):
+    given = make(8)
+    loss = given.loss
+
+    def logs(model, batch):
+        if batch.shape[0] > 8:
+            (tmp_path / "large batches").write_text("one more")
+        return loss(model, batch)
+
+    given.loss = logs
+    (measured,) = study_jobs([given], CPU, measure=True)
+    assert measured.sized_job().profile.source == "measured"
+    assert not list(tmp_path.iterdir())
+
+
 FILE = """
 import torch
 import waterflow as wf
