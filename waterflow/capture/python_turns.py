@@ -31,23 +31,11 @@ class PythonTurns:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Where a step waits for other steps: a trace may run meanwhile."""
-        self._leave()
+        self._turn.__exit__()
         try:
             yield
         finally:
-            self._enter()
-
-    def _enter(self) -> None:
-        with self._lock:
-            if self._traces:
-                self._changed.wait_for(lambda: self._traces == 0, _PATIENCE_SECONDS)
-            self._running += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._running -= 1
-            if self._traces:
-                self._changed.notify_all()
+            self._turn.__enter__()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -72,10 +60,18 @@ class _Turn(AbstractContextManager[None]):
         self._turns = turns
 
     def __enter__(self) -> None:
-        self._turns._enter()
+        turns = self._turns
+        with turns._lock:
+            if turns._traces:
+                turns._changed.wait_for(lambda: turns._traces == 0, _PATIENCE_SECONDS)
+            turns._running += 1
 
     def __exit__(self, *error: object) -> None:
-        self._turns._leave()
+        turns = self._turns
+        with turns._lock:
+            turns._running -= 1
+            if turns._traces:
+                turns._changed.notify_all()
 
 
 #: Whose Python runs now, of all engines of the process.

@@ -37,6 +37,22 @@ from waterflow.steps.side_by_side import SideBySide
 _LEAST_TENSORS = 200
 
 
+def on_one_thread() -> AbstractContextManager[Any]:
+    """Inside, backward passes stay on the calling thread, whose tensors have a place of theirs."""
+    return torch.autograd.set_multithreading_enabled(False)
+
+
+def _zero_grad(optimizer: torch.optim.Optimizer) -> None:
+    """Its ``zero_grad``; torch's own without what that tells the profiler and the compiler, which
+    takes as long as a small operator does."""
+    if has_own_zero_grad(optimizer):
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
 class EagerSteps:
     """Runs the eager steps of one job.
 
@@ -355,13 +371,23 @@ class EagerSteps:
         elif self._breaks_limit:
             raise self.over_limit(spiller.limit)
         self._begin()
+        make = functools.partial(self._make_apart, batch, memory)
         if not batch.trial:
-            step = functools.partial(self._make, batch, memory)
-            return self._python(step)  # type: ignore[no-any-return]
+            return self._python(make)  # type: ignore[no-any-return]
         before, seen = self._steps.trials.begin(), observer()
-        loss: float = self._python(functools.partial(self._make, batch, memory, undisturbed(seen)))
+        loss: float = self._python(functools.partial(make, undisturbed(seen)))
         self._steps.trials.end(batch, before, seen)
         return loss
+
+    def _make_apart(
+        self,
+        batch: PreparedBatch,
+        memory: AbstractContextManager[Any],
+        observed: AbstractContextManager[Any] | None = None,
+    ) -> float:
+        """A step that is no part of a train."""
+        with self._steps.persistent.gradients_lent(), on_one_thread():
+            return self._make(batch, memory, observed)
 
     def _make(
         self,
@@ -369,19 +395,20 @@ class EagerSteps:
         memory: AbstractContextManager[Any],
         observed: AbstractContextManager[Any] | None = None,
     ) -> float:
-        """The step itself, on the job's thread and in its context."""
+        """The step itself, on the job's thread and in its context, `on_one_thread`, and with its
+        gradients lent."""
         room, tiers = self.room, self._steps.tiers
         signature = None if batch.flat is None else batch.flat.signature
         measures = tiers is not None and signature is not None and tiers.measures(signature)
         if measures:
             started, made = time.thread_time(), 0 if room is None else room.allocations
-        with self._steps.persistent.gradients_lent(), memory:
+        with memory:
             given = self._data.lend(batch.batch)
-            with (
-                torch.autograd.set_multithreading_enabled(False),
-                observed or contextlib.nullcontext(),
-            ):
-                loss = eager_step(self._job, self._on_device(given))
+            if observed is None:
+                loss = eager_step(self._job, self._on_device(given), zero_grad=_zero_grad)
+            else:
+                with observed:
+                    loss = eager_step(self._job, self._on_device(given))
             self._data.take_back(given, batch.batch)
         self._steps.opacity.prove()
         if tiers is not None and signature is not None:
@@ -391,8 +418,9 @@ class EagerSteps:
         return loss
 
     def _on_device(self, batch: Any) -> Any:
-        device = self._device.tensors
-        return batch if device.type == "cpu" else moved(batch, device, self._job.batch_reads)
+        if not self._device.queues:
+            return batch
+        return moved(batch, self._device.tensors, self._job.batch_reads)
 
     def _check(self, batch: PreparedBatch) -> float:
         """Makes the step eagerly, and compares its captured form, which is bound, with it.

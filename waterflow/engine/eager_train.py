@@ -16,6 +16,7 @@ from typing import Any
 
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import RunContext
+from waterflow.engine.eager_steps import on_one_thread
 from waterflow.engine.events import GroupsRan
 from waterflow.engine.in_flight import drop_gradients
 from waterflow.engine.job_run import JobRun
@@ -113,7 +114,8 @@ class _Train:
     def run(self, fed: FeedItem[PreparedBatch]) -> None:
         self._job.loop.tell_of_steps = self._tell
         try:
-            self._run(fed)
+            with on_one_thread():
+                self._run(fed)
         finally:
             self._job.loop.tell_of_steps = tell_nothing
             self._tell()

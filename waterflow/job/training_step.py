@@ -157,18 +157,33 @@ def _where(function: Callable[..., Any]) -> str:
     return "" if code is None else f" ({code.co_filename}:{code.co_firstlineno} in {code.co_name})"
 
 
-def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda: None) -> float:
+def _zero_grad(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+
+
+def eager_step(
+    job: Job,
+    batch: Any,
+    after_backward: Callable[[], None] = lambda: None,
+    zero_grad: Callable[[torch.optim.Optimizer], None] = _zero_grad,
+) -> float:
     """One step of the plain loop, without the scheduler; returns the loss, with its metrics.
 
     Args:
         job: the job.
         batch: its batch, on its device.
         after_backward: called when the gradients are there, before they are clipped and used.
+        zero_grad: does what ``optimizer.zero_grad()`` would.
     """
-
     if job.step is not None:
         return _own_step(job, batch)
-    evaluate = functools.partial(_gradients_told, job, batch, after_backward)
+
+    def evaluate() -> StepTensors:
+        zero_grad(job.optimizer)
+        told = compute_gradients(job, job.model, batch)
+        after_backward()
+        return told
+
     if needs_closure(job.optimizer):
         evaluations: list[StepTensors] = []
         first: Any = job.optimizer.step(
@@ -179,13 +194,6 @@ def eager_step(job: Job, batch: Any, after_backward: Callable[[], None] = lambda
     told = evaluate()
     update_parameters(job, job.optimizer)
     return told.read()
-
-
-def _gradients_told(job: Job, batch: Any, after_backward: Callable[[], None]) -> StepTensors:
-    job.optimizer.zero_grad()
-    told = compute_gradients(job, job.model, batch)
-    after_backward()
-    return told
 
 
 def _gradients_told_into(

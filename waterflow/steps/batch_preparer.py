@@ -142,7 +142,10 @@ class BatchPreparer:
         if self._tiers is None:
             return None
         try:
-            flat = self._flattened(batch)
+            # Whether the step reads the same of it as before is asked before a capture.
+            former = self._flats.get(_C.layouts_hash(batch))
+            flat = None if former is None else flatten_like(batch, former)
+            flat = flat or self._flattened(batch)
         except UnknownLeafError as error:
             return PreparedBatch(batch) if error.args[0] in self._hiding else None
         stays = self._known(flat.signature) is None and self._tiers.stays_eager(flat.signature)

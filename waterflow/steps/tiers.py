@@ -371,8 +371,7 @@ class Tiers:
         shape = self._shapes.get(signature)
         if shape is None:
             return True
-        if opaque := self.costs.why_eager(self._kind):
-            self._reasons[signature] = f"not captured, as with one before: {opaque}"
+        if self.costs.why_eager(self._kind):
             return True
         sight, early = (self._kind, signature), shape.steps < shape.next_look
         if early and shape.seconds:  # of all steps, so this comes first
@@ -452,10 +451,12 @@ class Tiers:
 
     def reasons(self) -> list[str]:
         """What ran in which tier, and why: a line for each kind of batch, the commonest first."""
-        lines = []
+        lines, opaque = [], self.costs.why_eager(self._kind)
+        as_before = opaque and f"not captured, as with one before: {opaque}"
         common = sorted(self._shapes.items(), key=lambda item: -item[1].steps)
         for number, (signature, shape) in enumerate(common, 1):
-            why = self._captured.get(signature) or self._reasons.get(signature, "too few steps")
+            why = self._captured.get(signature) or as_before or self._reasons.get(signature)
+            why = why or "too few steps"
             kind = f"batches of shape {number}: " if len(common) > 1 else ""
             lines.append(f"{kind}{shape.steps} eager steps; {why}")
         return lines or sorted(set(self._captured.values()))
