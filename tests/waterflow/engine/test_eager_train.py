@@ -667,3 +667,43 @@ def test_a_captured_pass_before_it_is_kept_where_something_speaks_for_it(options
     report = wf.run([with_radam(**options)], "64MiB", threads=1)
     assert report["a"].captured == "opaque optimizer"
     assert report["a"].losses == wf.run_eager(with_radam(), threads=1).losses
+
+
+class HalfKept(torch.optim.SGD):
+    """Keeps half of each gradient, instead of none of it."""
+
+    def zero_grad(self, set_to_none=True):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = parameter.grad / 2
+
+
+def halve_later(optimizer):
+    def on_step(result):
+        if result.step == 3:
+            optimizer.zero_grad = HalfKept.zero_grad.__get__(optimizer)
+
+    return on_step
+
+
+@pytest.mark.parametrize("way", ["class", "object", "torch's"])
+def test_eager_steps_drop_gradients_as_the_optimizer_says(way, monkeypatch):
+    def made():
+        torch.manual_seed(1)
+        model = nn.Linear(4, 3)
+        kind = HalfKept if way == "class" else torch.optim.SGD
+        optimizer = kind(model.parameters(), 0.05)
+        data = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
+        on_step = halve_later(optimizer) if way == "object" else None
+        what = {"loss": loss, "data": data, "epochs": 3, "capture": False}
+        return wf.Job("a", model=model, optimizer=optimizer, on_step=on_step, **what)
+
+    plain = wf.run_eager(made(), threads=1).losses
+    if way == "torch's":
+        monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", HalfKept.zero_grad)
+    job = made()
+    report = wf.run([job], memory="8MiB", threads=1)
+    expected = wf.run_eager(made(), threads=1)
+    assert report["a"].losses == expected.losses
+    assert (expected.losses == plain) == (way != "torch's")
