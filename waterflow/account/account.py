@@ -10,6 +10,7 @@ walked is listed, never assumed constant. Contents of tensors are not state here
 from __future__ import annotations
 
 import functools
+import math
 from collections import ChainMap
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from types import CodeType, FunctionType
@@ -254,7 +255,8 @@ def _walk_by_reachable_names(
     those that the latest came to are tried first: where the code that they lead to has them and no
     others, they are what counts here, too.
     """
-    kind = tuple(map(_kind_of, roots.values())), how
+    timeless = how._replace(limits=how.limits._replace(until=math.inf))
+    kind = tuple(map(_kind_of, roots.values())), timeless
     names = _KNOWN_NAMES.get(kind)
     if names is not None:
         walk = _walk_along(names, roots, skip, how, late)

@@ -104,6 +104,8 @@ class CodeWalk:
         self.module_names: set[str] = set()
         #: The attributes that count; None: any.
         self.names = None if names is None else frozenset(names)
+        #: Names that count of every module that is not the library's.
+        self._of_modules = frozenset({"__getattr__"}) | (self.names or frozenset())
         self._codes = None if codes is None else {id(code): code for code in codes}
         self._skip = {holder: None if k is None else frozenset(k) for holder, k in skip.items()}
         self.seen: dict[int, Any] = {}
@@ -305,7 +307,12 @@ class CodeWalk:
             return
         if not trusted:
             self._modules.setdefault(id(module), (module, trail))
-            names = names | {"__getattr__"} | (self.names or frozenset())
+            wide = self._of_modules if names <= self._of_modules else names | self._of_modules
+            if wide != names:
+                if (id(module), wide) in self._read_modules:
+                    return
+                self._read_modules[id(module), wide] = namespace
+            names = wide
         for name in sorted(names & namespace.keys()):
             self._named(namespace, name, trail.attribute(name))
             value = namespace[name]
@@ -313,8 +320,8 @@ class CodeWalk:
                 self._read(value, names, trail.attribute(name), trusted)
         if not trusted:
             known, within = self._trails_of(namespace), places.Within(trail)
-            for name in names - namespace.keys():
-                known.setdefault(name, within)
+            for name in names.difference(namespace, known):
+                known[name] = within
 
     def _compiled(self, value: Any, trail: Trail) -> None:
         """A function compiled from Python: its calls are not seen by an observer."""

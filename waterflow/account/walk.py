@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 import threading
+import time
 import types
 import weakref
 from collections import OrderedDict, defaultdict
@@ -39,6 +41,8 @@ from waterflow.account.trust import Packages, is_trusted_class, keeps_records, k
 
 #: Containers that passed-by code holds are looked into so deep, so many items of each.
 _HANDED_DEPTH, _MOST_HANDED = 3, 512
+#: So many objects are walked in any time.
+_FEW = 1_000
 #: Attributes of classes that nobody calls.
 _VALUES = frozenset({str, int, float, bool, type(None), tuple, dict})
 #: Larger arrays are not compared.
@@ -57,11 +61,14 @@ class Limits(NamedTuple):
         objects: where there are more, it ends.
         functions: the same of functions that are not the library's; None: any.
         items: containers of more are met, and not looked into; None: all are.
+        until: a time of the thread (`time.thread_time`) at which it ends, where it has met more
+            objects than small jobs have.
     """
 
     objects: int = 200_000
     functions: int | None = None
     items: int | None = None
+    until: float = math.inf
 
 
 class Walk(CodeWalk):
@@ -189,9 +196,11 @@ class Walk(CodeWalk):
 
     def _excess(self) -> str:
         """Of what there is too much; nothing of nothing."""
-        objects, functions, _ = self.limits
-        if len(self.seen) > objects:
+        objects, functions, _, until = self.limits
+        if (met := len(self.seen)) > objects:
             return f"more than {objects} objects"
+        if until < math.inf and met > _FEW and time.thread_time() > until:
+            return f"more than {met} objects"
         is_much_code = functions is not None and self.functions > functions
         return f"more than {functions} functions" if is_much_code else ""
 

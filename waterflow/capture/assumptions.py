@@ -10,7 +10,9 @@ nobody.
 
 from __future__ import annotations
 
+import math
 import re
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from types import CodeType
@@ -127,7 +129,7 @@ class Assumptions:
         *,
         with_optimizer: bool = True,
         seen: Seen | None = None,
-        may_try: bool = False,
+        patience: float | None = None,
         names: frozenset[str] | None = None,
     ) -> None:
         """Takes the state as it is now.
@@ -137,13 +139,13 @@ class Assumptions:
             caller: the context of the job's Python.
             with_optimizer: whether the optimizer's step is part of the capture.
             seen: what eager steps have executed, if any were observed: then only this counts.
-            may_try: whether a step can be observed first, so that a look that would be very wide
-                only tells of a risk.
+            patience: None where no step can be observed first. Where one can, a look that would be
+                very wide, or take more than so many seconds, only tells of a risk.
             names: without `seen`, the attributes that counted for another job: where the
                 structures turn out to be equal, its code is this job's code, too.
         """
         self._job = job
-        self._may_try = may_try
+        self._patience = patience
         self._caller = caller
         self._with_optimizer = with_optimizer
         self._fields = _fields(job)
@@ -305,10 +307,11 @@ class Assumptions:
 
         def take() -> Account:
             if seen is None:
+                patience = math.inf if self._patience is None else self._patience
                 return Account.take(
                     *(roots, names, None, skip),
-                    limits=_FIRST_LOOK,
-                    unless_any=self._may_try,
+                    limits=_FIRST_LOOK._replace(until=time.thread_time() + patience),
+                    unless_any=self._patience is not None,
                     late=late,
                 )
             return Account.take(roots, seen.names, seen.codes, skip, late=late)

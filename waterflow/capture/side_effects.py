@@ -36,17 +36,17 @@ class TraceWatch:
         rng: JobRng | None = None,
         caller: CallerContext | None = None,
         seen: Seen | None = None,
-        may_try: bool = False,
+        patience: float | None = None,
     ) -> None:
         """Args beyond the obvious.
 
         rng: the job's random streams; copies are drawn from.
         caller: the context of the job's Python; the calling thread's if None.
         seen: what eager steps of the job have executed, if any were observed.
-        may_try: whether one could be, if the assumptions tell of a risk.
+        patience: see `Assumptions`.
         """
         self._seen = seen
-        self._may_try = may_try
+        self._patience = patience
         self._job = job
         self._rng = rng
         self._caller = caller or CallerContext()
@@ -63,7 +63,7 @@ class TraceWatch:
             self._streams = JobRng(0) if self._rng is None else self._rng.copy()
             self._before = self._streams.state()
             self.assumptions = Assumptions(
-                self._job, self._caller, seen=self._seen, may_try=self._may_try
+                self._job, self._caller, seen=self._seen, patience=self._patience
             )
             self._groups = [dict(group) for group in self._job.optimizer.param_groups]
             stack.callback(self._put_back)

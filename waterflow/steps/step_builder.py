@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -239,10 +240,14 @@ class StepBuilder:
     def _watched(self, signature: Hashable) -> Iterator[TraceWatch]:
         """Inside, the user's code may be traced for such batches."""
         self.trials.demand(signature)
-        may_try = self.trials.may_precede(signature)
-        with TraceWatch(self.job, self.rng, self.caller, self.trials.seen, may_try) as watch:
+        patience = self._patience(signature) if self.trials.may_precede(signature) else None
+        with TraceWatch(self.job, self.rng, self.caller, self.trials.seen, patience) as watch:
             self.trials.demand_for(signature, watch.assumptions)
             yield watch
+
+    def _patience(self, signature: Hashable) -> float:
+        """Seconds that a look may take: steps that need a trial are no better captured then."""
+        return math.inf if self.tiers is None else self.tiers.longest_look(signature)
 
     def _captured(self, flat: FlatBatch, sight: Hashable) -> Specialization:
         try:

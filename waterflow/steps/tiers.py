@@ -171,6 +171,17 @@ class CaptureCosts:
         capture += 0.0 if made else _LOOKS_OF_CAPTURE * look
         return capture + max(join, _LOOKS_OF_JOIN * look) * jobs
 
+    def longest_look(self, saved: float, sight: Hashable, jobs: int) -> float:
+        """What a look may have taken so that what `capture_seconds` says of it is no more than
+        captured steps save.
+
+        Args:
+            saved: these seconds.
+            sight, jobs: see there.
+        """
+        looks = _LOOKS_OF_JOIN * jobs + (0.0 if sight in self._made else _LOOKS_OF_CAPTURE)
+        return _USUAL_LOOK + saved / (_MARGIN * looks) if looks else math.inf
+
     def saved_seconds(self, eager: float, tensors: int, beside: bool) -> float:
         """What a captured step will save of the wall time of an eager one.
 
@@ -410,6 +421,15 @@ class Tiers:
         if not pays:
             self._reasons[signature] = f"{text}, so it does not pay"
         return pays, text, cost
+
+    def longest_look(self, signature: Hashable) -> float:
+        """Seconds after which a look at the job's code has taken more than a capture may save, if
+        its steps have to be tried first; infinite where they are captured whatever it takes."""
+        shape = self._shapes.get(signature)
+        if shape is None or not shape.seconds or not self.is_free:
+            return math.inf
+        alike, sight = self._alike, (self._kind, signature)
+        return self.costs.longest_look(self._gain(shape) * alike, sight, alike)
 
     def gives_up_capture(self, signature: Hashable, seconds: float) -> bool:
         """Whether steps on such batches stay eager after all: they would have to be tried before a
