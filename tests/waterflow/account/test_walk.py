@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -152,3 +153,11 @@ def test_what_is_put_aside_is_walked_last_and_skipped_where_nothing_else_leads_t
     assert walk.guards.difference() is None
     outer["rate"] = 3.0
     assert walk.guards.difference() is not None
+
+
+@pytest.mark.parametrize(("many", "is_whole"), [(500, True), (5000, False)])
+def test_a_look_at_much_ends_in_time(many, is_whole):
+    walk = Walk(None, None, {})
+    walk.limits = Limits(until=time.thread_time())
+    walk.run({"things": [[number] for number in range(many)]})
+    assert walk.is_whole == is_whole

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -309,3 +311,19 @@ def test_who_has_to_be_captured_is_not_asked_what_that_takes():
     take(tiers, 4, seconds=0.002, tensors=400)
     tiers.insists = True
     assert not tiers.gives_up_capture(SHAPE, 10.0)
+    assert tiers.longest_look(SHAPE) == math.inf
+
+
+@pytest.mark.parametrize("alike", [1, 4])
+@pytest.mark.parametrize("steps", [400, 4000])
+def test_a_look_that_takes_longer_than_the_longest_has_the_capture_given_up(steps, alike):
+    def tiers():
+        costs = CaptureCosts(lanes=2)
+        made = [tiers_of(costs, steps=steps) for _ in range(alike)]
+        take(made[0], 4, seconds=0.002, tensors=400)
+        return made[0]
+
+    longest = tiers().longest_look(SHAPE)
+    assert 0 < longest < math.inf
+    assert tiers().gives_up_capture(SHAPE, longest + 1e-6)
+    assert tiers().longest_look("another shape") == math.inf
