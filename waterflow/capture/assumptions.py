@@ -11,6 +11,7 @@ nobody.
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Collection
@@ -35,6 +36,7 @@ from waterflow.account.trust import (
 from waterflow.account.walk import Limits
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
+from waterflow.capture.opaque import COMPILED
 from waterflow.capture.torchs_calls import watch_calls
 from waterflow.common.environment import process_flags, watch_flags
 from waterflow.job.job import Job
@@ -291,6 +293,8 @@ class Assumptions:
         if self._account.unwalkable:
             path, kind = self._account.unwalkable[0]
             return f"the step can read {path}, a {kind}, whose state cannot be followed"
+        if any(map(_is_compilers, executed)):
+            return COMPILED
         for code in set(executed) - self._account.codes:
             imported = code.co_name == "<module>"  # by the step
             if not (imported or is_trusted_code(code) or is_generated_code(code)):
@@ -345,6 +349,7 @@ def _fields(job: Job) -> tuple[Any, ...]:
     return job.model, job.optimizer, job.loss, job.step, *job.rules
 
 
+_OF_COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
 #: What torch's optimizers do with their groups at each step, by their functions' names.
 _OF_UPDATES = re.compile(r"step|zero_grad|_init_group|_\w+_graph_capture_health_check|wrapper")
 
@@ -358,6 +363,11 @@ def _names_of_users(seen: Seen | None) -> frozenset[str] | None:
     return frozenset[str]().union(
         *(code_names(code).names for code in codes if not is_trusted_code(code))
     )
+
+
+def _is_compilers(code: CodeType) -> bool:
+    """Whether it is run around what ``torch.compile`` has made."""
+    return code.co_name == "compile_wrapper" and code.co_filename.endswith(_OF_COMPILER)
 
 
 def _reads_groups(code: CodeType) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import sysconfig
 import threading
 import traceback
@@ -178,7 +179,8 @@ def trace(
     """
     recorder = Recorder(notes_modes)
     twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
-    with TRACE_LOCK, _quiet_log(), mode, torch.autograd.set_multithreading_enabled(False):
+    one_thread = torch.autograd.set_multithreading_enabled(False)
+    with TRACE_LOCK, _quiet_log(), _uncompiled(), mode, one_thread:
         for tensor in tensors:
             recorder.add_input(tensor)
         with recorder, (kind or RealTensors)(mode, recorder, twins):
@@ -186,6 +188,38 @@ def trace(
         recording = recorder.finish(outputs)
     _forget_reals(mode)
     return recording
+
+
+class _EagerHere:
+    """How ``torch.compile`` acts (`torch.compiler.set_stance`): not at all on one thread."""
+
+    def __init__(self, elsewhere: Any) -> None:
+        self._elsewhere, self._thread = elsewhere, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stance" and threading.get_ident() == self._thread:
+            return "force_eager"
+        return getattr(self._elsewhere, name)
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Inside, on this thread, what is under ``torch.compile`` is the Python that it was made from.
+
+    Under a trace's modes it would be compiled piece by piece, for seconds, to make the same calls;
+    and each time counts where torch compiles a function no more (``recompile_limit``), so that the
+    job's own eager steps would run it otherwise than those of the plain loop.
+    """
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    before = getattr(frames, "_stance", None)
+    if before is None:  # nothing can be compiled yet, or this torch does it in another way
+        yield
+        return
+    frames._stance = _EagerHere(before)
+    try:
+        yield
+    finally:
+        frames._stance = before
 
 
 @contextlib.contextmanager

@@ -1,10 +1,14 @@
 """Steps that are known to be opaque before anything is traced."""
 
+import functools
+
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+import waterflow as wf
 from tests.support.steps import job_of
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import has_own_zero_grad, why_opaque
@@ -60,3 +64,51 @@ def test_what_surrounds_the_caller():
 
     with Mode():
         assert "function mode Mode" in why()
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, rows):
+        return self.last(torch.tanh(self.first(rows)))
+
+
+def compiled(way, made):
+    """A job of which torch.compile makes something, by a backend that counts in `made`."""
+
+    def backend(graph, inputs):
+        made.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, loss = Twice(), functional.cross_entropy
+    if way == "whole":
+        model = torch.compile(model, backend=backend)
+    elif way == "part":
+        model.first = torch.compile(model.first, backend=backend)
+    elif way == "in place":
+        model.compile(backend=backend)
+    else:
+        loss = torch.compile(loss, backend=backend)
+    data = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(4)]
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    function = functools.partial(loss_of, loss)
+    return wf.Job("a", model=model, optimizer=optimizer, loss=function, data=data, epochs=2)
+
+
+def loss_of(loss, model, batch):
+    return loss(model(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize("way", ["whole", "part", "in place", "loss"])
+def test_what_torch_compile_makes_stays_eager_and_is_made_as_often_as_in_the_loop(way):
+    of_loop, of_run = [], []
+    expected = wf.run_eager(compiled(way, of_loop), threads=1).losses
+    report = wf.run([compiled(way, of_run)], memory="8MiB", threads=1)
+    assert report["a"].losses == expected
+    assert report["a"].eager_steps == report["a"].steps
+    assert "torch.compile has made of it" in report["a"].notes[0]
+    assert len(of_run) == len(of_loop) > 0

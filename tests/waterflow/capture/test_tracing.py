@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -172,3 +173,32 @@ def test_an_array_becomes_a_constant_of_the_host(more):
     for constant in constants:
         assert constant.device.type == "cpu"
         assert torch.equal(constant, torch.from_numpy(array))
+
+
+def test_a_trace_compiles_nothing_and_keeps_nobody_else_from_it():
+    made = []
+
+    def backend(graph, inputs):
+        made.append(threading.get_ident())
+        return graph
+
+    @functools.partial(torch.compile, backend=backend, fullgraph=True)
+    def doubled(rows):
+        return torch.tanh(rows) * 2
+
+    mode = CaptureMode()
+    twin, rows = fake_twin(mode, torch.ones(3)), torch.ones(3)
+    elsewhere = threading.Thread(target=doubled, args=(rows,))
+
+    def traced(recorder, tensors):
+        elsewhere.start()
+        result = doubled(tensors[0])
+        elsewhere.join()
+        return [result]
+
+    recording = trace(traced, mode, [twin])
+    calls = [str(node.target) for node in recording.graph.nodes if node.op == "call_function"]
+    assert calls == ["aten.tanh.default", "aten.mul.Tensor"]
+    assert made == [elsewhere.ident]
+    doubled(torch.ones(4))
+    assert len(made) == 2
