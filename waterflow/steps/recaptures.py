@@ -5,7 +5,8 @@ from __future__ import annotations
 from waterflow.common.errors import CaptureError
 from waterflow.steps.prepared import Specialization
 
-#: A job whose captures have gone stale more often than this runs eagerly.
+#: A job whose captures have gone stale more often than this runs eagerly, but for those that are
+#: known to have saved what they took.
 _MOST_RECAPTURES = 32
 #: One whose captures go stale within so few steps, or before they have saved what they took, does,
 #: too, the third time.
@@ -23,6 +24,7 @@ class Recaptures:
         self._job_name = job_name
         self.count = 0
         self._hasty = 0
+        self._unpaid = 0  # not known to have saved what they took
         self._dropped = 0  # captures that went with the optimizer's state
 
     def note_dropped(self) -> None:
@@ -47,8 +49,9 @@ class Recaptures:
             return
         former.outgrown = True
         self.count += 1
+        self._unpaid += not 0 < runs_to_pay <= former.runs
         self._hasty += former.runs < max(runs_to_pay, _HASTY_RUNS)
-        if self.count > _MOST_RECAPTURES or self._hasty > _MOST_HASTY:
+        if self._unpaid > _MOST_RECAPTURES or self._hasty > _MOST_HASTY:
             changed = former.assumptions.difference() or "what the step reads"
             raise CaptureError(
                 f"job {self._job_name!r}: {changed} has changed {self.count} times, and each "

@@ -48,6 +48,13 @@ def test_the_thirty_third_is_too_many():
         recaptures.count_after(stale(100))
 
 
+def test_captures_that_have_paid_are_never_too_many():
+    recaptures = Recaptures("a")
+    for _ in range(100):
+        recaptures.count_after(stale(100), runs_to_pay=60)
+    assert recaptures.count == 100
+
+
 def test_what_went_with_the_state_counts_at_the_next_capture():
     recaptures = Recaptures("a")
     recaptures.note_dropped()
