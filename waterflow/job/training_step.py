@@ -177,13 +177,7 @@ def eager_step(
     """
     if job.step is not None:
         return _own_step(job, batch)
-
-    def evaluate() -> StepTensors:
-        zero_grad(job.optimizer)
-        told = compute_gradients(job, job.model, batch)
-        after_backward()
-        return told
-
+    evaluate = functools.partial(_gradients_told, job, batch, after_backward, zero_grad)
     if needs_closure(job.optimizer):
         evaluations: list[StepTensors] = []
         first: Any = job.optimizer.step(
@@ -194,6 +188,18 @@ def eager_step(
     told = evaluate()
     update_parameters(job, job.optimizer)
     return told.read()
+
+
+def _gradients_told(
+    job: Job,
+    batch: Any,
+    after_backward: Callable[[], None],
+    zero_grad: Callable[[torch.optim.Optimizer], None],
+) -> StepTensors:
+    zero_grad(job.optimizer)
+    told = compute_gradients(job, job.model, batch)
+    after_backward()
+    return told
 
 
 def _gradients_told_into(

@@ -104,6 +104,7 @@ def loss_of(loss, model, batch):
 
 
 @pytest.mark.parametrize("way", ["whole", "part", "in place", "loss"])
+@pytest.mark.usefixtures("validates")
 def test_what_torch_compile_makes_stays_eager_and_is_made_as_often_as_in_the_loop(way):
     of_loop, of_run = [], []
     expected = wf.run_eager(compiled(way, of_loop), threads=1).losses

@@ -175,6 +175,7 @@ def test_an_array_becomes_a_constant_of_the_host(more):
         assert torch.equal(constant, torch.from_numpy(array))
 
 
+@pytest.mark.usefixtures("validates")
 def test_a_trace_compiles_nothing_and_keeps_nobody_else_from_it():
     made = []
 
