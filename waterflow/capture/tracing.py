@@ -191,13 +191,18 @@ def trace(
 
 
 class _EagerHere:
-    """How ``torch.compile`` acts (`torch.compiler.set_stance`): not at all on one thread."""
+    """How ``torch.compile`` acts (`torch.compiler.set_stance`): not at all on one thread.
+
+    Attributes:
+        thread: which; None: on none any more, as another one may have kept this to put it back.
+    """
 
     def __init__(self, elsewhere: Any) -> None:
-        self._elsewhere, self._thread = elsewhere, threading.get_ident()
+        self._elsewhere = elsewhere
+        self.thread: int | None = threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "stance" and threading.get_ident() == self._thread:
+        if name == "stance" and threading.get_ident() == self.thread:
             return "force_eager"
         return getattr(self._elsewhere, name)
 
@@ -215,11 +220,13 @@ def _uncompiled() -> Iterator[None]:
     if before is None:  # nothing can be compiled yet, or this torch does it in another way
         yield
         return
-    frames._stance = _EagerHere(before)
+    frames._stance = here = _EagerHere(before)
     try:
         yield
     finally:
-        frames._stance = before
+        here.thread = None
+        if frames._stance is here:
+            frames._stance = before
 
 
 @contextlib.contextmanager

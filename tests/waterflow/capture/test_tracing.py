@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import threading
 from pathlib import Path
 
@@ -203,3 +205,23 @@ def test_a_trace_compiles_nothing_and_keeps_nobody_else_from_it():
     assert made == [elsewhere.ident]
     doubled(torch.ones(4))
     assert len(made) == 2
+
+
+def test_a_stance_that_is_set_during_a_trace_stays_as_its_thread_wants_it():
+    stances = importlib.import_module("torch._dynamo.eval_frame")
+    before, entered = stances._stance, contextlib.ExitStack()
+
+    def traced(recorder, tensors):
+        worker = threading.Thread(
+            target=lambda: entered.enter_context(torch.compiler.set_stance("eager_on_recompile"))
+        )
+        worker.start()
+        worker.join()
+        return [tensors[0] * 2]
+
+    mode = CaptureMode()
+    trace(traced, mode, [fake_twin(mode, torch.ones(3))])
+    assert stances._stance.stance == "eager_on_recompile"
+    entered.close()
+    assert stances._stance.stance == before.stance == "default"
+    stances._stance = before
