@@ -142,10 +142,7 @@ class BatchPreparer:
         if self._tiers is None:
             return None
         try:
-            # Whether the step reads the same of it as before is asked before a capture.
-            former = self._flats.get(_C.layouts_hash(batch))
-            flat = None if former is None else flatten_like(batch, former)
-            flat = flat or self._flattened(batch)
+            flat = self._flattened(batch, asks_reads=False)  # that is asked before a capture
         except UnknownLeafError as error:
             return PreparedBatch(batch) if error.args[0] in self._hiding else None
         stays = self._known(flat.signature) is None and self._tiers.stays_eager(flat.signature)
@@ -257,13 +254,15 @@ class BatchPreparer:
         has_run, self._has_run = self._has_run, True
         return self._job.step is not None and not has_run
 
-    def _flattened(self, batch: Any) -> FlatBatch:
-        reads, layouts = self._job.batch_reads, _C.layouts_hash(batch)
+    def _flattened(self, batch: Any, asks_reads: bool = True) -> FlatBatch:
+        """The batch taken apart; `asks_reads`: whether the step may read something else of it than
+        of those before."""
+        layouts = _C.layouts_hash(batch)
         former, flat = self._flats.get(layouts), None
-        if former is not None and (former.reads is reads or former.reads == reads):
+        if former is not None and not (asks_reads and former.reads != self._job.batch_reads):
             flat = flatten_like(batch, former)
         if flat is None:
-            flat = flatten(batch, reads)
+            flat = flatten(batch, self._job.batch_reads)
             former = dataclasses.replace(flat, tensors=[])
             if flat.layouts is not None:
                 if len(self._flats) >= _MOST_LAYOUTS:

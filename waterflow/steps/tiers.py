@@ -475,8 +475,8 @@ class Tiers:
         as_before = opaque and f"not captured, as with one before: {opaque}"
         common = sorted(self._shapes.items(), key=lambda item: -item[1].steps)
         for number, (signature, shape) in enumerate(common, 1):
-            why = self._captured.get(signature) or as_before or self._reasons.get(signature)
-            why = why or "too few steps"
+            reason = as_before or self._reasons.get(signature, "too few steps")
+            why = self._captured.get(signature, reason)
             kind = f"batches of shape {number}: " if len(common) > 1 else ""
             lines.append(f"{kind}{shape.steps} eager steps; {why}")
         return lines or sorted(set(self._captured.values()))
