@@ -168,6 +168,11 @@ class Assumptions:
         """What a step takes for granted that executes no more than was seen."""
         return Assumptions(self._job, self._caller, with_optimizer=self._with_optimizer, seen=seen)
 
+    def taken_anew(self) -> Assumptions | None:
+        """The same of the state as it is now; None where no step was observed, so that it would
+        take a wide look."""
+        return None if self.seen is None else self.narrowed(self.seen)
+
     @property
     def names(self) -> frozenset[str] | None:
         """The attributes that count; None: any."""

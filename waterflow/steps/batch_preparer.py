@@ -22,6 +22,7 @@ from waterflow.job.job import Job
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors, is_lazy
 from waterflow.steps.prepared import PreparedBatch, Specialization
+from waterflow.steps.recaptures import StillChangingError
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_cache import ManyShapesError, StepCache
 from waterflow.steps.tiers import Tiers
@@ -226,6 +227,10 @@ class BatchPreparer:
             self._is_tried = True
             self._looked_seconds += seconds
             return PreparedBatch(batch, flat, trial=True)
+        except StillChangingError as error:
+            assert self._tiers is not None
+            self._tiers.postpone(flat.signature, error.steps, f"{error.what} changes")
+            return PreparedBatch(batch, flat)
         except UnsettledError as error:  # first steps make what later ones have
             self._unsettled += 1
             if self._unsettled > MOST_UNSETTLED:

@@ -1,7 +1,12 @@
-"""Counts captures that replace others, up to where they cost more than they save."""
+"""Captures that replace others: when they are made, up to where they cost more than they save."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from waterflow.capture.assumptions import Assumptions
 from waterflow.common.errors import CaptureError
 from waterflow.steps.prepared import Specialization
 
@@ -11,6 +16,33 @@ _MOST_RECAPTURES = 32
 #: One whose captures go stale within so few steps, or before they have saved what they took, does,
 #: too, the third time.
 _HASTY_RUNS, _MOST_HASTY = 8, 2
+
+
+class StillChangingError(Exception):
+    """No error: what a step reads has not stayed as it is for long enough yet, so that its steps on
+    such batches are eager meanwhile.
+
+    Attributes:
+        what: changes, in a user's words.
+        steps: after so many eager steps it is time to look again.
+    """
+
+    def __init__(self, what: str, steps: int) -> None:
+        super().__init__(what, steps)
+        self.what, self.steps = what, steps
+
+
+@dataclass
+class _Wait:
+    """Of steps on batches of one signature, for what they read to settle.
+
+    Attributes:
+        state: what it was when the wait began; None where none is under way.
+        steps: how many the latest wait is for, which is twice as many as the one before.
+    """
+
+    state: Assumptions | None
+    steps: int
 
 
 class Recaptures:
@@ -26,6 +58,47 @@ class Recaptures:
         self._hasty = 0
         self._unpaid = 0  # not known to have saved what they took
         self._dropped = 0  # captures that went with the optimizer's state
+        self._waits: dict[Hashable, _Wait] = {}
+
+    def wait_for(
+        self, signature: Hashable, former: Specialization | None, runs_to_pay: float
+    ) -> None:
+        """Before a capture for such batches: where the former one went stale before it had saved
+        what it took, what has changed has to stay as it is for as many steps as a capture needs
+        for that, and for twice as many each time that it has not. What changes every few steps, as
+        an annealed weight of a loss does, would have one capture after another made in vain; what
+        settles is captured then.
+
+        The first that goes stale within a few steps waits for nothing: a number may go back and
+        forth, and both captures are kept.
+
+        Args:
+            signature: of the batches.
+            former: the capture before, None where there is none.
+            runs_to_pay: see `count_after`.
+
+        Raises:
+            StillChangingError: these steps stay eager for now.
+        """
+        wait = self._waits.get(signature)
+        before = None if wait is None else wait.state
+        if wait is not None and before is not None and before.hold():
+            wait.state = None
+            self.count += 1
+            return
+        if before is None:
+            if former is None or not former.runs < runs_to_pay < math.inf:
+                return
+            if former.runs < _HASTY_RUNS and not self._hasty:
+                return
+            before = former.assumptions
+        now = before.taken_anew()
+        if now is None:
+            return
+        what = before.difference() or "what the step reads"
+        wait = _Wait(now, math.ceil(runs_to_pay) if wait is None else 2 * wait.steps)
+        self._waits[signature] = wait
+        raise StillChangingError(what, wait.steps)
 
     def note_dropped(self) -> None:
         """All captures have gone: the next one counts."""

@@ -23,7 +23,7 @@ from waterflow.job.optimizer_state import (
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import CheckedStep, PreparedBatch, PreparedStep, Specialization
-from waterflow.steps.recaptures import Recaptures
+from waterflow.steps.recaptures import Recaptures, StillChangingError
 from waterflow.steps.specializations import Specializations
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.trials import Trials
@@ -119,6 +119,7 @@ class StepCache:
 
         Raises:
             TrialNeeded: an eager step has to come first, under observation.
+            StillChangingError: eager steps come first until what these read has settled.
             CaptureError, or whatever the user's code raises: it cannot be captured exactly.
         """
         with self._lock:
@@ -260,6 +261,7 @@ class StepCache:
         """Captures the step for such batches, as the user's Python is now."""
         former = self._kept.of(flat.signature)
         self.recaptures.count_dropped()
+        self._wait_for_settled(flat.signature, former)
         if former:
             self.recaptures.count_after(former[-1], self._builder.runs_to_pay(flat.signature))
         elif flat.signature not in self._kept and len(self._kept) >= MAX_SHAPES:
@@ -285,6 +287,17 @@ class StepCache:
         self._kept.add(flat.signature, specialization)
         self.captures += 1
         return specialization
+
+    def _wait_for_settled(self, signature: Hashable, former: list[Specialization]) -> None:
+        """Raises `StillChangingError` where steps on such batches are better eager for now: none of
+        the captures that have gone stale is looked at before each of them."""
+        latest, runs_to_pay = next(reversed(former), None), self._builder.runs_to_pay(signature)
+        try:
+            self.recaptures.wait_for(signature, latest, runs_to_pay)
+        except StillChangingError:
+            for stale in former:
+                self._kept.drop(stale)
+            raise
 
     def _too_many_shapes(self) -> ManyShapesError:
         return ManyShapesError(

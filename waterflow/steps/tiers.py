@@ -84,6 +84,7 @@ class _Shape:
     seconds: float = 0.0  # their median: the second one may take ten times as long as the others
     tensors: int = _TENSORS  # that one of them makes
     next_look: int = _LEAST_STEPS  # when to decide again
+    waits_until: int = 0  # that many steps were made, whatever a capture would bring
 
 
 class CaptureCosts:
@@ -380,7 +381,7 @@ class Tiers:
             self._captured[signature] = f"captured at once: {why}"
             return False
         shape = self._shapes.get(signature)
-        if shape is None:
+        if shape is None or shape.steps < shape.waits_until:
             return True
         if self.costs.why_eager(self._kind):
             return True
@@ -442,6 +443,14 @@ class Tiers:
         if not pays:
             self._captured.pop(signature, None)
         return not pays
+
+    def postpone(self, signature: Hashable, steps: int, why: str) -> None:
+        """So many steps on such batches stay eager before anything is captured for them again."""
+        shape = self._shapes[signature]
+        shape.waits_until = shape.steps + steps
+        self._captured.pop(signature, None)
+        again = f"looked at again after {steps} eager steps"
+        self._reasons[signature] = f"{why} before a capture has saved what it takes, so {again}"
 
     def note_capture(self, signature: Hashable, seconds: float, shared: bool) -> None:
         """Steps on such batches were captured, or found captured, in so many seconds."""
