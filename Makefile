@@ -20,6 +20,7 @@ BUILT := $(VENV)/built.stamp
 SOURCES := $(shell find allocator_ext -name "*.cpp")
 HEADERS := $(shell find allocator_ext -name "*.h")
 TIDY := $(SOURCES) $(HEADERS) $(shell find tests benchmarks -name "*.cpp" -o -name "*.h")
+PACKAGES := waterflow allocator_ext executor partitioner models cluster benchmarks
 # Ninja would start more compilers than there are cores, and each of them takes a gigabyte.
 export MAX_JOBS ?= $(shell nproc)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -102,6 +103,9 @@ $(INSTALLED): pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet 'setuptools>=77' wheel ninja
 	@echo '--- installing waterflow: building its extension takes a few minutes'
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e '.[dev]'
+	@# As pip does with what it copies: also where PYTHONDONTWRITEBYTECODE is set, each process would
+	@# take half a second to compile these.
+	$(BIN)/python -m compileall -q $(PACKAGES)
 	@touch $(INSTALLED)
 
 # The installation has built the extension; from then on only what changes is compiled again.

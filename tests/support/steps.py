@@ -68,6 +68,9 @@ class Assumed:
     def difference(self):
         return self.changed
 
+    def taken_anew(self):
+        return Assumed()
+
 
 def specialization(changed=None, constants=()):
     """One without a capture; `changed` is what it assumes and does not hold."""

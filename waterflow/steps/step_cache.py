@@ -211,12 +211,13 @@ class StepCache:
         write to anything.
         """
         is_eager = self._opacity.step is not None or self._opacity.optimizer is not None
-        if is_eager or (self.is_empty and self._job.step is not None):
+        steps = self.steps()
+        if is_eager or (not steps and self._job.step is not None):
             return list(self._persistent.tensors.values())
-        if self.is_empty:
+        if not steps:
             return self._may_be_written()
         written: dict[int, torch.Tensor] = {}
-        for step in self.steps():
+        for step in steps:
             inputs = self._persistent.inputs_of(step)
             found = (inputs[meaning] for meaning in step.graph.mutated if meaning in inputs)
             written.update((id(tensor), tensor) for tensor in found)

@@ -130,6 +130,32 @@ def test_a_job_goes_over_to_captured_steps_with_the_numbers_of_the_loop(policy):
         assert_equal_to_loop(job, report, twin)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.usefixtures("captures_pay")
+def test_what_keeps_changing_is_eager_until_it_settles(policy, monkeypatch):
+    monkeypatch.setattr(StepBuilder, "runs_to_pay", lambda self, signature: 25.0)
+
+    def annealed(name="a"):
+        job = make(name, steps=480)
+
+        def on_step(result):
+            if result.step <= 120:
+                job.model.drop.p = 0.25 / (1 + result.step // 12)
+
+        job.on_step = on_step
+        return job
+
+    jobs = [annealed("a"), annealed("b")]
+    report = run(jobs, policy=policy)
+    for job in jobs:
+        found = report.jobs[job.name]
+        assert found.captured == "captured"
+        assert found.notes == []
+        assert found.recaptures == 1, "when it had settled"
+        assert 120 < found.eager_steps < 450
+        assert_equal_to_loop(job, report, annealed())
+
+
 @pytest.mark.parametrize("capture", ["auto", True])
 def test_seventy_shapes_kill_nobody(capture, monkeypatch):
     monkeypatch.setattr("waterflow.steps.step_cache.MAX_SHAPES", 3)

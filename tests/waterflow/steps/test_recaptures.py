@@ -1,10 +1,12 @@
 """When captures that replace others have become too many."""
 
+import math
+
 import pytest
 
 from tests.support.steps import specialization
 from waterflow.common.errors import CaptureError
-from waterflow.steps.recaptures import Recaptures
+from waterflow.steps.recaptures import Recaptures, StillChangingError
 
 pytestmark = pytest.mark.virtual
 
@@ -62,3 +64,42 @@ def test_what_went_with_the_state_counts_at_the_next_capture():
     recaptures.count_dropped()
     recaptures.count_dropped()
     assert recaptures.count == 1
+
+
+def waits(recaptures, former, runs_to_pay=40.0):
+    """For how many steps; 0: not at all."""
+    try:
+        recaptures.wait_for("batches", former, runs_to_pay)
+    except StillChangingError as waiting:
+        assert waiting.what in ("global 'beta'", "what the step reads")
+        return waiting.steps
+    return 0
+
+
+def test_what_has_changed_before_it_paid_is_waited_for():
+    recaptures = Recaptures("a")
+    assert waits(recaptures, stale(20), 39.5) == 40
+    assert waits(recaptures, None) == 0, "it has not changed since"
+    assert recaptures.count == 1
+    assert waits(recaptures, stale(20)) == 80, "not for the first time"
+    assert recaptures.count == 1
+
+
+def test_what_changes_again_meanwhile_is_waited_for_twice_as_long():
+    recaptures = Recaptures("a")
+    assert waits(recaptures, stale(20)) == 40
+    for steps in (80, 160):
+        recaptures._waits["batches"].state.changed = "global 'beta'"
+        assert waits(recaptures, None) == steps
+    assert waits(recaptures, None) == 0
+
+
+def test_what_paid_or_is_not_known_to_or_was_quick_is_not_waited_for():
+    recaptures = Recaptures("a")
+    assert waits(recaptures, None) == 0
+    assert waits(recaptures, stale(40)) == 0
+    assert waits(recaptures, stale(20), 0.0) == 0
+    assert waits(recaptures, stale(20), math.inf) == 0
+    assert waits(recaptures, stale(1)) == 0, "it may go back and forth"
+    recaptures.count_after(stale(1), 40.0)
+    assert waits(recaptures, stale(1)) == 40
