@@ -89,14 +89,21 @@ class Reach:
         """Whether there is anything that is not made by its own code and may be changed by it."""
         return bool(self._changes or self._optimizers or self._called_by_engine)
 
-    def may_change(self, other: Reach) -> str | None:
-        """What it may change that the other's steps reach, in words; None: nothing."""
+    def may_change(self, other: Reach) -> Shared | None:
+        """What it may change that the other's steps reach, rather an object with a class of
+        somebody's than a list or a dictionary that it has; None: nothing."""
+        first: Shared | None = None
         for key, (where, value) in self._changed.items():
             only_added = key in self.noted and key in other.noted
             reached = other.called_only if key in self.called_only else other.reached
             if key in reached and not only_added:
-                return f"{other._name(key, value)}, which {where} may change"
-        return None
+                is_part = is_a(value, CONTAINERS)
+                if first is None or not is_part:
+                    reason = f"{other._name(key, value)}, which {where} may change"
+                    first = Shared(value, reason)
+                if not is_part:
+                    break
+        return first
 
     @functools.cached_property
     def noted(self) -> frozenset[Hashable]:
@@ -255,6 +262,18 @@ class Reach:
             elif isinstance(place, places.ClassAttributes):
                 found += _called(weakref.ref(place.kind), place.before)
         return found
+
+
+class Shared(NamedTuple):
+    """What one job may change that another's steps reach.
+
+    Attributes:
+        value: the object; of variables, those of their module.
+        reason: what it is and which line may change it.
+    """
+
+    value: Any
+    reason: str
 
 
 class Called(NamedTuple):

@@ -9,6 +9,8 @@ compared.
 from __future__ import annotations
 
 import functools
+import itertools
+import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from waterflow.account.trust import Packages, is_of_trusted_classes
 from waterflow.account.walk import Limits
 from waterflow.capture.plain_python import is_plain
 from waterflow.capture.python_kind import code_of, kind_of_python, rough_kind
-from waterflow.capture.reach import Called, Reach
+from waterflow.capture.reach import Called, Reach, Shared
 from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in
@@ -41,6 +43,10 @@ _KNOWN: dict[Hashable, _Known] = {}
 #: How many looks were too much for kinds of jobs, roughly: of two, the second looks into no
 #: package.
 _TOO_MUCH: dict[Hashable, int] = {}
+#: So many objects that jobs have in common are remembered.
+_MOST_COMMON = 64
+_COMMON: list[_Common] = []
+_looks = itertools.count()
 #: Python that steps run, by the names of a job's arguments; `on_step` is looked at beside it.
 _STEPS = ("loss", "step", "evaluate", "scheduler")
 _SWITCH_MODES = frozenset({"eval", "train"})
@@ -62,6 +68,30 @@ class _Known(NamedTuple):
         return all(each.holds() for each in self.called)
 
 
+class _Common(NamedTuple):
+    """An object that two jobs had in common, and that one of them might change: a library's own
+    state is met by one pair after another.
+
+    Attributes:
+        kinds: of the two jobs.
+        value: the object.
+        reason: what was said of it.
+        look: the number of the latest look before it was found.
+    """
+
+    kinds: frozenset[Hashable]
+    value: weakref.ref[Any]
+    reason: str
+    look: int
+
+    def is_of(self, kinds: frozenset[Hashable], one: _Marks, two: _Marks) -> bool:
+        """Whether two jobs of the same kinds have it in common, too. It has been there since they
+        were looked at, so that it is what they have by its identity."""
+        value = self.value()
+        since = self.look <= min(one.look, two.look)
+        return value is not None and since and kinds == self.kinds and one.have(id(value), two)
+
+
 class _Marks(NamedTuple):
     """What one job's Python may change, and what its steps reach, by identities alone: objects that
     were met would live on otherwise, results of the latest step among them.
@@ -72,6 +102,7 @@ class _Marks(NamedTuple):
         reached: what its steps reach.
         noted: those lists.
         called: what of packages it calls, which may change by that.
+        look: the number of this look at a job.
     """
 
     anything: bool
@@ -79,13 +110,22 @@ class _Marks(NamedTuple):
     reached: frozenset[Hashable]
     noted: frozenset[Hashable]
     called: frozenset[Hashable]
+    look: int
 
     @classmethod
     def of(cls, reach: Reach) -> _Marks:
         """Of what is reached now."""
         changed, called = reach.changed - reach.noted, reach.called_only
         anything = reach.changes_anything
-        return cls(anything, changed - called, reach.reached, reach.noted, called)
+        return cls(anything, changed - called, reach.reached, reach.noted, called, next(_looks))
+
+    def have(self, key: Hashable, other: _Marks) -> bool:
+        """Whether one may change an object that the other's steps reach."""
+        return (
+            (key in self.changed and key in other.reached)
+            or (key in other.changed and key in self.reached)
+            or (key in self.called and key in other.called)
+        )
 
     def may_meet(self, other: _Marks) -> bool:
         """Whether one may change what the other's steps reach."""
@@ -114,7 +154,11 @@ class Sharing:
         one, two = self._marks, other._marks
         if one is None or two is None:  # more than can be looked at
             return None
-        return self._reason_now(other) if one.may_meet(two) else None
+        if not one.may_meet(two):
+            return None
+        kinds = frozenset((self._kind, other._kind))
+        common = (each.reason for each in _COMMON if each.is_of(kinds, one, two))
+        return next(common, None) or self._reason_now(other)
 
     def _reason_now(self, other: Sharing) -> str | None:
         """The same from what both reach now: who is gone has left his identity to others."""
@@ -122,7 +166,24 @@ class Sharing:
         if one is None or two is None:
             return None
         self._marks, other._marks = _Marks.of(one), _Marks.of(two)
-        return one.may_change(two) or two.may_change(one)
+        found = one.may_change(two) or two.may_change(one)
+        if found is None:
+            return None
+        self._note_common(other, found)
+        return found.reason
+
+    def _note_common(self, other: Sharing, found: Shared) -> None:
+        """Remembers what the two have in common, where that can be told from others later."""
+        kinds = frozenset((self._kind, other._kind))
+        if None in kinds:
+            return
+        try:
+            value = weakref.ref(found.value)
+        except TypeError:
+            return
+        marks = (self._marks, other._marks)
+        _COMMON.append(_Common(kinds, value, found.reason, min(one.look for one in marks if one)))
+        del _COMMON[:-_MOST_COMMON]
 
     @functools.cached_property
     def _roots(self) -> dict[str, Any]:
