@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import queue
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodDescriptorType
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from torch import nn
 
 from waterflow.account.bytecode import nested_codes
 from waterflow.account.changing_names import READING
-from waterflow.account.class_parts import is_a
+from waterflow.account.class_parts import is_a, shared_attributes
 from waterflow.account.holders import (
     CONTAINERS,
     MAKERS,
@@ -132,17 +133,20 @@ def is_looked_after(value: Any) -> bool:
         return True
     if is_a(value, type):
         return is_trusted_class(value)
-    return has_lock(value)
+    return has_lock(value) and not is_a(value, queue.Queue)  # whose items are whoever's comes first
 
 
 def has_attribute(value: Any, name: str) -> bool:
-    """Whether an object has an attribute, by itself or by its class; "*": any."""
+    """Whether an object, or a class, has an attribute, by itself or by its class; "*": any."""
     own = any(name == each for each, _ in attributes_of(value))
-    return own or name == "*" or any(name in vars(kind) for kind in type(value).__mro__)
+    kinds = (*(value.__mro__ if is_a(value, type) else ()), *type(value).__mro__)
+    return own or name == "*" or any(name in vars(kind) for kind in kinds)
 
 
 def memory_of(value: Any) -> Iterator[int]:
-    """What else stands for an array, as it is its memory."""
+    """What else stands for an object: an array's memory, attributes that others have, too."""
+    if (shared := shared_attributes(value)) is not None:
+        yield id(shared)
     if is_a(value, torch.Tensor) and value.layout is torch.strided:
         yield value.untyped_storage()._cdata
     elif is_a(value, np.ndarray) and value.base is not None:

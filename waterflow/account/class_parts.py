@@ -189,3 +189,22 @@ def is_foreign(value: Any) -> bool:
 
 #: Memory that Python code writes into.
 MEMORIES: tuple[type, ...] = (bytearray, array.array, memoryview)
+
+
+def shared_attributes(value: Any) -> dict[str, Any] | None:
+    """The dictionary of an object's attributes, where somebody else has that, too, as all objects
+    of some classes have the same state; None where it is the object's alone, or it has none."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return held if type(held) is dict and sys.getrefcount(held) > _REFERENCES else None
+
+
+def _references() -> int:
+    """How many `shared_attributes` counts where nobody else has it."""
+    held = object.__getattribute__(types.SimpleNamespace(), "__dict__")
+    return sys.getrefcount(held) + 1  # its object's, which has gone
+
+
+_REFERENCES = _references()

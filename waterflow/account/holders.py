@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 
 import numpy as np
@@ -27,6 +36,8 @@ CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _DEPTH, _MOST_CONTENTS = 4, 10_000
 #: Methods of an object that nobody else has yet.
 MAKERS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
+#: Methods of a class that need not be marked as such.
+OF_CLASSES = frozenset({"__new__", "__init_subclass__", "__class_getitem__"})
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 _EMPTY = CellType()
 
@@ -77,8 +88,10 @@ class Holders:
 
     @functools.cached_property
     def _escaped(self) -> list[Any]:
-        """What anybody's code may have been handed, but for tensors."""
-        found: dict[int, Any] = {}
+        """What anybody's code may have been handed, but for tensors: by the job's code, or bound to
+        a function before it."""
+        bound = [part for value in self.objects for part in _bound(value)]
+        found: dict[int, Any] = {id(value): value for value in within(bound)}
         for origin in self.known_by(self._escapes):
             if origin.kind in ("held", "below"):
                 held = self._plainly_held(origin.name)
@@ -91,10 +104,16 @@ class Holders:
         yield from self._plainly_held(name)
         if name in self._computed:
             yield from self._escaped
+            kinds = tuple(self._computed[name])
+            for value in (value for value in self.objects if is_a(value, kinds)):
+                yield from parts_of(value)
+                yield from (held for _, held in attributes_of(value))
 
     def _plainly_held(self, name: str) -> Iterator[Any]:
         """By objects, classes, modules, variables of functions."""
         yield from self._by_name.get(name, ())
+        if name == "environ":  # a library's, which no account has
+            yield os.environ
         for namespace in self._namespaces:
             if name in namespace:
                 yield namespace[name]
@@ -115,15 +134,17 @@ class Holders:
         return [kind for kind in found.values() if not is_trusted_class(kind)]
 
     @functools.cached_property
-    def _computed(self) -> frozenset[str]:
-        """Attributes that are computed, by properties and their like."""
+    def _computed(self) -> dict[str, list[type]]:
+        """Attributes that are computed, by properties and their like, and the classes of whose
+        objects: of what these hold it may be anything."""
         plain = (FunctionType, staticmethod, classmethod, *CONTAINERS, *MEMORIES)
-        return frozenset(
-            name
-            for kind in self._own_classes
-            for name, value in vars(kind).items()
-            if hasattr(type(value), "__get__") and not is_a(value, plain)
-        )
+        found: dict[str, list[type]] = {}
+        for kind in self._own_classes:
+            for name, value in vars(kind).items():
+                is_slot = is_a(value, (GetSetDescriptorType, MemberDescriptorType))
+                if hasattr(type(value), "__get__") and not (is_slot or is_a(value, plain)):
+                    found.setdefault(name, []).append(kind)
+        return found
 
     @functools.cached_property
     def _by_name(self) -> dict[str, list[Any]]:
@@ -173,6 +194,19 @@ class Holders:
                     found.setdefault(function.__code__, []).append(kind)
         return found
 
+    @functools.cached_property
+    def _of_classes(self) -> set[CodeType]:
+        """Of methods that are called on a class."""
+        held = [(name, value) for kind in self._own_classes for name, value in vars(kind).items()]
+        methods = [v for name, v in held if name in OF_CLASSES or is_a(v, classmethod)]
+        return {function.__code__ for value in methods for function in functions_of(value)}
+
+    def is_owner(self, origin: Origin) -> bool:
+        """Whether it is what a method was called on."""
+        code = origin.code
+        own = origin.kind == "parameter" and code is not None and code in self._owners
+        return own and code.co_varnames.index(origin.name) == 0  # type: ignore[union-attr]
+
     def _given(self, origin: Origin) -> Iterator[Any]:
         """What a parameter may be."""
         code = origin.code
@@ -181,8 +215,8 @@ class Holders:
             yield from _defaults(function, origin.name)
         place = code.co_varnames.index(origin.name)
         owners = self._owners.get(code, [])
-        if owners and place == 0:
-            if origin.name == "cls":
+        if self.is_owner(origin):
+            if origin.name == "cls" or code in self._of_classes:
                 yield from owners
             elif code.co_name not in MAKERS:
                 kinds = tuple(owners)
@@ -200,6 +234,13 @@ def _together(
         for name, origins in each.items():
             together[name] = together.get(name, frozenset()) | origins
     return together
+
+
+def _bound(value: Any) -> Iterable[Any]:
+    """What a function is given whenever it is called by this name."""
+    if is_a(value, functools.partial):
+        return *value.args, *value.keywords.values()
+    return (value.__self__,) if is_a(value, MethodType) else ()
 
 
 def has_lock(value: Any) -> bool:

@@ -31,6 +31,7 @@ from waterflow.account.class_parts import (
     base_of,
     is_a,
     is_constant_class,
+    shared_attributes,
     slots_of,
 )
 from waterflow.account.code_names import code_names
@@ -248,6 +249,8 @@ class Walk(CodeWalk):
         if skipped is None:
             return
         found = self.guards.attributes(value, names, skipped or None)
+        if (shared := shared_attributes(value)) is not None:
+            self.objects[id(shared)] = trail
         self.places.append(places.Attributes(trail, value, found, names, skipped))
         if names is None and self.names is not None:
             for _, inner in found:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
 import functools
+import os
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -25,12 +28,14 @@ from waterflow.account.changeable import (
     may_be_changed,
     memory_of,
 )
+from waterflow.account.bytecode import nested_codes
 from waterflow.account.changing_names import ADDING
 from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.holders import (
     CONTAINERS,
     MAKERS,
+    OF_CLASSES,
     Holders,
     attributes_of,
     cells_of,
@@ -38,8 +43,15 @@ from waterflow.account.holders import (
     within,
 )
 from waterflow.account.origins import Origin
+from waterflow.account.probes import Memo
 from waterflow.account.stores import Change, stores_of
-from waterflow.account.trust import Packages, is_own_class, is_package_class, is_trusted_code
+from waterflow.account.trust import (
+    Packages,
+    is_own_class,
+    is_package_class,
+    is_trusted_class,
+    is_trusted_code,
+)
 from waterflow.capture.plain_python import is_of_tensors
 from waterflow.capture.python_kind import code_of
 from waterflow.job.job import Job
@@ -49,6 +61,10 @@ from waterflow.job.optimizer_state import trained_parameters
 _GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",), "on_step": ("",)}
 #: How objects of packages are changed by their own code, which is passed by.
 _CALL = "call"
+#: Names by which code reads the environment.
+_ENVIRONMENT = frozenset({"environ", "getenv"})
+#: Instructions that make containers.
+_BUILDS = frozenset({"BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP"})
 #: So many objects are looked at for a job's loaders.
 _MOST_BEHIND = 1_000
 
@@ -134,6 +150,8 @@ class Reach:
             for key, way, value in self._changed_at(origin, ways):
                 found.setdefault(key, (ways[way], value))
                 self._ways_of.setdefault(key, set()).add(_CALL if way.how == _CALL else way.name)
+        for value, where in self._makers:
+            found.setdefault(id(value), (where, value))
         for called in self._called_by_engine:
             found.setdefault(id(called), ("a call of it", called))
             self._ways_of.setdefault(id(called), set()).add(_CALL)
@@ -148,6 +166,32 @@ class Reach:
         """Those that its Python may step, beside its own."""
         kind = torch.optim.Optimizer
         return [one for account in self._accounts for one in account.instances(kind)]
+
+    @property
+    def _makers(self) -> Iterator[tuple[Any, str]]:
+        """What makes an object when it is first asked for it, and has the same for whoever asks
+        later: functions that remember what they have returned, properties that do, dictionaries
+        with a default. Where that can be changed, and code changes what it was handed, the next job
+        finds it changed; before the first one asks, nobody can see it."""
+        changes = [c for c in self._changes if not (c.how == "method" and c.name in ADDING)]
+        kinds = {origin.kind for change in changes for origin in change.origins}
+        if kinds.isdisjoint(("unknown", "parameter", "below")):
+            return
+        named = frozenset[str]().union(*(code_names(c).names for c in users_codes(self._accounts)))
+        for value in self._holders.objects:
+            kind = type(value)
+            if kind is Memo:
+                if _makes_changeable(value.__wrapped__):
+                    yield value, "a call of it"
+            elif is_a(value, defaultdict):
+                factory: Any = vars(defaultdict)["default_factory"]
+                if _makes_changeable(factory.__get__(value)):
+                    yield value, "a look into it"
+            elif not (is_trusted_class(kind) or is_a(value, (type, ModuleType, FunctionType))):
+                held = getattr(value, "__dict__", {})
+                for name, part in _cached_properties(kind):
+                    if name in named and name not in held and _makes_changeable(part.func):
+                        yield value, f"a look at its {name}"
 
     @functools.cached_property
     def _called_by_engine(self) -> list[Any]:
@@ -206,10 +250,17 @@ class Reach:
                     found = [v for m in values if named for v in _variables(vars(m), way.name)]
                     yield from ((key, way, value) for key, value in found)
                 elif may_be_changed(kind, way, origin, self._packages):
-                    for value in (v for v in values if _is_changed(v, way, origin)):
+                    for value in (v for v in values if self._is_changed(v, way, origin)):
                         if way.how != _CALL or changes_when_called(value):
                             yield id(value), way, value
                         yield from ((memory, way, value) for memory in memory_of(value))
+
+    def _is_changed(self, value: Any, way: Way, origin: Origin) -> bool:
+        """Whether an object of a class that can be changed in this way is."""
+        known = origin.kind in ("held", "below", "class") or self._holders.is_owner(origin)
+        if way.how == "attribute" and not known and not has_attribute(value, way.name):
+            return False  # what a function was handed has the attributes that it sets
+        return not is_looked_after(value)
 
     def _variables(self, way: Way) -> Iterator[tuple[Hashable, Any]]:
         assert way.code is not None
@@ -228,6 +279,8 @@ class Reach:
                 found.update((id(place.namespace), name) for name in place.trails)
         for array in self.steps.instances(np.ndarray):
             found.update(memory_of(array))
+        if any(not _ENVIRONMENT.isdisjoint(code_names(c).names) for c in self.steps.own_codes):
+            found.add(id(os.environ))
         contents = within(self.steps.large)
         found.update(id(value) for value in contents if type(value) not in CONSTANTS)
         return frozenset(found)
@@ -344,12 +397,30 @@ def _called(
             yield Called(holder, name, weakref.ref(value))
 
 
-def _is_changed(value: Any, way: Way, origin: Origin) -> bool:
-    """Whether an object of a class that can be changed in this way is."""
-    known = origin.kind in ("held", "below", "class")
-    if way.how == "attribute" and not known and not has_attribute(value, way.name):
-        return False  # what a function was handed has the attributes that it sets
-    return not is_looked_after(value)
+@functools.lru_cache(maxsize=1024)
+def _cached_properties(kind: type) -> list[tuple[str, Any]]:
+    held = [(name, part) for each in kind.__mro__ for name, part in vars(each).items()]
+    return [(name, part) for name, part in held if is_a(part, functools.cached_property)]
+
+
+def _makes_changeable(function: Any) -> bool:
+    """Whether a function, or class, may return a new object that can be changed, and is no tensor."""
+    if function is None or is_a(function, type):
+        return function is not None and not _is_fixed(function)
+    code = code_of(function)
+    if code is None:
+        return True
+    if is_trusted_code(code):
+        return False
+    if any(each.opname in _BUILDS for one in nested_codes(code) for each in dis.get_instructions(one)):
+        return True
+    held = {**function.__globals__, **{name: cell for name, cell in attributes_of(function)}}
+    named = (held.get(name, getattr(builtins, name, None)) for name in code_names(code).names)
+    return any(is_a(one, type) and not _is_fixed(one) for one in named)
+
+
+def _is_fixed(kind: type) -> bool:
+    return kind in CONSTANTS or kind is tuple or issubclass(kind, (torch.Tensor, BaseException))
 
 
 def _is_iterator(value: Any) -> bool:
@@ -370,8 +441,10 @@ def _is_known(code: CodeType) -> bool:
 
 def _is_of_its_maker(change: Change) -> bool:
     """Whether a method that makes an object changes that, or what it was given for it."""
-    kinds = {origin.kind for origin in change.origins}
-    return change.code.co_name in MAKERS and bool(kinds) and kinds <= {"parameter", "unknown"}
+    code, kinds = change.code, {origin.kind for origin in change.origins}
+    if code.co_name in OF_CLASSES and any(o.name in code.co_varnames[:1] for o in change.origins):
+        return False
+    return code.co_name in MAKERS and bool(kinds) and kinds <= {"parameter", "unknown"}
 
 
 def _variables(namespace: dict[str, Any], name: str) -> Iterator[tuple[Hashable, Any]]:
