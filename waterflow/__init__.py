@@ -133,8 +133,8 @@ _PACKAGES = {
 if not TYPE_CHECKING:  # type checkers would believe that every name is there
 
     def _imported(name: str) -> Any:
-        """A module, with all that comes along; none of it is garbage, and to look through what torch
-        has brought took a third of the time."""
+        """A module, with all that comes along: none of it is garbage, and to look through what
+        torch has brought took a third of the time."""
         collects = gc.isenabled()
         gc.disable()
         try:

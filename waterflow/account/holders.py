@@ -90,7 +90,7 @@ class Holders:
     def _escaped(self) -> list[Any]:
         """What anybody's code may have been handed, but for tensors: by the job's code, or bound to
         a function before it."""
-        bound = [part for value in self.objects for part in _bound(value)]
+        bound = [part for value in self.objects for part in self._bound(value)]
         found: dict[int, Any] = {id(value): value for value in within(bound)}
         for origin in self.known_by(self._escapes):
             if origin.kind in ("held", "below"):
@@ -98,6 +98,16 @@ class Holders:
                 for value in within(held, themselves=origin.kind == "held"):
                     found[id(value)] = value
         return [value for value in found.values() if not is_a(value, torch.Tensor)]
+
+    def _bound(self, value: Any) -> Iterable[Any]:
+        """What a function is given whenever it is called by this name, but for methods of what has
+        them by its class."""
+        if is_a(value, functools.partial):
+            return *value.args, *value.keywords.values()
+        function = value.__func__ if is_a(value, MethodType) else None
+        if type(function) is not FunctionType or is_trusted_code(function.__code__):
+            return ()
+        return () if function.__code__ in self._owners else (value.__self__,)
 
     def _held(self, name: str) -> Iterator[Any]:
         """What is held by a name now, or was found by code that computes it."""
@@ -201,11 +211,12 @@ class Holders:
         methods = [v for name, v in held if name in OF_CLASSES or is_a(v, classmethod)]
         return {function.__code__ for value in methods for function in functions_of(value)}
 
-    def is_owner(self, origin: Origin) -> bool:
-        """Whether it is what a method was called on."""
+    def owners_of(self, origin: Origin) -> tuple[type, ...] | None:
+        """Where it is what a method was called on, the classes that have the method."""
         code = origin.code
-        own = origin.kind == "parameter" and code is not None and code in self._owners
-        return own and code.co_varnames.index(origin.name) == 0  # type: ignore[union-attr]
+        if origin.kind != "parameter" or code is None or code.co_varnames[0] != origin.name:
+            return None
+        return tuple(self._owners[code]) if code in self._owners else None
 
     def _given(self, origin: Origin) -> Iterator[Any]:
         """What a parameter may be."""
@@ -213,16 +224,15 @@ class Holders:
         assert code is not None
         for function in self.functions.get(code, ()):
             yield from _defaults(function, origin.name)
-        place = code.co_varnames.index(origin.name)
-        owners = self._owners.get(code, [])
-        if self.is_owner(origin):
+        owners = self.owners_of(origin)
+        if owners is not None:
             if origin.name == "cls" or code in self._of_classes:
                 yield from owners
             elif code.co_name not in MAKERS:
-                kinds = tuple(owners)
-                yield from (value for value in self.objects if is_a(value, kinds))
+                yield from (value for value in self.objects if is_a(value, owners))
             return
-        known = self._given_from_outside(code, place - bool(owners))
+        place = code.co_varnames.index(origin.name) - (code in self._owners)
+        known = self._given_from_outside(code, place)
         yield from self._escaped if known is None else known
 
 
@@ -234,13 +244,6 @@ def _together(
         for name, origins in each.items():
             together[name] = together.get(name, frozenset()) | origins
     return together
-
-
-def _bound(value: Any) -> Iterable[Any]:
-    """What a function is given whenever it is called by this name."""
-    if is_a(value, functools.partial):
-        return *value.args, *value.keywords.values()
-    return (value.__self__,) if is_a(value, MethodType) else ()
 
 
 def has_lock(value: Any) -> bool:

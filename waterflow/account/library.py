@@ -113,8 +113,7 @@ def is_as_first_met(function: FunctionType) -> bool:
     return all(map(operator.is_, parts, known)) and words == known_words
 
 
-_NOT_ASKED: Any = object()
-_parts: OrderedDict[Hashable, tuple[LibraryPart | None, Any]] = OrderedDict()
+_parts: OrderedDict[Hashable, tuple[LibraryPart, Any]] = OrderedDict()
 
 
 def part_for(
@@ -125,15 +124,15 @@ def part_for(
     Args:
         key: of the entries, and of how they are walked; it may have identities.
         kept: objects whose identities are in the key.
-        walked: walks them; None where somebody's own objects are among what they lead to. That is
-            remembered, too: an account with a part has another structure than one without.
+        walked: walks them; None where somebody's own objects are among what they lead to. It is
+            asked anew each time: an account with a part has another structure than one without.
     """
-    part, _ = _parts.pop(key, (_NOT_ASKED, None))
-    if part is _NOT_ASKED or not (part is None or part.is_as_found()):
-        part = walked()
-    _parts[key] = part, kept
-    while len(_parts) > _MOST_PARTS:
-        _parts.popitem(last=False)
+    known = _parts.pop(key, None)
+    part = known[0] if known is not None and known[0].is_as_found() else walked()
+    if part is not None:
+        _parts[key] = part, kept
+        while len(_parts) > _MOST_PARTS:
+            _parts.popitem(last=False)
     return part
 
 

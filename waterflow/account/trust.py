@@ -41,7 +41,7 @@ _REPORTERS = frozenset(
             "PIL",
             "pandas",
         ),
-        *("scipy", "sklearn", "sqlalchemy", "yaml", "requests", "joblib", "psutil"),
+        *("scipy", "sklearn", "sqlalchemy", "yaml", "requests", "joblib", "psutil", "packaging"),
     }
 )
 #: In them, what holds numbers and texts alone, thousands after as many trials.

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from waterflow.account import places
 from waterflow.account.account import Account
+from waterflow.account.bytecode import nested_codes
 from waterflow.account.changeable import (
     Way,
     changes_when_called,
@@ -28,7 +29,6 @@ from waterflow.account.changeable import (
     may_be_changed,
     memory_of,
 )
-from waterflow.account.bytecode import nested_codes
 from waterflow.account.changing_names import ADDING
 from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.code_names import code_names
@@ -63,8 +63,13 @@ _GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",)
 _CALL = "call"
 #: Names by which code reads the environment.
 _ENVIRONMENT = frozenset({"environ", "getenv"})
-#: Instructions that make containers.
-_BUILDS = frozenset({"BUILD_LIST", "BUILD_MAP", "BUILD_SET", "BUILD_CONST_KEY_MAP"})
+#: Instructions that make containers, and which.
+_BUILDS: Mapping[str, type] = {
+    "BUILD_LIST": list,
+    "BUILD_MAP": dict,
+    "BUILD_CONST_KEY_MAP": dict,
+    "BUILD_SET": set,
+}
 #: So many objects are looked at for a job's loaders.
 _MOST_BEHIND = 1_000
 
@@ -106,20 +111,20 @@ class Reach:
         return bool(self._changes or self._optimizers or self._called_by_engine)
 
     def may_change(self, other: Reach) -> Shared | None:
-        """What it may change that the other's steps reach, rather an object with a class of
-        somebody's than a list or a dictionary that it has; None: nothing."""
-        first: Shared | None = None
-        for key, (where, value) in self._changed.items():
-            only_added = key in self.noted and key in other.noted
-            reached = other.called_only if key in self.called_only else other.reached
-            if key in reached and not only_added:
-                is_part = is_a(value, CONTAINERS)
-                if first is None or not is_part:
-                    reason = f"{other._name(key, value)}, which {where} may change"
-                    first = Shared(value, reason)
-                if not is_part:
-                    break
-        return first
+        """What it may change that the other's steps reach; None: nothing."""
+        met = [
+            (where, key, value)
+            for key, (where, value) in self._changed.items()
+            if key in (other.called_only if key in self.called_only else other.reached)
+            and not (key in self.noted and key in other.noted)
+        ]
+        if not met:
+            return None
+        where, key, value = met[0]
+        kept = next(
+            (one for _, key, one in met if key == id(one) and not is_a(one, CONTAINERS)), None
+        )
+        return Shared(f"{other._name(key, value)}, which {where} may change", kept)
 
     @functools.cached_property
     def noted(self) -> frozenset[Hashable]:
@@ -171,27 +176,38 @@ class Reach:
     def _makers(self) -> Iterator[tuple[Any, str]]:
         """What makes an object when it is first asked for it, and has the same for whoever asks
         later: functions that remember what they have returned, properties that do, dictionaries
-        with a default. Where that can be changed, and code changes what it was handed, the next job
-        finds it changed; before the first one asks, nobody can see it."""
-        changes = [c for c in self._changes if not (c.how == "method" and c.name in ADDING)]
-        kinds = {origin.kind for change in changes for origin in change.origins}
-        if kinds.isdisjoint(("unknown", "parameter", "below")):
-            return
+        with a default. Where code changes what may be such an object, the next job finds it
+        changed; before the first one asks, nobody can see it."""
         named = frozenset[str]().union(*(code_names(c).names for c in users_codes(self._accounts)))
         for value in self._holders.objects:
             kind = type(value)
             if kind is Memo:
-                if _makes_changeable(value.__wrapped__):
+                if self._may_change_new(_made_by(value.__wrapped__)):
                     yield value, "a call of it"
             elif is_a(value, defaultdict):
                 factory: Any = vars(defaultdict)["default_factory"]
-                if _makes_changeable(factory.__get__(value)):
+                if self._may_change_new(_made_by(factory.__get__(value))):
                     yield value, "a look into it"
             elif not (is_trusted_class(kind) or is_a(value, (type, ModuleType, FunctionType))):
                 held = getattr(value, "__dict__", {})
                 for name, part in _cached_properties(kind):
-                    if name in named and name not in held and _makes_changeable(part.func):
+                    is_first = name in named and name not in held
+                    if is_first and self._may_change_new(_made_by(part.func)):
                         yield value, f"a look at its {name}"
+
+    def _may_change_new(self, kinds: frozenset[type]) -> bool:
+        """Whether code may do more than add to objects of some classes that are handed to it, or
+        lie in something."""
+        for origin, ways in self._ways.items() if kinds else ():
+            if origin is None or origin.kind not in ("unknown", "parameter", "below"):
+                continue
+            owners = self._holders.owners_of(origin)
+            for kind in kinds:
+                for way in ways if owners is None or issubclass(kind, owners) else ():
+                    adds = way.how == "method" and way.name in ADDING
+                    if not adds and may_be_changed(kind, way, origin, self._packages):
+                        return True
+        return False
 
     @functools.cached_property
     def _called_by_engine(self) -> list[Any]:
@@ -257,7 +273,8 @@ class Reach:
 
     def _is_changed(self, value: Any, way: Way, origin: Origin) -> bool:
         """Whether an object of a class that can be changed in this way is."""
-        known = origin.kind in ("held", "below", "class") or self._holders.is_owner(origin)
+        known = origin.kind in ("held", "below", "class")
+        known = known or self._holders.owners_of(origin) is not None
         if way.how == "attribute" and not known and not has_attribute(value, way.name):
             return False  # what a function was handed has the attributes that it sets
         return not is_looked_after(value)
@@ -321,12 +338,12 @@ class Shared(NamedTuple):
     """What one job may change that another's steps reach.
 
     Attributes:
-        value: the object; of variables, those of their module.
         reason: what it is and which line may change it.
+        value: an object of that which can be known again, if there is one.
     """
 
-    value: Any
     reason: str
+    value: Any
 
 
 class Called(NamedTuple):
@@ -403,20 +420,22 @@ def _cached_properties(kind: type) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in held if is_a(part, functools.cached_property)]
 
 
-def _makes_changeable(function: Any) -> bool:
-    """Whether a function, or class, may return a new object that can be changed, and is no tensor."""
-    if function is None or is_a(function, type):
-        return function is not None and not _is_fixed(function)
+def _made_by(function: Any) -> frozenset[type]:
+    """The classes of new objects that a function, or class, may return and that can be changed,
+    tensors aside."""
+    if function is None:
+        return frozenset()
+    if is_a(function, type):
+        return frozenset() if _is_fixed(function) else frozenset({function})
     code = code_of(function)
-    if code is None:
-        return True
-    if is_trusted_code(code):
-        return False
-    if any(each.opname in _BUILDS for one in nested_codes(code) for each in dis.get_instructions(one)):
-        return True
-    held = {**function.__globals__, **{name: cell for name, cell in attributes_of(function)}}
-    named = (held.get(name, getattr(builtins, name, None)) for name in code_names(code).names)
-    return any(is_a(one, type) and not _is_fixed(one) for one in named)
+    if code is None or is_trusted_code(code):
+        return frozenset()
+    codes = list(nested_codes(code))
+    built = {_BUILDS.get(each.opname) for one in codes for each in dis.get_instructions(one)}
+    held = {**vars(builtins), **function.__globals__, **dict(attributes_of(function))}
+    named = [held.get(name) for one in codes for name in code_names(one).names]
+    kinds = (one for one in (*built, *named) if is_a(one, type))
+    return frozenset(kind for kind in kinds if not _is_fixed(kind))
 
 
 def _is_fixed(kind: type) -> bool:

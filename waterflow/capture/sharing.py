@@ -143,12 +143,16 @@ class Sharing:
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._reach: Reach | None = None  # of the look at a pair under way
 
     def reason(self, other: Sharing) -> str | None:
         """Why the two may not train side by side: what one of them may change; None: they may."""
-        module = self._common_mode(other)
-        if module is not None:
-            return module
+        try:
+            return self._common_mode(other) or self._changing(other)
+        finally:
+            self._reach = other._reach = None  # what was met is not to live on
+
+    def _changing(self, other: Sharing) -> str | None:
         if not (self._changes_anything or other._changes_anything):
             return None
         one, two = self._marks, other._marks
@@ -162,7 +166,7 @@ class Sharing:
 
     def _reason_now(self, other: Sharing) -> str | None:
         """The same from what both reach now: who is gone has left his identity to others."""
-        one, two = self._look(), other._look()
+        one, two = self._reach or self._look(), other._reach or other._look()
         if one is None or two is None:
             return None
         self._marks, other._marks = _Marks.of(one), _Marks.of(two)
@@ -175,7 +179,7 @@ class Sharing:
     def _note_common(self, other: Sharing, found: Shared) -> None:
         """Remembers what the two have in common, where that can be told from others later."""
         kinds = frozenset((self._kind, other._kind))
-        if None in kinds:
+        if None in kinds or found.value is None:
             return
         try:
             value = weakref.ref(found.value)
@@ -217,7 +221,7 @@ class Sharing:
 
     @functools.cached_property
     def _marks(self) -> _Marks | None:
-        reach = self._look()
+        reach = self._reach = self._look()
         if reach is not None and self._kind is not None:
             if len(_KNOWN) >= _MOST_KINDS:
                 _KNOWN.clear()

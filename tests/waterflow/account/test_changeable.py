@@ -86,7 +86,7 @@ class Locked:
 
 @pytest.mark.parametrize(
     ("make", "looked_after"),
-    [(queue.Queue, True), (Locked, True), (list, False), (Slotted, False), (lambda: dict, True)],
+    [(Locked, True), (queue.Queue, False), (list, False), (Slotted, False), (lambda: dict, True)],
 )
 def test_objects_with_locks_are_left_to_their_makers(
     make: Callable[[], Any], looked_after: bool
