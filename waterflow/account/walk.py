@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import math
 import os
 import threading
@@ -38,7 +39,13 @@ from waterflow.account.code_names import code_names
 from waterflow.account.code_walk import NOTHING_LATE, CodeWalk, Entry, Late
 from waterflow.account.library import LibraryPart, are_librarys, part_for
 from waterflow.account.places import Trail
-from waterflow.account.trust import Packages, is_trusted_class, keeps_records, keeps_switches
+from waterflow.account.trust import (
+    Packages,
+    is_trusted_class,
+    is_trusted_name,
+    keeps_records,
+    keeps_switches,
+)
 
 #: Containers that passed-by code holds are looked into so deep, so many items of each.
 _HANDED_DEPTH, _MOST_HANDED = 3, 512
@@ -50,6 +57,8 @@ _VALUES = frozenset({str, int, float, bool, type(None), tuple, dict})
 MOST_BYTES = 16 << 20
 
 _MODULE_NAMES = frozenset(name for name in vars(nn.Module()) if name != "_version")
+#: What a logger has that decides nothing of what a step computes.
+_OF_LOGGERS = frozenset({"name", "parent", "handlers", "filters", "manager", "_cache"})
 _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 
 _READ_ENVIRONMENT: types.CodeType = vars(type(os.environ))["__getitem__"].__code__
@@ -219,8 +228,24 @@ class Walk(CodeWalk):
             self._tensor(value, trail)
         elif is_a(value, types.ModuleType):
             self._module(value, trail)
+        elif is_a(value, logging.Logger):
+            self._logger(value, trail)
         elif not is_constant_class(kind):
             self._object(value, trail)
+
+    def _logger(self, value: logging.Logger, trail: Trail) -> None:
+        """Which messages it lets through, and what users keep in it; everybody's, so that sharing
+        it says nothing."""
+        while value is not None and not is_trusted_name(value.name):
+            self.seen[id(value)] = value
+            found = self.guards.attributes(value, None, _OF_LOGGERS)
+            self.places.append(places.Attributes(trail, value, found, None, _OF_LOGGERS))
+            for name, inner in found:
+                self.reach(inner, trail.attribute(name))
+            above: Any = vars(value).get("parent")
+            value, trail = above, trail.attribute("parent")
+            if id(value) in self.seen:
+                return
 
     # Objects with attributes
 

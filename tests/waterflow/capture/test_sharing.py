@@ -32,6 +32,7 @@ from tests.support.shared_objects import (
     stepping,
     weighted,
 )
+from tests.support.shared_ways import WAYS, Tick, apart
 from waterflow.capture import sharing as sharing_module
 from waterflow.capture.sharing import Sharing
 
@@ -55,6 +56,55 @@ def test_what_one_of_two_jobs_changes_keeps_them_apart(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in SHARED if kind not in ("global", "default")])
 def test_jobs_that_have_each_their_own_are_not_kept_apart(kind: str) -> None:
     assert reason(job(**sharing(kind)()), job(**sharing(kind)())) is None
+
+
+def counted_by(tick: Tick, **given: Any) -> wf.Job:
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return plain_loss(model, batch) / (1 + tick() % 7)
+
+    return job(loss=loss, **given)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_shares_a_count_is_kept_apart_and_has_the_numbers_of_the_loop(way: str) -> None:
+    def made() -> list[wf.Job]:
+        tick, jobs = WAYS[way](), []
+        for number, name in enumerate("ab"):
+            torch.manual_seed(number)
+            made = counted_by(tick(), steps=400 + number)
+            made.name = name
+            jobs.append(made)
+        return jobs
+
+    found = reason(*made())
+    assert found is not None
+    assert "may change" in found
+    losses = [wf.run_eager(each, threads=1).losses for each in made()]
+    with pytest.warns(wf.SharingWarning, match="trains when job 'a' has ended"):
+        report = wf.run(made(), memory="64MiB", threads=1)
+    assert [report[name].losses for name in "ab"] == losses
+
+
+@pytest.mark.parametrize(("what", "make"), apart(), ids=[what for what, _ in apart()])
+def test_what_tells_no_job_of_another_keeps_none_apart(what: str, make: Any) -> None:
+    assert reason(counted_by(make()), counted_by(make())) is None
+
+
+def test_that_a_pair_has_an_object_in_common_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = Metric()
+    first, second, third = (Sharing(job(**evaluation(metric))) for _ in range(3))
+    found = second.reason(first)
+    looks: list[Sharing] = []
+    look = Sharing._look
+
+    def counted(one: Sharing) -> Any:
+        looks.append(one)
+        return look(one)
+
+    monkeypatch.setattr(Sharing, "_look", counted)
+    assert third.reason(second) == found
+    assert looks == [third]
+    assert Sharing(job(**evaluation(Metric()))).reason(third) is None
 
 
 def test_classes_are_shared_by_all_their_objects() -> None:
