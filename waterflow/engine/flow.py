@@ -445,7 +445,7 @@ class _Stretch:
             return self._make_room(job, job.eager.room, size)
 
         step = functools.partial(_make_eager_step, job, batch, fed.epoch, more)
-        run_eager_step(self._context, job, lane, step)
+        run_eager_step(self._context, job, lane, step, at_home=batch.specialization is None)
         job.feeder.step_done()  # callbacks come before the next batch is fetched
 
     def _evaluate(self, job: JobRun) -> Evaluated:

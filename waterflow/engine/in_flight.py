@@ -6,12 +6,13 @@ device already works on the next one, unless something of the user's must know t
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from waterflow.engine.context import RunContext
+from waterflow.engine.context import Outcome, RunContext
 from waterflow.engine.events import GroupsRan
 from waterflow.engine.job_run import JobRun
 from waterflow.executor.data.feeder import FeedItem
@@ -157,6 +158,8 @@ def run_eager_step(
     job: JobRun,
     lane: int,
     step: Callable[[], tuple[float, tuple[float, ...]]],
+    *,
+    at_home: bool,
 ) -> bool:
     """Runs a step in the user's Python and what follows it; returns whether the job goes on.
 
@@ -166,17 +169,35 @@ def run_eager_step(
         lane: the calling thread's.
         step: makes the step, returns its loss and the learning rates that it ran with; raises
             what ends the job.
+        at_home: whether what follows it is done on the job's own thread, as the step was.
     """
     started = time.perf_counter()
     made = context.run_isolated(job, step)
     span = (lane, 0, 0, started, time.perf_counter())
+    goes_on: list[bool] = []
+    finish = functools.partial(_finish_eager_step, context, job, span, made, goes_on)
+    if at_home:
+        job.at_home(finish)
+    else:
+        finish()
+    return goes_on[0]
+
+
+def _finish_eager_step(
+    context: RunContext,
+    job: JobRun,
+    span: tuple[Any, ...],
+    made: Outcome[tuple[float, tuple[float, ...]]] | None,
+    goes_on: list[bool],
+) -> None:
+    """Adds whether the job does."""
     with context.python:
         context.events.publish(GroupsRan((job.name,), [span]))
         finished = None
         if made is not None:
             finished = context.run_isolated(job, job.loop.finish_eager_step, *made.value)
         drop_gradients(context, job)
-    return finished is not None
+    goes_on.append(finished is not None)
 
 
 def drop_gradients(context: RunContext, job: JobRun) -> None:

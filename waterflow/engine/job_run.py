@@ -284,6 +284,14 @@ class JobRun:
                 return callbacks.run(name, functools.partial(self._beside, function))
         return callbacks.run(name, functools.partial(self._python, function))
 
+    def at_home(self, work: Callable[[], None]) -> None:
+        """Does something on the job's own thread, but where callbacks are made on the caller's, or
+        lanes have streams of a device."""
+        if self._device.queues or self.calls_back_elsewhere:
+            work()
+        else:
+            self.feeder.lend(work)
+
     def _at_home(self, function: Callable[[], Result]) -> Result:
         """The same for steps, on the job's own thread: Python may keep things by thread. Not where
         lanes have streams of a device, on which steps have to be queued."""

@@ -165,7 +165,8 @@ class RoundExecutor:
             return
 
         step = functools.partial(self._make_apart, job, batch)
-        goes_on = run_eager_step(context, job, 0, step)
+        at_home = batch.specialization is None
+        goes_on = run_eager_step(context, job, 0, step, at_home=at_home)
         if not goes_on:
             context.check_device()
         context.arena.synchronize()

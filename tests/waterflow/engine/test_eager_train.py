@@ -131,6 +131,26 @@ def test_a_job_goes_over_to_captured_steps_with_the_numbers_of_the_loop(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("capture", ["auto", False])
+def test_steps_and_callbacks_of_eager_steps_are_on_one_thread(policy, capture):
+    threads, held = set(), threading.local()
+
+    def scaled(model, batch):
+        threads.add(threading.get_ident())
+        return loss(model, batch) / (1 + getattr(held, "count", 0) % 3)
+
+    def on_step(result):
+        threads.add(threading.get_ident())
+        held.count = getattr(held, "count", 0) + 1
+
+    job, twin = make(capture=capture, on_step=on_step), make(on_step=on_step)
+    job.loss = twin.loss = scaled
+    report = run([job], policy=policy)
+    assert len(threads) == 1
+    assert_equal_to_loop(job, report, twin)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.usefixtures("captures_pay")
 def test_what_keeps_changing_is_eager_until_it_settles(policy, monkeypatch):
     monkeypatch.setattr(StepBuilder, "runs_to_pay", lambda self, signature: 25.0)

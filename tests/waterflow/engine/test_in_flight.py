@@ -120,7 +120,7 @@ def test_an_eager_step_goes_on_unless_something_of_the_users_fails(
         return 0.5, (0.1,)
 
     run, _ = engine.enter(make_job("a", on_step=on_step))
-    assert run_eager_step(engine.context, run, 0, step) is (fails is None)
+    assert run_eager_step(engine.context, run, 0, step, at_home=False) is (fails is None)
     assert run.state is (JobState.RUNNING if fails is None else JobState.FAILED)
     assert steps_done(engine) == ([] if fails == "step" else [("a", 0.5)])
     assert any(isinstance(event, GroupsRan) for event in engine.events)
