@@ -189,9 +189,8 @@ class Reach:
                 if self._may_change_new(_made_by(factory.__get__(value))):
                     yield value, "a look into it"
             elif not (is_trusted_class(kind) or is_a(value, (type, ModuleType, FunctionType))):
-                held = getattr(value, "__dict__", {})
-                for name, part in _cached_properties(kind):
-                    is_first = name in named and name not in held
+                for name, part in _cached_properties(kind):  # type: ignore[arg-type]
+                    is_first = name in named and name not in vars(value)
                     if is_first and self._may_change_new(_made_by(part.func)):
                         yield value, f"a look at its {name}"
 
@@ -415,7 +414,7 @@ def _called(
 
 
 @functools.lru_cache(maxsize=1024)
-def _cached_properties(kind: type) -> list[tuple[str, Any]]:
+def _cached_properties(kind: Any) -> list[tuple[str, Any]]:
     held = [(name, part) for each in kind.__mro__ for name, part in vars(each).items()]
     return [(name, part) for name, part in held if is_a(part, functools.cached_property)]
 
@@ -434,7 +433,7 @@ def _made_by(function: Any) -> frozenset[type]:
     built = {_BUILDS.get(each.opname) for one in codes for each in dis.get_instructions(one)}
     held = {**vars(builtins), **function.__globals__, **dict(attributes_of(function))}
     named = [held.get(name) for one in codes for name in code_names(one).names]
-    kinds = (one for one in (*built, *named) if is_a(one, type))
+    kinds: list[Any] = [one for one in (*built, *named) if is_a(one, type)]
     return frozenset(kind for kind in kinds if not _is_fixed(kind))
 
 
