@@ -182,7 +182,7 @@ class Reach:
         for value in self._holders.objects:
             kind = type(value)
             if kind is Memo:
-                if self._may_change_new(_made_by(value.__wrapped__)):
+                if self._may_change_new(_made_by(getattr(value, "__wrapped__", None))):
                     yield value, "a call of it"
             elif is_a(value, defaultdict):
                 factory: Any = vars(defaultdict)["default_factory"]
@@ -190,7 +190,7 @@ class Reach:
                     yield value, "a look into it"
             elif not (is_trusted_class(kind) or is_a(value, (type, ModuleType, FunctionType))):
                 for name, part in _cached_properties(kind):  # type: ignore[arg-type]
-                    is_first = name in named and name not in vars(value)
+                    is_first = name in named and name not in getattr(value, "__dict__", ())
                     if is_first and self._may_change_new(_made_by(part.func)):
                         yield value, f"a look at its {name}"
 

@@ -3,6 +3,7 @@
 import builtins
 import functools
 import gc
+import logging
 import random
 import sys
 import types
@@ -492,6 +493,22 @@ def test_any_container_anywhere(value, data):
 
 
 @pytest.mark.filterwarnings("ignore:Pickle, copy, and deepcopy:DeprecationWarning")
+@pytest.mark.parametrize("name", ["tests.levels.below", "tests.levels"])
+def test_what_a_logger_lets_through_is_seen(name):
+    logger, changed = logging.getLogger("tests.levels.below"), logging.getLogger(name)
+    taken = Account.take({"loss": lambda: logger.isEnabledFor(logging.DEBUG)})
+    logger.warning("%s", "kept")  # fills a cache of its own
+    assert taken.holds()
+    changed.setLevel(logging.ERROR)
+    assert "level" in taken.difference()
+    changed.setLevel(logging.NOTSET)
+    assert taken.holds()
+    changed.count = 1
+    assert "count" in taken.difference()
+    del changed.count
+    assert taken.holds()
+
+
 def test_accounts_are_freed(world):
     world.account()
     gc.collect()

@@ -53,6 +53,7 @@ IMPURE = {
     "_random.Random.seed": lambda: random.Random(1),
     "io.open#builtin": lambda: open(__file__).close(),
     "_io.open#path": lambda: np.fromfile(__file__, np.uint8),
+    "__subclasses__": lambda: nn.Module.__subclasses__(),
     "builtins.print": lambda: print("", file=io.StringIO()),
     "posix.stat": lambda: os.path.getsize(__file__),
     "posix.getpid": lambda: os.getpid(),
