@@ -10,6 +10,7 @@ import threading
 
 import torch
 import torch.nn.functional as F
+import torch.utils.serialization  # by the first pickle of a tensor: within a step, code of its own
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
