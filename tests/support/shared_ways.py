@@ -62,19 +62,6 @@ def remembered_object() -> Callable[[], Tick]:
     return lambda: lambda: counter().tick()
 
 
-def remembered_list() -> Callable[[], Tick]:
-    @functools.lru_cache(maxsize=4)
-    def numbers(key: str) -> list[int]:
-        return [0]
-
-    def tick() -> int:
-        found = numbers("a")
-        found[0] += 1
-        return found[0]
-
-    return lambda: tick
-
-
 def computed_once() -> Callable[[], Tick]:
     class Holder:
         @functools.cached_property
@@ -195,7 +182,6 @@ WAYS = {
         same_attributes,
         same_attributes_of_a_class,
         remembered_object,
-        remembered_list,
         computed_once,
         by_default,
         of_the_environment,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import dis
 import functools
 import os
 import weakref
@@ -63,13 +62,6 @@ _GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",)
 _CALL = "call"
 #: Names by which code reads the environment.
 _ENVIRONMENT = frozenset({"environ", "getenv"})
-#: Instructions that make containers, and which.
-_BUILDS: Mapping[str, type] = {
-    "BUILD_LIST": list,
-    "BUILD_MAP": dict,
-    "BUILD_CONST_KEY_MAP": dict,
-    "BUILD_SET": set,
-}
 #: So many objects are looked at for a job's loaders.
 _MOST_BEHIND = 1_000
 
@@ -196,14 +188,14 @@ class Reach:
 
     def _may_change_new(self, kinds: frozenset[type]) -> bool:
         """Whether code may do more than add to objects of some classes that are handed to it, or
-        lie in something."""
+        lie in something. In-place operators do not count: tensors of unknown origin have them."""
         for origin, ways in self._ways.items() if kinds else ():
             if origin is None or origin.kind not in ("unknown", "parameter", "below"):
                 continue
             owners = self._holders.owners_of(origin)
             for kind in kinds:
                 for way in ways if owners is None or issubclass(kind, owners) else ():
-                    adds = way.how == "method" and way.name in ADDING
+                    adds = way.how == "operator" or (way.how == "method" and way.name in ADDING)
                     if not adds and may_be_changed(kind, way, origin, self._packages):
                         return True
         return False
@@ -420,8 +412,8 @@ def _cached_properties(kind: Any) -> list[tuple[str, Any]]:
 
 
 def _made_by(function: Any) -> frozenset[type]:
-    """The classes of new objects that a function, or class, may return and that can be changed,
-    tensors aside."""
+    """The classes that a function, or class, may return new objects of that can be changed, tensors
+    and displays aside: what is remembered is a table of data, most often."""
     if function is None:
         return frozenset()
     if is_a(function, type):
@@ -430,10 +422,9 @@ def _made_by(function: Any) -> frozenset[type]:
     if code is None or is_trusted_code(code):
         return frozenset()
     codes = list(nested_codes(code))
-    built = {_BUILDS.get(each.opname) for one in codes for each in dis.get_instructions(one)}
     held = {**vars(builtins), **function.__globals__, **dict(attributes_of(function))}
     named = [held.get(name) for one in codes for name in code_names(one).names]
-    kinds: list[Any] = [one for one in (*built, *named) if is_a(one, type)]
+    kinds: list[Any] = [one for one in named if is_a(one, type)]
     return frozenset(kind for kind in kinds if not _is_fixed(kind))
 
 
