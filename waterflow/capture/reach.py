@@ -78,7 +78,8 @@ class Reach:
         self._job = job
         self.steps = steps
         self._accounts = steps, callback
-        found = [stores_of(code) for code in users_codes(self._accounts)]
+        self._codes = users_codes(self._accounts)
+        found = [stores_of(code) for code in self._codes]
         self._ways_of: dict[Hashable, set[str]] = {}
         given = functools.partial(_given_by_engine, job)
         self._holders = Holders(self._accounts, found, given)
@@ -170,9 +171,8 @@ class Reach:
         later: functions that remember what they have returned, properties that do, dictionaries
         with a default. Where code changes what may be such an object, the next job finds it
         changed; before the first one asks, nobody can see it."""
-        named = frozenset[str]().union(*(code_names(c).names for c in users_codes(self._accounts)))
         for value in self._holders.objects:
-            kind = type(value)
+            kind: Any = type(value)
             if kind is Memo:
                 if self._may_change_new(_made_by(getattr(value, "__wrapped__", None))):
                     yield value, "a call of it"
@@ -181,10 +181,15 @@ class Reach:
                 if self._may_change_new(_made_by(factory.__get__(value))):
                     yield value, "a look into it"
             elif not (is_trusted_class(kind) or is_a(value, (type, ModuleType, FunctionType))):
-                for name, part in _cached_properties(kind):  # type: ignore[arg-type]
-                    is_first = name in named and name not in getattr(value, "__dict__", ())
+                for name, part in _cached_properties(kind):
+                    is_first = name in self._named and name not in getattr(value, "__dict__", ())
                     if is_first and self._may_change_new(_made_by(part.func)):
                         yield value, f"a look at its {name}"
+
+    @functools.cached_property
+    def _named(self) -> frozenset[str]:
+        """The attributes that its code names."""
+        return frozenset[str]().union(*(code_names(code).names for code in self._codes))
 
     def _may_change_new(self, kinds: frozenset[type]) -> bool:
         """Whether code may do more than add to objects of some classes that are handed to it, or
@@ -250,6 +255,8 @@ class Reach:
         by_kind: dict[type, list[Any]] = {}
         for value in self._holders.objects_of(origin):
             by_kind.setdefault(type(value), []).append(value)
+        known = origin.kind in ("held", "below", "class")
+        known = known or self._holders.owners_of(origin) is not None
         for kind, values in by_kind.items():
             for way in ways:
                 if is_a(values[0], ModuleType):
@@ -257,18 +264,10 @@ class Reach:
                     found = [v for m in values if named for v in _variables(vars(m), way.name)]
                     yield from ((key, way, value) for key, value in found)
                 elif may_be_changed(kind, way, origin, self._packages):
-                    for value in (v for v in values if self._is_changed(v, way, origin)):
+                    for value in (v for v in values if _is_changed(v, way, known)):
                         if way.how != _CALL or changes_when_called(value):
                             yield id(value), way, value
                         yield from ((memory, way, value) for memory in memory_of(value))
-
-    def _is_changed(self, value: Any, way: Way, origin: Origin) -> bool:
-        """Whether an object of a class that can be changed in this way is."""
-        known = origin.kind in ("held", "below", "class")
-        known = known or self._holders.owners_of(origin) is not None
-        if way.how == "attribute" and not known and not has_attribute(value, way.name):
-            return False  # what a function was handed has the attributes that it sets
-        return not is_looked_after(value)
 
     def _variables(self, way: Way) -> Iterator[tuple[Hashable, Any]]:
         assert way.code is not None
@@ -430,6 +429,14 @@ def _made_by(function: Any) -> frozenset[type]:
 
 def _is_fixed(kind: type) -> bool:
     return kind in CONSTANTS or kind is tuple or issubclass(kind, (torch.Tensor, BaseException))
+
+
+def _is_changed(value: Any, way: Way, known: bool) -> bool:
+    """Whether an object of a class that can be changed in this way is; `known`: it is told by more
+    than what a function was handed, which has the attributes that it sets."""
+    if way.how == "attribute" and not known and not has_attribute(value, way.name):
+        return False
+    return not is_looked_after(value)
 
 
 def _is_iterator(value: Any) -> bool:

@@ -76,7 +76,7 @@ class _Common(NamedTuple):
         kinds: of the two jobs.
         value: the object.
         reason: what was said of it.
-        look: the number of the latest look before it was found.
+        look: the number of the earlier of the two looks that found it.
     """
 
     kinds: frozenset[Hashable]
@@ -162,32 +162,20 @@ class Sharing:
             return None
         kinds = frozenset((self._kind, other._kind))
         common = (each.reason for each in _COMMON if each.is_of(kinds, one, two))
-        return next(common, None) or self._reason_now(other)
+        return next(common, None) or self._reason_now(other, kinds)
 
-    def _reason_now(self, other: Sharing) -> str | None:
+    def _reason_now(self, other: Sharing, kinds: frozenset[Hashable]) -> str | None:
         """The same from what both reach now: who is gone has left his identity to others."""
         one, two = self._reach or self._look(), other._reach or other._look()
         if one is None or two is None:
             return None
-        self._marks, other._marks = _Marks.of(one), _Marks.of(two)
+        marks = self._marks, other._marks = _Marks.of(one), _Marks.of(two)
         found = one.may_change(two) or two.may_change(one)
         if found is None:
             return None
-        self._note_common(other, found)
+        if None not in kinds and found.value is not None:
+            _note_common(kinds, found, min(each.look for each in marks))
         return found.reason
-
-    def _note_common(self, other: Sharing, found: Shared) -> None:
-        """Remembers what the two have in common, where that can be told from others later."""
-        kinds = frozenset((self._kind, other._kind))
-        if None in kinds or found.value is None:
-            return
-        try:
-            value = weakref.ref(found.value)
-        except TypeError:
-            return
-        marks = (self._marks, other._marks)
-        _COMMON.append(_Common(kinds, value, found.reason, min(one.look for one in marks if one)))
-        del _COMMON[:-_MOST_COMMON]
 
     @functools.cached_property
     def _roots(self) -> dict[str, Any]:
@@ -262,6 +250,16 @@ class Sharing:
         codes = [code for one in functions if (code := code_of(one)) is not None]
         named = frozenset[str]().union(*(code_names(code).names for code in codes))
         return job.evaluate is not None or not named.isdisjoint(_SWITCH_MODES)
+
+
+def _note_common(kinds: frozenset[Hashable], found: Shared, look: int) -> None:
+    """Remembers what two jobs have in common, where that can be told from others later."""
+    try:
+        value = weakref.ref(found.value)
+    except TypeError:
+        return
+    _COMMON.append(_Common(kinds, value, found.reason, look))
+    del _COMMON[:-_MOST_COMMON]
 
 
 def _account_of(roots: Mapping[str, Any], packages: Packages, limits: Limits) -> Account | None:

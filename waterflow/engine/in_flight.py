@@ -174,13 +174,8 @@ def run_eager_step(
     started = time.perf_counter()
     made = context.run_isolated(job, step)
     span = (lane, 0, 0, started, time.perf_counter())
-    goes_on: list[bool] = []
-    finish = functools.partial(_finish_eager_step, context, job, span, made, goes_on)
-    if at_home:
-        job.at_home(finish)
-    else:
-        finish()
-    return goes_on[0]
+    finish = functools.partial(_finish_eager_step, context, job, span, made)
+    return job.at_home(finish) if at_home else finish()
 
 
 def _finish_eager_step(
@@ -188,16 +183,15 @@ def _finish_eager_step(
     job: JobRun,
     span: tuple[Any, ...],
     made: Outcome[tuple[float, tuple[float, ...]]] | None,
-    goes_on: list[bool],
-) -> None:
-    """Adds whether the job does."""
+) -> bool:
+    """Returns whether the job goes on."""
     with context.python:
         context.events.publish(GroupsRan((job.name,), [span]))
         finished = None
         if made is not None:
             finished = context.run_isolated(job, job.loop.finish_eager_step, *made.value)
         drop_gradients(context, job)
-    goes_on.append(finished is not None)
+    return finished is not None
 
 
 def drop_gradients(context: RunContext, job: JobRun) -> None:

@@ -284,25 +284,24 @@ class JobRun:
                 return callbacks.run(name, functools.partial(self._beside, function))
         return callbacks.run(name, functools.partial(self._python, function))
 
-    def at_home(self, work: Callable[[], None]) -> None:
-        """Does something on the job's own thread, but where callbacks are made on the caller's, or
-        lanes have streams of a device."""
-        if self._device.queues or self.calls_back_elsewhere:
-            work()
-        else:
-            self.feeder.lend(work)
+    def at_home(self, function: Callable[[], Result]) -> Result:
+        """Runs what follows a step on the job's own thread, but where callbacks are made on the
+        caller's, or lanes have streams of a device."""
+        away = self._device.queues or self.calls_back_elsewhere
+        return function() if away else self._lent(function)
 
     def _at_home(self, function: Callable[[], Result]) -> Result:
         """The same for steps, on the job's own thread: Python may keep things by thread. Not where
         lanes have streams of a device, on which steps have to be queued."""
         if self._device.queues:
             return self._python(function)
-        returned: list[Result] = []
-        self.feeder.lend(functools.partial(self._python_into, returned, function))
-        return returned[0]
+        return self._lent(functools.partial(self._python, function))
 
-    def _python_into(self, returned: list[Result], function: Callable[[], Result]) -> None:
-        returned.append(self._python(function))
+    def _lent(self, function: Callable[[], Result]) -> Result:
+        """What a function returns on the job's own thread."""
+        returned: list[Result] = []
+        self.feeder.lend(functools.partial(_into, returned, function))
+        return returned[0]
 
     def _fetch(self, function: Callable[[], Result]) -> Result:
         """The same for its data, which may take its time, and may be fetched beside a step."""
@@ -833,6 +832,10 @@ class _Weakly(Generic[Result]):
         owner = self._owner()
         assert owner is not None
         return self._function(owner, *arguments)  # type: ignore[no-any-return]
+
+
+def _into(returned: list[Result], function: Callable[[], Result]) -> None:
+    returned.append(function())
 
 
 def _are_same(one: list[Any], other: list[Any]) -> bool:
