@@ -12,7 +12,8 @@ happens beside training. `restore_s` reads, checks and gives the state to the jo
 `suspend_ms` is from the end of a step of ResNet-50 until its memory is free, `resume_ms` from
 the call until it runs again, `first_step_ms` by how much its first step then takes longer than
 usual. `shares` are the shares of the time in memory of six equal jobs in room for four (4/6 is
-fair), `time_slice_loss` is how much less they do in all than with room for all six.
+fair), `time_slice_loss` is how much less they do in all than with room for all six, the median over
+windows, `time_slice_loss_error` the standard error of their mean.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ from waterflow.job.epochs import begin_epoch
 from waterflow.models.zoo import TASKS
 
 BATCH = 2
+#: Seconds of a turn; a minute is the engine's own, with a sixtieth of the changes.
+QUANTUM = 1.0
 
 
 def trained(name: str) -> wf.Job:
@@ -207,35 +210,30 @@ def equal_jobs(count: int) -> list[wf.Job]:
     return jobs
 
 
-def turns(memory: int, policy: str, seconds: float) -> tuple[float, list[float]]:
-    """Steps a second of six jobs in all, and the share of the time in memory of each."""
-    held: dict[str, float] = {}
-    shares: dict[str, float] = {}
-    begun = [0.0]
+class Shares:
+    """The seconds that each job has been in memory; subscribes to events."""
 
-    def note(event: Any) -> None:
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, event: Any) -> None:
         if not isinstance(event, MemoryMoved):
             return
-        now = time.perf_counter()
         if event.held:
-            held.setdefault(event.job, now)
-        elif event.job in held:
-            came = max(held.pop(event.job), begun[0])
-            shares[event.job] = shares.get(event.job, 0.0) + max(0.0, now - came)
+            self._since.setdefault(event.job, time.perf_counter())
+        elif event.job in self._since:
+            self._add(event.job, self._since.pop(event.job))
 
-    options: dict[str, Any] = {"quantum": 1.0} if policy == "time-slice" else {}
-    with wf.Engine(memory, policy=policy, threads=1, **options) as engine:
-        engine.subscribe(note)
-        handles = [engine.submit(job) for job in equal_jobs(6)]
-        while min(len(handle.losses) for handle in handles) < 50:  # all have had a turn
-            time.sleep(0.02)
-        begun[0], before = time.perf_counter(), sum(len(h.losses) for h in handles)
-        shares.clear()
-        time.sleep(seconds)
-        took = time.perf_counter() - begun[0]
-        made = sum(len(h.losses) for h in handles) - before
-        engine.stop_all()
-    return made / took, [shares.get(f"job {n}", 0.0) / took for n in range(6)]
+    def _add(self, job: str, since: float) -> None:
+        seconds = self._seconds.get(job, 0.0)
+        self._seconds[job] = seconds + time.perf_counter() - since
+
+    def so_far(self) -> dict[str, float]:
+        for job in list(self._since):
+            since, self._since[job] = self._since[job], time.perf_counter()
+            self._add(job, since)
+        return dict(self._seconds)
 
 
 def room_for(count: int) -> int:
@@ -249,21 +247,50 @@ def room_for(count: int) -> int:
     return int(need.persistent_bytes * (count + 0.5) + step)
 
 
-def slices(repeats: int, seconds: float = 12.0) -> dict[str, object]:
-    """Six jobs in room for four, against the same with room for all."""
-    found: list[list[float]] = []
+def slices(windows: int, seconds: float = 4.0) -> dict[str, object]:
+    """Six jobs in room for four, and in room for all, by turns: an engine whose budget changes back
+    and forth, as the machine's own speed changes within half a minute.
 
-    def sliced() -> float:
-        speed, shares = turns(room_for(4), "time-slice", seconds)
-        found.append(shares)
-        return speed
+    Args:
+        windows: of each.
+        seconds: of a window, of several turns of a second.
+    """
+    four, six = room_for(4), room_for(6)
+    ratios, in_four, shares = [], 0.0, dict.fromkeys((f"job {n}" for n in range(6)), 0.0)
+    held = Shares()
+    with wf.Engine(six, policy="time-slice", threads=1, quantum=QUANTUM) as engine:
+        engine.subscribe(held)
+        handles = [engine.submit(job) for job in equal_jobs(6)]
+        while min(len(handle.losses) for handle in handles) < 50:  # captured, all of them
+            time.sleep(0.02)
 
-    speeds = interleaved(
-        {"sliced": sliced, "all": lambda: turns(room_for(6), "flow", seconds)[0]}, repeats
-    )
-    ratios = [a / b for a, b in zip(speeds["sliced"], speeds["all"], strict=True)]
-    shares = [statistics.median(one[number] for one in found) for number in range(6)]
-    return {"shares": shares, "time_slice_loss": 1 - statistics.median(ratios)}
+        def speed(budget: int) -> float:
+            """Steps a second of all jobs."""
+            nonlocal in_four
+            engine.resize(budget)
+            time.sleep(0.5)
+            before, started = held.so_far(), time.perf_counter()
+            steps = sum(len(handle.losses) for handle in handles)
+            time.sleep(seconds)
+            steps = sum(len(handle.losses) for handle in handles) - steps
+            took = time.perf_counter() - started
+            if budget == four:
+                in_four += took
+                for job, after in held.so_far().items():
+                    shares[job] += after - before.get(job, 0.0)
+            return steps / took
+
+        for window in range(windows):
+            order = (four, six) if window % 2 else (six, four)
+            found = {budget: speed(budget) for budget in order}
+            ratios.append(found[four] / found[six])
+        engine.stop_all()
+    return {
+        "shares": [share / in_four for share in shares.values()],
+        "quantum_s": QUANTUM,
+        "time_slice_loss": 1 - statistics.median(ratios),
+        "time_slice_loss_error": statistics.stdev(ratios) / len(ratios) ** 0.5,
+    }
 
 
 def main() -> None:
@@ -271,7 +298,7 @@ def main() -> None:
     with case("resnet50") as made:
         found = measure(made, options.repeats)
     resting = rests(2 * options.repeats)
-    show({**found, **resting, **slices(max(1, options.repeats // 2))}, options.json)
+    show({**found, **resting, **slices(4 * options.repeats)}, options.json)
 
 
 if __name__ == "__main__":

@@ -253,7 +253,8 @@ class Engine:
         """Changes the budget, while jobs run: at the next moment at which none is in a step.
 
         What is given up is the system's at once. Opportunistic jobs for which there is no room any
-        more rest until there is. Returns when it is done; in a job's callback at once.
+        more rest until there is, and jobs that take turns wait for theirs. Returns when it is done;
+        in a job's callback at once.
 
         Args:
             memory: bytes that all jobs together may hold, or a text such as "512MiB".

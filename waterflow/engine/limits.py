@@ -26,15 +26,19 @@ class Limits:
 
     Attributes:
         spills: whether jobs without a limit of their own are planned into the budget.
+        takes_turns: whether jobs that do not fit beside the others wait for their turn in memory.
         imposed: bytes that jobs may need for others' sake, beside their own limits.
         is_learning: whether imposed limits are those of `MemoryTrials`, for nobody who goes first.
         before_change: called before somebody changes a limit.
     """
 
-    def __init__(self, context: RunContext, queue: JobQueue, admission: Admission) -> None:
+    def __init__(
+        self, context: RunContext, queue: JobQueue, admission: Admission, takes_turns: bool
+    ) -> None:
         self._context = context
         self._queue = queue
         self._admission = admission
+        self.takes_turns = takes_turns
         self.spills = False
         self.imposed: WeakKeyDictionary[JobRun, int] = WeakKeyDictionary()
         self.is_learning = False
@@ -188,17 +192,25 @@ class Limits:
             raise self._refused(budget)
 
     def _staying(self, capacity: int, budget: int) -> list[JobRun]:
-        """The jobs that stay in memory: all that are not opportunistic, and as many of the others
-        as fit beside them, those that came first first."""
+        """The jobs that stay in memory: all that cannot give way, and as many of the others as fit
+        beside them, those that came first first."""
         residents = [job for job in self._queue.jobs if job.resident and not job.ended]
-        first = [job for job in residents if job.priority is not Priority.OPPORTUNISTIC]
-        if first and not _fit(first, capacity):
-            raise BudgetError(self._too_small(first, budget))
-        staying = list(first)
+        staying = [job for job in residents if not self._may_give_way(job)]
+        if staying and not _fit(staying, capacity):
+            raise BudgetError(self._too_small(staying, budget))
         for job in residents:
-            if job not in staying and _fit([*staying, job], capacity):
+            if job in staying:
+                continue
+            if _fit([*staying, job], capacity):
                 staying.append(job)
+            elif job.priority is not Priority.OPPORTUNISTIC and not _fit([job], capacity):
+                raise BudgetError(self._too_small([job], budget))  # it would have no turn
         return staying
+
+    def _may_give_way(self, job: JobRun) -> bool:
+        if job.priority is Priority.OPPORTUNISTIC:
+            return True
+        return self.takes_turns and job.priority is not Priority.GUARANTEED
 
     def _too_small(self, jobs: Sequence[JobRun], budget: int) -> str:
         held = "; ".join(

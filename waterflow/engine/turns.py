@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from waterflow.engine.admission import Admission
+from waterflow.engine.events import EventStream, MemoryMoved
 from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.partitioner.policies import Policy
@@ -17,13 +18,20 @@ class Turns:
     """Decides whose turn it is; the entrance has jobs leave and come. On the engine's thread, but
     for `are_over`."""
 
-    def __init__(self, policy: Policy, queue: JobQueue, admission: Admission) -> None:
+    def __init__(
+        self, policy: Policy, queue: JobQueue, admission: Admission, events: EventStream
+    ) -> None:
         self._policy = policy
         self._queue = queue
         self._admission = admission
         self._shares: WeakKeyDictionary[JobRun, Share] = WeakKeyDictionary()
+        # Since when they are those in memory and those that wait to be.
         self._since = time.perf_counter()
+        self._inside: WeakSet[JobRun] = WeakSet()
+        self._waiting: WeakSet[JobRun] = WeakSet()
         self._ends: float | None = None  # of the present turn, where somebody waits for it
+        if policy.quantum is not None:
+            events.subscribe(lambda _: self._count(), MemoryMoved)
 
     def are_over(self) -> bool:
         """Whether the present turn has ended, and somebody else wants the next one."""
@@ -40,8 +48,8 @@ class Turns:
             return
         self._count()
         jobs = [job for job in self._queue.jobs if self._takes_part(job)]
-        waiting = [job for job in jobs if not job.resident]
-        if not waiting:
+        self._waiting = WeakSet(job for job in jobs if not job.resident)
+        if not self._waiting:
             self._ends = None
             return
         now = time.perf_counter()
@@ -71,14 +79,21 @@ class Turns:
         return job.resident or (job.next_batch() is not None and self._admission.fits_alone(job))
 
     def _count(self) -> None:
-        """The time that has passed is that of the jobs in memory."""
+        """The time that has passed is that of the jobs that were in memory. Whoever was not, nor
+        waited for a turn, has no more due than those who did."""
         now = time.perf_counter()
         passed, self._since = now - self._since, now
         for job, share in list(self._shares.items()):
             if job.ended:
                 del self._shares[job]
-            elif job.resident:
+            elif job in self._inside:
                 self._shares[job] = share.after(passed)
+        there = self._inside | self._waiting
+        least = min((share.used for job, share in self._shares.items() if job in there), default=0)
+        for job, share in self._shares.items():
+            if job not in there and share.used < least:
+                self._shares[job] = share._replace(used=least)
+        self._inside = WeakSet(job for job in self._queue.jobs if job.resident)
 
     def _share(self, job: JobRun) -> Share:
         known = self._shares.get(job)

@@ -18,6 +18,30 @@ from waterflow.engine.events import MemoryMoved
 pytestmark = pytest.mark.cpu
 
 
+class InMemory:
+    """Jobs that are in memory, and the seconds that each has been; subscribes to events."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+        self.seconds = Counter[str]()
+        self.most = 0  # at a time
+
+    def __call__(self, event: Any) -> None:
+        if not isinstance(event, MemoryMoved):
+            return
+        if event.held:
+            self._since.setdefault(event.job, time.perf_counter())
+            self.most = max(self.most, len(self._since))
+        elif event.job in self._since:
+            self.seconds[event.job] += time.perf_counter() - self._since.pop(event.job)
+
+    def begin(self) -> None:
+        """Forgets what was before."""
+        self.seconds.clear()
+        self.most = len(self._since)
+        self._since = dict.fromkeys(self._since, time.perf_counter())
+
+
 @pytest.mark.parametrize("capture", [True, soaked("auto")])
 def test_jobs_that_do_not_fit_together_take_turns(capture: Any) -> None:
     """Each is in memory more than once, and no more than one at a time."""
@@ -38,6 +62,54 @@ def test_jobs_that_do_not_fit_together_take_turns(capture: Any) -> None:
     for job, handle in zip(jobs, handles, strict=True):
         assert handle.status == "finished"
         assert_equal_to_eager(job, handle.result(), make_job(job.name, 1, epochs=20))
+
+
+def test_a_smaller_budget_lets_fewer_in_at_a_time() -> None:
+    """Jobs that take turns need not all stay in memory; one that would have no turn is refused."""
+    room = needed(make_job("a", 1, capture=True))
+    jobs = [make_job(name, 1, epochs=30, capture=True) for name in "abc"]
+    inside = InMemory()
+    with wf.Engine(4 * room, policy="time-slice", quantum="50ms", threads=1) as engine:
+        engine.subscribe(inside)
+        handles = [engine.submit(job) for job in jobs]
+        wait_until(lambda: all(handle.losses for handle in handles))
+        with pytest.raises(wf.BudgetError, match=r"'a' holds .* and needs .* for a step"):
+            engine.resize(room // 2)
+        assert inside.most == 3
+        engine.resize(room)
+        inside.most = 0
+        steps = [len(handle.losses) for handle in handles]
+        wait_until(lambda: all(len(h.losses) > n for h, n in zip(handles, steps, strict=True)))
+        assert inside.most == 1
+        engine.resize(4 * room)
+    for job, handle in zip(jobs, handles, strict=True):
+        assert_equal_to_eager(job, handle.result(), make_job(job.name, 1, epochs=30))
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["nobody waited", "one was suspended"])
+def test_time_in_which_a_job_wanted_no_turn_gives_it_none(away: bool) -> None:
+    """Neither a job that was in memory while nobody waited, nor one that rested for its user's
+    sake, is owed that time."""
+    room = needed(make_job("a", 1, capture=True))
+    jobs = [make_job(name, 1, epochs=10**6, capture=True) for name in "ab"]
+    inside = InMemory()
+    with wf.Engine(2 * room, policy="time-slice", quantum="50ms", threads=1) as engine:
+        engine.subscribe(inside)
+        handles = [engine.submit(job) for job in jobs]
+        wait_until(lambda: all(handle.losses for handle in handles))
+        engine.resize(room)  # turns begin, so that time counts
+        time.sleep(0.3)
+        engine.resize(2 * room)
+        if away:
+            assert handles[1].suspend(timeout=300)
+        time.sleep(1.5)
+        engine.resize(room)
+        handles[1].resume()
+        inside.begin()
+        time.sleep(1.0)
+        engine.stop_all()
+    share = inside.seconds["b"] / inside.seconds.total()
+    assert 0.25 < share < 0.75
 
 
 def test_a_job_that_somebody_suspended_has_no_turn() -> None:
