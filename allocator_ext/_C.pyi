@@ -262,6 +262,13 @@ class Gate:
     @property
     def waited_seconds(self) -> float: ...
 
+def simulate_flow(
+    jobs: Sequence[tuple[Demand, Sequence[float], float, bool]],
+    range: int,
+    lanes: int,
+    open_to_others: int,
+    next_job: Callable[[list[tuple[int, float]]], int],
+) -> tuple[list[float], list[float], list[tuple[float, float, int, int, int]]]: ...
 def check_happens_before(log: npt.NDArray[np.void], lanes: int) -> list[Violation]: ...
 
 # Lanes, storages and tapes (bind/torch.cpp)

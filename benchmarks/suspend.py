@@ -268,17 +268,19 @@ def slices(windows: int, seconds: float = 4.0) -> dict[str, object]:
             """Steps a second of all jobs."""
             nonlocal in_four
             engine.resize(budget)
+            before, begun = held.so_far(), time.perf_counter()
             time.sleep(0.5)
-            before, started = held.so_far(), time.perf_counter()
-            steps = sum(len(handle.losses) for handle in handles)
+            steps, started = sum(len(handle.losses) for handle in handles), time.perf_counter()
             time.sleep(seconds)
-            steps = sum(len(handle.losses) for handle in handles) - steps
-            took = time.perf_counter() - started
+            steps, ended = (
+                sum(len(handle.losses) for handle in handles) - steps,
+                time.perf_counter(),
+            )
             if budget == four:
-                in_four += took
+                in_four += ended - begun
                 for job, after in held.so_far().items():
                     shares[job] += after - before.get(job, 0.0)
-            return steps / took
+            return steps / (ended - started)
 
         for window in range(windows):
             order = (four, six) if window % 2 else (six, four)

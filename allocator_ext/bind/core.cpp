@@ -2,6 +2,7 @@
 // Pointers are Python integers, the event log a numpy array with one record an event.
 #include "bind/core.h"
 
+#include <pybind11/functional.h>
 #include <pybind11/native_enum.h>
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -18,6 +19,7 @@
 #include "core/check/checker.h"
 #include "core/device/arenas.h"
 #include "core/device/cuda_device.h"
+#include "core/plan/flow_simulation.h"
 #include "core/plan/gate.h"
 #include "core/plan/memory_plan.h"
 #include "core/plan/pile.h"
@@ -335,6 +337,31 @@ Pile pile_arrays(const Array<std::int64_t>& bytes, const Array<std::int32_t>& id
   return pile_up(events, limit);
 }
 
+// A simulated job: demand, seconds of each group, weight, whether it goes first.
+using FlowingTuple = std::tuple<std::shared_ptr<Demand>, std::vector<double>, double, bool>;
+
+py::list as_list(const FlowMarks& marks) {
+  py::list list(py::make_tuple(marks.now, marks.alone, marks.both, marks.work, marks.waits));
+  for (const double seconds : marks.worked) list.append(seconds);
+  return list;
+}
+
+// The marks as lists of numbers, and spans as (start, stop, lane, job, group).
+py::tuple simulated(const std::vector<FlowingTuple>& jobs, std::size_t range, int lanes,
+                    int open_to_others, const NextJob& next_job) {
+  std::vector<FlowingJob> flowing;
+  flowing.reserve(jobs.size());
+  for (const auto& [demand, seconds, weight, goes_first] : jobs) {
+    flowing.push_back({demand, seconds, weight, goes_first});
+  }
+  const FlowCourse course = simulate_flow(flowing, range, lanes, open_to_others, next_job);
+  py::list spans;
+  for (const FlowSpan& span : course.spans) {
+    spans.append(py::make_tuple(span.start, span.stop, span.lane, span.job, span.group));
+  }
+  return py::make_tuple(as_list(course.warm), as_list(course.end), spans);
+}
+
 void bind_flow(py::module_& m) {
   py::class_<Pile>(m, "Pile")
       .def_property_readonly("offsets",
@@ -373,6 +400,8 @@ void bind_flow(py::module_& m) {
       .def("end", &Gate::end, "lane"_a)
       .def_property_readonly("waits", &Gate::waits)
       .def_property_readonly("waited_seconds", &Gate::waited_seconds);
+  m.def("simulate_flow", &simulated, "jobs"_a, "range"_a, "lanes"_a, "open_to_others"_a,
+        "next_job"_a);
 }
 
 void bind_judges(py::module_& m) {
