@@ -12,8 +12,11 @@ happens beside training. `restore_s` reads, checks and gives the state to the jo
 `suspend_ms` is from the end of a step of ResNet-50 until its memory is free, `resume_ms` from
 the call until it runs again, `first_step_ms` by how much its first step then takes longer than
 usual. `shares` are the shares of the time in memory of six equal jobs in room for four (4/6 is
-fair), `time_slice_loss` is how much less they do in all than with room for all six, the median over
-windows, `time_slice_loss_error` the standard error of their mean.
+fair). `turn_ms` is for how long no lane works when a turn ends, copies included;
+`time_slice_loss` is how much less of the time lanes are at work than with room for all six, the
+median over windows, `time_slice_loss_error` the standard error of their mean, and
+`time_slice_fewer_steps` the same of the steps that they make, which a shared machine changes more
+than turns do.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from waterflow.checkpoint.job_state import Progress, check, put, take
 from waterflow.checkpoint.model import attributes_of
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.checkpoint.store import CheckpointFolder
-from waterflow.engine.events import MemoryMoved, StateChanged
+from waterflow.engine.events import GroupsRan, MemoryMoved, StateChanged
 from waterflow.engine.states import JobState
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.epochs import begin_epoch
@@ -211,18 +214,30 @@ def equal_jobs(count: int) -> list[wf.Job]:
 
 
 class Shares:
-    """The seconds that each job has been in memory; subscribes to events."""
+    """The seconds that each job has been in memory, those that lanes have worked, and those of each
+    change of turns in which none has; subscribes to events."""
 
     def __init__(self) -> None:
+        self.worked = 0.0
+        self.changes: list[float] = []
+        self._latest = 0.0  # end of a group
+        self._ended: float | None = None  # the present change began then
         self._since: dict[str, float] = {}
         self._seconds: dict[str, float] = {}
 
     def __call__(self, event: Any) -> None:
+        if isinstance(event, GroupsRan):
+            if self._ended is not None:
+                self.changes.append(min(start for *_, start, _ in event.spans) - self._ended)
+                self._ended = None
+            self.worked += sum(stop - start for *_, start, stop in event.spans)
+            self._latest = max(self._latest, *(stop for *_, stop in event.spans))
         if not isinstance(event, MemoryMoved):
             return
         if event.held:
             self._since.setdefault(event.job, time.perf_counter())
         elif event.job in self._since:
+            self._ended = self._latest
             self._add(event.job, self._since.pop(event.job))
 
     def _add(self, job: str, since: float) -> None:
@@ -256,7 +271,7 @@ def slices(windows: int, seconds: float = 4.0) -> dict[str, object]:
         seconds: of a window, of several turns of a second.
     """
     four, six = room_for(4), room_for(6)
-    ratios, in_four, shares = [], 0.0, dict.fromkeys((f"job {n}" for n in range(6)), 0.0)
+    in_four, shares = 0.0, dict.fromkeys((f"job {n}" for n in range(6)), 0.0)
     held = Shares()
     with wf.Engine(six, policy="time-slice", threads=1, quantum=QUANTUM) as engine:
         engine.subscribe(held)
@@ -264,34 +279,39 @@ def slices(windows: int, seconds: float = 4.0) -> dict[str, object]:
         while min(len(handle.losses) for handle in handles) < 50:  # captured, all of them
             time.sleep(0.02)
 
-        def speed(budget: int) -> float:
-            """Steps a second of all jobs."""
+        def done() -> tuple[float, int, float]:
+            """Seconds that lanes have worked, steps made, and when that was."""
+            return held.worked, sum(len(handle.losses) for handle in handles), time.perf_counter()
+
+        def speed(budget: int) -> tuple[float, float]:
+            """Lanes at work on the average, and steps a second of all jobs."""
             nonlocal in_four
             engine.resize(budget)
-            before, begun = held.so_far(), time.perf_counter()
+            in_memory, begun = held.so_far(), time.perf_counter()
             time.sleep(0.5)
-            steps, started = sum(len(handle.losses) for handle in handles), time.perf_counter()
+            before = done()
             time.sleep(seconds)
-            steps, ended = (
-                sum(len(handle.losses) for handle in handles) - steps,
-                time.perf_counter(),
-            )
+            worked, steps, took = (b - a for a, b in zip(before, done(), strict=True))
             if budget == four:
-                in_four += ended - begun
+                in_four += time.perf_counter() - begun
                 for job, after in held.so_far().items():
-                    shares[job] += after - before.get(job, 0.0)
-            return steps / (ended - started)
+                    shares[job] += after - in_memory.get(job, 0.0)
+            return worked / took, steps / took
 
+        found = []
         for window in range(windows):
             order = (four, six) if window % 2 else (six, four)
-            found = {budget: speed(budget) for budget in order}
-            ratios.append(found[four] / found[six])
+            speeds = {budget: speed(budget) for budget in order}
+            found.append([a / b for a, b in zip(speeds[four], speeds[six], strict=True)])
         engine.stop_all()
+    at_work, steps = zip(*found, strict=True)
     return {
         "shares": [share / in_four for share in shares.values()],
         "quantum_s": QUANTUM,
-        "time_slice_loss": 1 - statistics.median(ratios),
-        "time_slice_loss_error": statistics.stdev(ratios) / len(ratios) ** 0.5,
+        "turn_ms": 1e3 * statistics.median(held.changes),
+        "time_slice_loss": 1 - statistics.median(at_work),
+        "time_slice_loss_error": statistics.stdev(at_work) / windows**0.5,
+        "time_slice_fewer_steps": 1 - statistics.median(steps),
     }
 
 
