@@ -90,7 +90,7 @@ class FlowExecutor:
     def _change(self, event: ShareChanged) -> None:
         """A job goes before others than it did; with the engine's lock held."""
         for job in self._jobs:
-            self._shares[job.name] = _share(job, self._shares[job.name])
+            self._shares[job.name] = job.share_now(self._shares[job.name])
         self._precedence.begin(self._jobs)
 
     def open_rooms(self, jobs: Sequence[JobRun]) -> None:
@@ -134,7 +134,7 @@ class FlowExecutor:
             plan.open()
         known = {job.name: self._shares[job.name] for job in jobs if job.name in self._shares}
         self._shares = {
-            job.name: _share(job, known.get(job.name) or newcomer(job.weight, known.values()))
+            job.name: job.share_now(known.get(job.name) or newcomer(job.weight, known.values()))
             for job in jobs
         }
         with self._context.state:
@@ -159,11 +159,6 @@ class FlowExecutor:
 
     def _choose(self, waiting: Sequence[JobRun]) -> JobRun:
         return waiting[self._next_job([self._shares[job.name] for job in waiting])]
-
-
-def _share(job: JobRun, share: Share) -> Share:
-    """The share by the weight and priority that the job has now."""
-    return share._replace(weight=job.weight, priority=job.priority)
 
 
 class _Stretch:

@@ -48,7 +48,7 @@ from waterflow.executor.run.residency import Residency
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.epochs import NumberedEpochs, by_step
 from waterflow.job.job import Job
-from waterflow.partitioner.policies.fair_share import Priority
+from waterflow.partitioner.policies.fair_share import Priority, Share
 from waterflow.report.job_report import JobReport
 from waterflow.steps.check_schedule import CheckSchedule
 from waterflow.steps.eager_need import eager_need, largest_batch
@@ -380,6 +380,10 @@ class JobRun:
         if self.waited is None:
             self.waited = f"trained when job {other.name!r} had ended, as both have {reason}"
             self._events.publish(HeldBack(self.name, other.name, reason))
+
+    def share_now(self, share: Share) -> Share:
+        """Its share, by the weight and priority that it has now."""
+        return share._replace(weight=self.weight, priority=self.priority)
 
     @property
     def is_to_rest(self) -> bool:

@@ -79,27 +79,26 @@ class Turns:
         return job.resident or (job.next_batch() is not None and self._admission.fits_alone(job))
 
     def _count(self) -> None:
-        """The time that has passed is that of the jobs that were in memory. Whoever was not, nor
-        waited for a turn, has no more due than those who did."""
+        """The time that has passed is that of the jobs that were in memory, if others waited for
+        it. Whoever did neither has no more due than those who did."""
         now = time.perf_counter()
         passed, self._since = now - self._since, now
         for job, share in list(self._shares.items()):
             if job.ended:
                 del self._shares[job]
-            elif job in self._inside:
+            elif job in self._inside and self._waiting:
                 self._shares[job] = share.after(passed)
         there = self._inside | self._waiting
         least = min((share.used for job, share in self._shares.items() if job in there), default=0)
         for job, share in self._shares.items():
-            if job not in there and share.used < least:
-                self._shares[job] = share._replace(used=least)
+            used = share.used if job in there else max(share.used, least)
+            self._shares[job] = job.share_now(share._replace(used=used))
         self._inside = WeakSet(job for job in self._queue.jobs if job.resident)
 
     def _share(self, job: JobRun) -> Share:
-        known = self._shares.get(job)
-        if known is None:
-            known = self._shares[job] = newcomer(job.weight, self._shares.values())
-        return known._replace(weight=job.weight, priority=job.priority)
+        if job not in self._shares:
+            self._shares[job] = newcomer(job.weight, self._shares.values())
+        return job.share_now(self._shares[job])
 
     def _choose(self, jobs: Sequence[JobRun]) -> None:
         chosen = self._policy.residents(

@@ -86,6 +86,21 @@ def test_a_smaller_budget_lets_fewer_in_at_a_time() -> None:
         assert_equal_to_eager(job, handle.result(), make_job(job.name, 1, epochs=30))
 
 
+def test_a_weight_that_is_changed_counts_from_then_on() -> None:
+    room = needed(make_job("a", 1, capture=True))
+    jobs = [make_job(name, 1, epochs=10**6, capture=True) for name in "ab"]
+    inside = InMemory()
+    with wf.Engine(room, policy="time-slice", quantum="50ms", threads=1) as engine:
+        engine.subscribe(inside)
+        handles = [engine.submit(job) for job in jobs]
+        wait_until(lambda: all(handle.losses for handle in handles))
+        handles[0].set_weight(4)
+        inside.begin()
+        time.sleep(1.5)
+        engine.stop_all()
+    assert 0.65 < inside.seconds["a"] / inside.seconds.total() < 0.95
+
+
 @pytest.mark.parametrize("away", [False, True], ids=["nobody waited", "one was suspended"])
 def test_time_in_which_a_job_wanted_no_turn_gives_it_none(away: bool) -> None:
     """Neither a job that was in memory while nobody waited, nor one that rested for its user's
