@@ -26,6 +26,11 @@ JOBS = {
     for name, build in {**MODELS, **TRAINING, **OWN_STEPS, **SCHEDULERS}.items()
     if not name.startswith("one_cycle")
 }
+#: Under which jobs share memory in other ways, with their options.
+POLICIES: dict[str, dict[str, Any]] = {
+    "flow": {},
+    "time-slice": {"quantum": "20ms"},
+}
 MEMORY, SIZES = "64MiB", ("1MiB", "3MiB", "16MiB", "64MiB")
 SHORT, LONG = 8, 24
 EPOCHS = 8
@@ -137,10 +142,11 @@ def grant(engine: wf.Engine, handle: wf.JobHandle, wish: tuple[Any, ...]) -> Non
                 engine.resize(size)
 
 
-def check(chosen: list[tuple[str, Any, str]], asked: list[tuple[int, Any]]) -> None:
+def check(chosen: list[tuple[str, Any, str]], asked: list[tuple[int, Any]], policy: str) -> None:
     left = [make(name, capture=capture, priority=rank) for name, capture, rank in chosen]
     jobs = list(left)
-    with wf.Engine(MEMORY, threads=1, check=True) as engine:
+    options = POLICIES[policy]
+    with wf.Engine(MEMORY, policy=policy, threads=1, check=True, **options) as engine:
         handles = [engine.submit(left.pop(0)), engine.submit(left.pop(0))]
         for place, wish in asked:
             made = sum(len(handle.losses) for handle in handles)
@@ -162,7 +168,7 @@ def check(chosen: list[tuple[str, Any, str]], asked: list[tuple[int, Any]]) -> N
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(chosen=jobs_of_a_run, asked=wishes)
+@given(chosen=jobs_of_a_run, asked=wishes, policy=st.sampled_from(sorted(POLICIES)))
 @example(
     chosen=[
         ("cnn", True, "opportunistic"),
@@ -170,21 +176,25 @@ def check(chosen: list[tuple[str, Any, str]], asked: list[tuple[int, Any]]) -> N
         ("encoder", True, "opportunistic"),
     ],
     asked=[(0, ("tight",)), (1, ("priority", "opportunistic")), (1, ("submit",))],
+    policy="flow",
 )
 @example(
     chosen=[("reader", True, "guaranteed"), ("encoder", True, "normal")],
     asked=[(0, ("tight",)), (0, ("suspend",)), (0, ("resume",))],
+    policy="flow",
 )
-def test_a_few_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) -> None:
-    check(chosen, asked)
+def test_a_few_orders_of_wishes(
+    chosen: list[tuple[str, Any, str]], asked: Any, policy: str
+) -> None:
+    check(chosen, asked, policy)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)  # of all orders together
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(chosen=jobs_of_a_run, asked=wishes)
-def test_many_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any) -> None:
-    check(chosen, asked)
+@given(chosen=jobs_of_a_run, asked=wishes, policy=st.sampled_from(sorted(POLICIES)))
+def test_many_orders_of_wishes(chosen: list[tuple[str, Any, str]], asked: Any, policy: str) -> None:
+    check(chosen, asked, policy)
 
 
 @pytest.mark.parametrize("capture", ["auto", True])
