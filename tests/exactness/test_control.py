@@ -29,8 +29,12 @@ JOBS = {
 #: Under which jobs share memory in other ways, with their options.
 POLICIES: dict[str, dict[str, Any]] = {
     "flow": {},
+    "temporal": {},
     "time-slice": {"quantum": "20ms"},
+    "waterwave": {},
 }
+#: Those of them under which some go before others.
+RANKED = ("flow", "time-slice")
 MEMORY, SIZES = "64MiB", ("1MiB", "3MiB", "16MiB", "64MiB")
 SHORT, LONG = 8, 24
 EPOCHS = 8
@@ -143,7 +147,10 @@ def grant(engine: wf.Engine, handle: wf.JobHandle, wish: tuple[Any, ...]) -> Non
 
 
 def check(chosen: list[tuple[str, Any, str]], asked: list[tuple[int, Any]], policy: str) -> None:
-    left = [make(name, capture=capture, priority=rank) for name, capture, rank in chosen]
+    left = [make(name, capture=capture) for name, capture, _ in chosen]
+    if policy in RANKED:
+        for job, (_, _, rank) in zip(left, chosen, strict=True):
+            job.priority = rank
     jobs = list(left)
     options = POLICIES[policy]
     with wf.Engine(MEMORY, policy=policy, threads=1, check=True, **options) as engine:
