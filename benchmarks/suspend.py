@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,7 +41,7 @@ from waterflow.checkpoint.job_state import Progress, check, put, take
 from waterflow.checkpoint.model import attributes_of
 from waterflow.checkpoint.snapshot import JobSnapshot
 from waterflow.checkpoint.store import CheckpointFolder
-from waterflow.engine.events import GroupsRan, MemoryMoved, StateChanged
+from waterflow.engine.events import GroupsRan, MemoryMoved, StateChanged, StepDone
 from waterflow.engine.states import JobState
 from waterflow.executor.run.rng import JobRng
 from waterflow.job.epochs import begin_epoch
@@ -214,11 +214,11 @@ def equal_jobs(count: int) -> list[wf.Job]:
 
 
 class Shares:
-    """The seconds that each job has been in memory, those that lanes have worked, and those of each
-    change of turns in which none has; subscribes to events."""
+    """The seconds that each job has been in memory, those that lanes have worked, the steps made,
+    and the seconds of each change of turns in which no lane has worked; subscribes to events."""
 
     def __init__(self) -> None:
-        self.worked = 0.0
+        self.worked, self.steps = 0.0, 0
         self.changes: list[float] = []
         self._latest = 0.0  # end of a group
         self._ended: float | None = None  # the present change began then
@@ -232,9 +232,11 @@ class Shares:
                 self._ended = None
             self.worked += sum(stop - start for *_, start, stop in event.spans)
             self._latest = max(self._latest, *(stop for *_, stop in event.spans))
-        if not isinstance(event, MemoryMoved):
+        elif isinstance(event, StepDone):
+            self.steps += 1
+        elif not isinstance(event, MemoryMoved):
             return
-        if event.held:
+        elif event.held:
             self._since.setdefault(event.job, time.perf_counter())
         elif event.job in self._since:
             self._ended = self._latest
@@ -262,6 +264,31 @@ def room_for(count: int) -> int:
     return int(need.persistent_bytes * (count + 0.5) + step)
 
 
+class Window(NamedTuple):
+    """What six jobs did under one budget: lanes at work on the average, steps a second of all, and
+    each one's share of the time in memory."""
+
+    at_work: float
+    speed: float
+    shares: list[float]
+
+
+def window(engine: wf.Engine, held: Shares, budget: int, seconds: float) -> Window:
+    """Changes the budget; the first half second counts for the shares alone."""
+    engine.resize(budget)
+    shares, begun = held.so_far(), time.perf_counter()
+    time.sleep(0.5)
+    worked, steps, started = held.worked, held.steps, time.perf_counter()
+    time.sleep(seconds)
+    worked, steps, ended = held.worked - worked, held.steps - steps, time.perf_counter()
+    after = held.so_far()
+    return Window(
+        worked / (ended - started),
+        steps / (ended - started),
+        [(after[name] - shares.get(name, 0.0)) / (ended - begun) for name in sorted(after)],
+    )
+
+
 def slices(windows: int, seconds: float = 4.0) -> dict[str, object]:
     """Six jobs in room for four, and in room for all, by turns: an engine whose budget changes back
     and forth, as the machine's own speed changes within half a minute.
@@ -271,47 +298,26 @@ def slices(windows: int, seconds: float = 4.0) -> dict[str, object]:
         seconds: of a window, of several turns of a second.
     """
     four, six = room_for(4), room_for(6)
-    in_four, shares = 0.0, dict.fromkeys((f"job {n}" for n in range(6)), 0.0)
-    held = Shares()
+    held, found = Shares(), dict[int, list[Window]]({four: [], six: []})
     with wf.Engine(six, policy="time-slice", threads=1, quantum=QUANTUM) as engine:
         engine.subscribe(held)
         handles = [engine.submit(job) for job in equal_jobs(6)]
         while min(len(handle.losses) for handle in handles) < 50:  # captured, all of them
             time.sleep(0.02)
-
-        def done() -> tuple[float, int, float]:
-            """Seconds that lanes have worked, steps made, and when that was."""
-            return held.worked, sum(len(handle.losses) for handle in handles), time.perf_counter()
-
-        def speed(budget: int) -> tuple[float, float]:
-            """Lanes at work on the average, and steps a second of all jobs."""
-            nonlocal in_four
-            engine.resize(budget)
-            in_memory, begun = held.so_far(), time.perf_counter()
-            time.sleep(0.5)
-            before = done()
-            time.sleep(seconds)
-            worked, steps, took = (b - a for a, b in zip(before, done(), strict=True))
-            if budget == four:
-                in_four += time.perf_counter() - begun
-                for job, after in held.so_far().items():
-                    shares[job] += after - in_memory.get(job, 0.0)
-            return worked / took, steps / took
-
-        found = []
-        for window in range(windows):
-            order = (four, six) if window % 2 else (six, four)
-            speeds = {budget: speed(budget) for budget in order}
-            found.append([a / b for a, b in zip(speeds[four], speeds[six], strict=True)])
+        for number in range(windows):
+            for budget in (four, six) if number % 2 else (six, four):
+                found[budget].append(window(engine, held, budget, seconds))
         engine.stop_all()
-    at_work, steps = zip(*found, strict=True)
+    pairs = list(zip(found[four], found[six], strict=True))
+    at_work = [sliced.at_work / all_in.at_work for sliced, all_in in pairs]
+    shares = zip(*(sliced.shares for sliced, _ in pairs), strict=True)
     return {
-        "shares": [share / in_four for share in shares.values()],
+        "shares": [statistics.fmean(of_job) for of_job in shares],
         "quantum_s": QUANTUM,
         "turn_ms": 1e3 * statistics.median(held.changes),
         "time_slice_loss": 1 - statistics.median(at_work),
         "time_slice_loss_error": statistics.stdev(at_work) / windows**0.5,
-        "time_slice_fewer_steps": 1 - statistics.median(steps),
+        "time_slice_fewer_steps": 1 - statistics.median(a.speed / b.speed for a, b in pairs),
     }
 
 

@@ -26,7 +26,6 @@ class Limits:
 
     Attributes:
         spills: whether jobs without a limit of their own are planned into the budget.
-        takes_turns: whether jobs that do not fit beside the others wait for their turn in memory.
         imposed: bytes that jobs may need for others' sake, beside their own limits.
         is_learning: whether imposed limits are those of `MemoryTrials`, for nobody who goes first.
         before_change: called before somebody changes a limit.
@@ -35,10 +34,14 @@ class Limits:
     def __init__(
         self, context: RunContext, queue: JobQueue, admission: Admission, takes_turns: bool
     ) -> None:
+        """Args beyond the obvious.
+
+        takes_turns: whether jobs that do not fit beside the others wait for their turn in memory.
+        """
         self._context = context
         self._queue = queue
         self._admission = admission
-        self.takes_turns = takes_turns
+        self._takes_turns = takes_turns
         self.spills = False
         self.imposed: WeakKeyDictionary[JobRun, int] = WeakKeyDictionary()
         self.is_learning = False
@@ -210,7 +213,7 @@ class Limits:
     def _may_give_way(self, job: JobRun) -> bool:
         if job.priority is Priority.OPPORTUNISTIC:
             return True
-        return self.takes_turns and job.priority is not Priority.GUARANTEED
+        return self._takes_turns and job.priority is not Priority.GUARANTEED
 
     def _too_small(self, jobs: Sequence[JobRun], budget: int) -> str:
         held = "; ".join(

@@ -56,7 +56,7 @@ class Simulation {
   struct JobState {
     double used = 0;  // seconds of lanes, by its weight
     std::size_t steps = 0, group = 0;
-    Lane lane = kNoLane;
+    bool on_lane = false;
   };
   struct LaneState {
     std::size_t job = 0;
@@ -96,11 +96,11 @@ class Simulation {
     if (++job.group < jobs_[here.job].seconds.size()) return;
     gate_.end(lane);
     here.taken = false;
-    job.lane = kNoLane;
+    job.on_lane = false;
     ++job.steps;
   }
 
-  // Starts whatever may start; who waits longest is asked first.
+  // Starts whatever may start; what has been started may let lanes go on that were asked before.
   void dispatch() {
     for (bool progress = true; progress;) {
       progress = false;
@@ -130,7 +130,7 @@ class Simulation {
     std::vector<std::pair<std::size_t, double>> free;
     for (std::size_t job = 0; job < jobs_.size(); ++job) {
       const bool may = others < open_to_others_ || jobs_[job].goes_first;
-      if (may && states_[job].lane == kNoLane) free.emplace_back(job, states_[job].used);
+      if (may && !states_[job].on_lane) free.emplace_back(job, states_[job].used);
     }
     if (free.empty()) return false;
     const std::size_t place = next_job_(free);
@@ -140,7 +140,7 @@ class Simulation {
     }
     const std::size_t job = free[place].first;
     if (!gate_.try_begin(lane, jobs_[job].demand)) return false;
-    states_[job].lane = lane;
+    states_[job].on_lane = true;
     states_[job].group = 0;
     lanes_[lane].job = job;
     lanes_[lane].taken = true;
