@@ -92,11 +92,12 @@ class Feeder(Generic[Item]):
     user's own Python makes them here, where its data are fetched, as the loop does. Such work may
     go on with `following` batches, which then pass through no queue.
 
-    `_changed` and `_served` have one lock, which guards the queue, `_done`, `_lent`, `_over` and
+    `_changed` and `_served` have one lock, which guards `ready`, `_done`, `_lent`, `_over` and
     `_stopped`; the rest is the thread's own. Only one thread takes, so what it has peeked at stays
     the first until it takes it: `peek` needs no lock.
 
     Attributes:
+        ready: what can be taken, in its order; others only look at it.
         thread: the thread. Whoever keeps it keeps neither the feeder nor the data.
     """
 
@@ -162,7 +163,7 @@ class Feeder(Generic[Item]):
         self._on_ready = on_ready
         self._ahead = ahead
         self._begin = begin
-        self._queue: deque[FeedItem[Item]] = deque()
+        self.ready: deque[FeedItem[Item]] = deque()
         lock = threading.RLock()
         self._lock = lock
         self._changed = threading.Condition(lock)
@@ -195,12 +196,12 @@ class Feeder(Generic[Item]):
 
     def peek(self) -> FeedItem[Item] | None:
         """The next thing to take, None while there is none."""
-        return self._queue[0] if self._queue else None
+        return self.ready[0] if self.ready else None
 
     def take(self) -> FeedItem[Item]:
         """Takes the next thing; there must be one."""
         with self._lock:
-            fed = self._queue.popleft()
+            fed = self.ready.popleft()
             self._wake_for_room()
         return fed
 
@@ -208,15 +209,15 @@ class Feeder(Generic[Item]):
         """Takes the next things as far as they are there and fit, `most` at most."""
         taken: list[FeedItem[Item]] = []
         with self._lock:
-            while self._queue and len(taken) < most and fits(self._queue[0]):
-                taken.append(self._queue.popleft())
+            while self.ready and len(taken) < most and fits(self.ready[0]):
+                taken.append(self.ready.popleft())
             self._wake_for_room()
         return taken
 
     def put_back(self, taken: Sequence[FeedItem[Item]]) -> None:
         """Gives back the last things taken, whose steps have not begun."""
         with self._lock:
-            self._queue.extendleft(reversed(taken))
+            self.ready.extendleft(reversed(taken))
 
     def step_done(self, steps: int = 1) -> None:
         """The steps on the batches last taken have ended, with all that they draw."""
@@ -232,7 +233,7 @@ class Feeder(Generic[Item]):
 
     def _wake_at_rest(self) -> None:
         is_own = threading.get_ident() == self.thread.ident  # which need not wake itself
-        if len(self._queue) <= self._rests_until and not is_own:
+        if len(self.ready) <= self._rests_until and not is_own:
             self._changed.notify_all()
 
     @property
@@ -293,7 +294,7 @@ class Feeder(Generic[Item]):
         Args:
             prepare: makes the item of a batch; None where the work cannot go on with it.
         """
-        if self._stopped or self._queue or self._begun is not None or self._wants_boundary:
+        if self._stopped or self.ready or self._begun is not None or self._wants_boundary:
             return None
         lent = self._lent
         try:
@@ -350,7 +351,7 @@ class Feeder(Generic[Item]):
                     self._begun = epoch, batch
                     break
                 made.append(FeedItem(item, epoch))
-                if len(made) == _AT_ONCE or not self._queue:  # somebody may wait for it
+                if len(made) == _AT_ONCE or not self.ready:  # somebody may wait for it
                     self._append(made)
                     made = []
         except BaseException as error:
@@ -360,7 +361,7 @@ class Feeder(Generic[Item]):
     def _fetch_more(self) -> None:
         """What may be fetched ahead and draws nothing is fetched in one go: each time that a thread
         enters the job's context costs more than many a batch."""
-        room = self._ahead() - len(self._queue)
+        room = self._ahead() - len(self.ready)
         if self._prepares_at_once is None or room < 2 or not self._may_run_ahead():
             return
         count = self.undrawn(room)
@@ -413,7 +414,7 @@ class Feeder(Generic[Item]):
         """The next batch with its epoch, in its time; None where there is none."""
         with self._changed:
             ahead = self._ahead()
-            self._rests_until = ahead // 2 if len(self._queue) >= ahead else ahead - 1
+            self._rests_until = ahead // 2 if len(self.ready) >= ahead else ahead - 1
         self._wait_until(self._may_fetch)
         if self._fetched == self._done and self._wants_boundary and not self._stopped:
             self._rest()
@@ -445,8 +446,8 @@ class Feeder(Generic[Item]):
 
     def _append(self, made: Sequence[FeedItem[Item]]) -> None:
         with self._lock:
-            is_first = bool(made) and not self._queue
-            self._queue.extend(made)
+            is_first = bool(made) and not self.ready
+            self.ready.extend(made)
             # Whoever lends work has the job, and tells when he gives it back.
             is_news = is_first and not self._has_work
         if is_news:  # whoever takes it sees to those that come after
@@ -479,7 +480,7 @@ class Feeder(Generic[Item]):
             return True
         if self._begun is not None or self._error is not None:
             return self._error is not None or self._fetched - 1 == self._done
-        if len(self._queue) > self._rests_until or self._wants_boundary:
+        if len(self.ready) > self._rests_until or self._wants_boundary:
             return False
         may_run_ahead = self._done > self._shown_after and self._may_run_ahead()
         self._awaits_steps = not may_run_ahead

@@ -46,9 +46,8 @@ NextJob = Callable[[Sequence[Share]], int]
 def fair_share(waiting: Sequence[Share]) -> int:
     """Of the highest priority the job that has used the least by its weight; of equals the
     first."""
-    return min(
-        range(len(waiting)), key=lambda place: (waiting[place].priority, waiting[place].used)
-    )
+    keys = [(share.priority, share.used) for share in waiting]  # there may be hundreds
+    return keys.index(min(keys))
 
 
 def newcomer(weight: float, others: Iterable[Share], priority: Priority = Priority.NORMAL) -> Share:

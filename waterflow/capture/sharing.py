@@ -237,6 +237,8 @@ class Sharing:
     def _common_mode(self, other: Sharing) -> str | None:
         """A module of both whose mode counts, where one of the two may switch it: an evaluation
         that makes it draw no dropout would do so in the other's steps."""
+        if self._modules.keys().isdisjoint(other._modules.keys()):  # of hundreds, nearly all
+            return None
         common = self._modules.keys() & other._modules.keys()
         counts = [one for key in common if _mode_counts(one := self._modules[key])]
         if not counts or not (self._switches_modes or other._switches_modes):

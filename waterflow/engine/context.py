@@ -78,12 +78,13 @@ class RunContext:
         """The arena of the lanes."""
         return self.lanes.arena
 
-    def wake(self, everybody: bool = True) -> None:
-        """Lets whoever waits for a turn look again; `everybody`: lanes under way, and those who
-        wait for jobs, too."""
+    def wake(self, everybody: bool = True, *, calls_lanes: bool = True) -> None:
+        """Lets whoever waits for a turn look again; `everybody`: lanes under way (`calls_lanes`),
+        and those who wait for jobs, too."""
         with self.state:
             if everybody:
-                self.calls.call()
+                if calls_lanes:
+                    self.calls.call()
                 self.outside.notify_all()
             self.state.notify_all()
 

@@ -237,9 +237,9 @@ class Entrance:
     def dismiss(self, job: JobRun) -> None:
         """Has a job that has ended give up its places, and lets go of it."""
         job.move_out(self._context.residency)
-        self._queue.remove_gone()
+        self._queue.remove_gone([job])
         self._admission.somebody_left()
-        self._context.wake()
+        self._context.wake(calls_lanes=False)  # who lets others in looks next
 
     def end_of_data(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """The job's feeder has come to the end of the data, or has failed."""

@@ -187,7 +187,10 @@ class _Stretch:
         self._in_flight = in_flight
         trains = plan is not None and not context.lanes.device.queues
         self._trains = Trains(context, plan, in_flight) if plan is not None and trains else None
-        self._jobs = jobs
+        #: Their batches; without jobs that have ended. There may be hundreds, and each free lane
+        #: looks at all of them, so that nothing else is looked at.
+        self._queues = {job: job.feeder.ready for job in jobs}
+        self._ended: list[JobRun] = []  # that nobody has looked at since
         self._interrupted = interrupted
         self._choose = choose
         self._idle = idle
@@ -232,34 +235,41 @@ class _Stretch:
                 able = self._precedence.candidates(waiting, self._busy)
                 able = self._packing.candidates(able, self._busy)
                 job = self._choose_for(lane, able)
-                if job is not None and job.can_flow:
+                if job is not None and job.ended:
+                    self._drop(job)
+                elif job is not None and job.can_flow:
                     return job, self._take(job), seen
-                if job is not None:  # whatever it was when it was looked at before
+                elif job is not None:  # whatever it was when it was looked at before
                     self._flows[job] = False
                     self._set_over(True)
                 elif self._over:
                     self._end()
                 else:
-                    since = time.perf_counter()
-                    reason = why_idle(job for job in self._jobs if job not in self._busy)
-                    self._context.state.wait(self._precedence.rest(waiting))
-                    self._idle.note(reason, since)
+                    self._wait(self._precedence.rest(waiting))
         return None
+
+    def _wait(self, seconds: float | None) -> None:
+        """Waits until there may be something for this lane."""
+        queues, busy = self._queues.items(), self._busy
+        lack = [job for job, batches in queues if not batches and job not in busy]
+        if ended := [job for job in lack if job.ended]:
+            for job in ended:
+                self._drop(job)
+            return
+        since, reason = time.perf_counter(), why_idle(lack)
+        self._context.state.wait(seconds)
+        self._idle.note(reason, since)
 
     def _with_batches(self) -> list[JobRun]:
         """The jobs that have a batch, and are not known to wait for other lanes' Python."""
         busy, eager = self._busy, self._eager
         fine = any(job.eager.is_fine for job in eager)
-        ready: list[JobRun] = []
         if fine and self._plan is None:  # no step is captured: all go in turn
+            return []
+        ready = [job for job, batches in self._queues.items() if batches and job not in busy]
+        if not eager:
             return ready
-        for job in self._jobs:  # there may be hundreds
-            if job.ended or job in busy or job.feeder.peek() is None:
-                continue
-            if eager and job.next_is_eager and (fine or job.eager.is_fine):
-                continue
-            ready.append(job)
-        return ready
+        return [job for job in ready if not (job.next_is_eager and (fine or job.eager.is_fine))]
 
     def _choose_for(self, lane: int, waiting: list[JobRun]) -> JobRun | None:
         """Of these the job that runs next, where one can on this lane. There may be hundreds, so
@@ -284,13 +294,17 @@ class _Stretch:
         return fed.item is not None and not job.eager.needs_lane_only(fed.item)
 
     def _is_over(self) -> bool:
-        gone = [job for job in self._jobs if job.ended and job not in self._busy]
-        if gone:  # those that have left the arena, too, are nobody's concern any more
-            self._jobs = [job for job in self._jobs if job not in gone or job.resident]
-        ended = not self._jobs or any(job.resident for job in gone)
         deviated = self._plan is not None and self._plan.deviated
-        self._set_over(deviated or ended or self._interrupted())
+        # Those that have left the arena, too, are nobody's concern any more.
+        holds = any(job.resident for job in self._ended)
+        self._ended.clear()
+        self._set_over(deviated or holds or not self._queues or self._interrupted())
         return self._over
+
+    def _drop(self, job: JobRun) -> None:
+        """A job that no lane is busy with has ended."""
+        if self._queues.pop(job, None) is not None:
+            self._ended.append(job)
 
     def _set_over(self, over: bool) -> None:
         if over and not self._over:
@@ -325,6 +339,8 @@ class _Stretch:
             self._captured -= captured
             self._precedence.gives_lane_back(job)
             self._packing.gives_lane_back(job)
+            if job.ended:
+                self._drop(job)
             self._context.state.notify_all()
             if self._growing:
                 self._context.outside.notify_all()

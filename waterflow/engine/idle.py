@@ -10,12 +10,9 @@ from waterflow.engine.states import JobState
 from waterflow.report.idle import IdleReason
 
 
-def why_idle(jobs: Iterable[JobRun]) -> IdleReason:
-    """What a lane waits for that can run none of these jobs."""
-    waits_for_data = any(
-        job.feeder.peek() is None and job.state is JobState.RUNNING for job in jobs
-    )
-    return "data" if waits_for_data else "jobs"
+def why_idle(lack: Iterable[JobRun]) -> IdleReason:
+    """What a lane waits for that can run no job; `lack`: those that have no batch."""
+    return "data" if any(job.state is JobState.RUNNING for job in lack) else "jobs"
 
 
 class IdleTimes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from waterflow.allocator_ext import _C
@@ -301,12 +301,12 @@ class JobQueue:
             return True
         return not (self.holds_admission or self._admission.is_waiting(job))
 
-    def remove_gone(self) -> None:
-        """Lets go of the jobs that have ended and left the arena."""
+    def remove_gone(self, among: Iterable[JobRun] | None = None) -> None:
+        """Lets go of the jobs that have ended and left the arena, among these, or all."""
         with self._context.state:
-            gone = [job for job in self.jobs if job.is_gone]
+            gone = {job for job in (self.jobs if among is None else among) if job.is_gone}
             if gone:
-                self.jobs = tuple(job for job in self.jobs if not job.is_gone)
+                self.jobs = tuple(job for job in self.jobs if job not in gone)
                 self._errors += [job.report.exception for job in gone if job.report.exception]
                 threads = [*self._feeding, *(job.feeder.thread for job in gone)]
                 self._feeding = [thread for thread in threads if thread.is_alive()]
@@ -332,4 +332,4 @@ class JobQueue:
 
     def _wake_at_an_end(self, event: Event) -> None:
         if isinstance(event, StateChanged) and event.after.ended:
-            self._context.wake()
+            self._context.wake(calls_lanes=False)  # the one that it has ended on looks next

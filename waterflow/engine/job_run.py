@@ -93,6 +93,7 @@ class JobRun:
     Attributes:
         number: its number in the arena.
         job: what the user gave.
+        name: the job's.
         report: what is known of it; written by the recorder.
         state: where it is in its life.
         ended: whether it will run no more.
@@ -153,6 +154,7 @@ class JobRun:
         self._callbacks = callbacks or Callbacks()
         self.number = number
         self.job = job
+        self.name = job.name
         self.report = JobReport(name=job.name, seed=seed)
         self.state = JobState.QUEUED
         self.ended = False
@@ -243,11 +245,6 @@ class JobRun:
         self.report.epoch_ends[:] = resumed.epoch_ends
         self.report.evaluations[:] = resumed.evaluations
         return Start(position.steps, position.epoch, position.batches)
-
-    @property
-    def name(self) -> str:
-        """The job's name."""
-        return self.job.name
 
     # Its Python
 

@@ -60,9 +60,9 @@ class Fed:
 
 def settled(feeder, count):
     """Whether so many wait to be taken, and no more come."""
-    wait_until(lambda: len(feeder._queue) >= count)
+    wait_until(lambda: len(feeder.ready) >= count)
     time.sleep(0.03)
-    return len(feeder._queue) == count
+    return len(feeder.ready) == count
 
 
 def test_epochs_come_one_after_another_and_then_the_end():

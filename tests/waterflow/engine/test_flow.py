@@ -259,6 +259,25 @@ def test_a_budget_that_just_admits_two_jobs_is_enough() -> None:
         assert all(map(torch.equal, job.model.parameters(), fresh.model.parameters()))
 
 
+def test_whoever_waits_for_room_begins_when_one_has_ended_and_another_is_under_way() -> None:
+    """Nobody is called back from his steps for that."""
+
+    def make() -> list[wf.Job]:
+        sizes = {"short": 30, "long": 4000, "waits": 30}
+        return [make_job(name, 48, data=batches(64), steps=steps) for name, steps in sizes.items()]
+
+    with pytest.raises(wf.BudgetError) as caught:
+        run(make(), memory="1KiB")
+    need = int(re.findall(r"'short' needs (\d+) bytes", str(caught.value))[0])
+    report = run(make(), memory=need + persistent_bytes(make()[0]))
+    assert [job.state for job in report] == ["finished"] * 3
+    starts = {job.name: min(s.start for s in report.spans if s.job == job.name) for job in report}
+    stops = {job.name: max(s.stop for s in report.spans if s.job == job.name) for job in report}
+    assert stops["short"] <= starts["waits"] < stops["long"]
+    for fresh in make():
+        assert report[fresh.name].losses == wf.run_eager(fresh, threads=1).losses
+
+
 class Convolutions(nn.Sequential):
     def __init__(self) -> None:
         layers: list[nn.Module] = [nn.Unflatten(1, (1, 4, 4))]
