@@ -7,9 +7,9 @@ nobody held back (`slowdown_unthrottled`) and with throttling (`slowdown`), and 
 errors; `opportunistic_share` is the other job's speed over its own alone. What a step takes on a
 shared machine wanders within tenths of a second by more than is looked for, so the slowdown is what
 the engine's own comparisons find (`SlowdownMeasured`), in turns of some milliseconds.
-`slowdown_of_hardware` is the first job's slowdown, found in the same way, where both are plain
-loops in processes of their own, each on one core: what no engine can do anything about. Null where
-there is one core.
+`slowdown_of_hardware` is the first job's slowdown, found in the same way and between the other
+runs, where it is a plain loop and the other one trains in an engine of another process, each on one
+core: what no engine can do anything about. Null where there is one core.
 
 `table2`: AntMan's two jobs (its Table 2) scaled down: A, opportunistic, is there first; B,
 guaranteed, comes a little later. Seconds from each one's coming to its end; null where the way
@@ -63,8 +63,8 @@ TIMES = Times(before=30.0, measured=40.0, alone=3.0)
 SETTLING = 0.2
 #: Seconds between two looks at a job that is to make a step, and after which it stands still.
 POLL, PATIENCE = 0.0005, 0.5
-#: Seconds of comparisons of two plain loops.
-PLAIN_SECONDS = 15.0
+#: Seconds of comparisons of a plain loop.
+PLAIN_SECONDS = 10.0
 #: Batches of the data: with one, every step would be an epoch, and begin with the user's Python.
 BATCHES = 16
 ENDLESS = 10**9
@@ -176,9 +176,8 @@ def beside_each_other(first: str, other: str, size: int, max_slowdown: float) ->
     return found
 
 
-def train_plainly(task_name: str, size: int, core: int) -> Iterator[None]:
-    """The usual loop on one core, a step at a time."""
-    os.sched_setaffinity(0, {core})
+def train_plainly(task_name: str, size: int) -> Iterator[None]:
+    """The usual loop, a step at a time."""
     torch.set_num_threads(1)
     one = job(task_name, "plain", [size] * BATCHES, ENDLESS, "normal")
     task, optimizer = TASKS[task_name], one.optimizer
@@ -191,14 +190,19 @@ def train_plainly(task_name: str, size: int, core: int) -> Iterator[None]:
 
 
 def train_until_killed(task_name: str, size: int, core: int, begun: Any) -> None:
-    """The same in a process of its own."""
-    for _ in train_plainly(task_name, size, core):
+    """In an engine on one core: its steps take as much of the memory as beside another job."""
+    os.sched_setaffinity(0, {core})
+    with wf.Engine(MEMORY, lanes=1, threads=1) as engine:
+        handle = engine.submit(job(task_name, "other", [size] * BATCHES, ENDLESS, "normal"))
+        while steps_of(handle) < 5:
+            time.sleep(0.01)
         begun.set()
+        handle.result()
 
 
 @contextmanager
 def other_process(task_name: str, size: int, core: int) -> Iterator[int]:
-    """A plain loop in a process of its own; its number."""
+    """A job in an engine of a process of its own; the process's number."""
     spawn = multiprocessing.get_context("spawn")
     begun = spawn.Event()
     loop = spawn.Process(target=train_until_killed, args=(task_name, size, core, begun))
@@ -213,14 +217,15 @@ def other_process(task_name: str, size: int, core: int) -> Iterator[int]:
 
 
 def hardware_slowdown(first: str, other: str, size: int) -> Slowdown:
-    """Of one plain loop beside another, which is on the next core and stopped in turns; nothing
+    """Of a plain loop beside another job, which is on the next core and stopped in turns; nothing
     where there is one core."""
     found, cores = Slowdown(), sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         return found
     try:
         with other_process(other, size, cores[1]) as process:
-            steps = itertools.islice(train_plainly(first, size, cores[0]), 20, None)
+            os.sched_setaffinity(0, cores[:1])
+            steps = itertools.islice(train_plainly(first, size), 20, None)
             while found.seconds < PLAIN_SECONDS:
                 begun = time.perf_counter()
                 found.add(*compared(steps, process), time.perf_counter() - begun)
@@ -245,10 +250,12 @@ def compared(steps: Iterator[None], process: int) -> tuple[float, float]:
 def pair(first: str, other: str, size: int, repeats: int) -> dict[str, object]:
     """One row of `pairs`."""
     found: dict[float, list[Beside]] = {TOLERANCE: [], math.inf: []}
+    of_hardware: list[Slowdown] = []
     for _ in range(repeats):
         for max_slowdown, before in found.items():
+            of_hardware.append(hardware_slowdown(first, other, size))
             before.append(beside_each_other(first, other, size, max_slowdown))
-    hardware = hardware_slowdown(first, other, size)
+    hardware = together(of_hardware)
     return {
         "guaranteed": first,
         "opportunistic": other,
@@ -259,14 +266,20 @@ def pair(first: str, other: str, size: int, repeats: int) -> dict[str, object]:
     }
 
 
+def together(parts: Sequence[Slowdown]) -> Slowdown:
+    """What several measurements have found."""
+    found = Slowdown()
+    for part in parts:
+        found.add(part.mean, part.error, part.seconds)
+    return found
+
+
 def row(runs: Sequence[Beside], way: str) -> dict[str, float]:
     """Keys of `pairs` from several runs of one way."""
-    all_of_them = Slowdown()
-    for run in runs:
-        all_of_them.add(run.slowdown.mean, run.slowdown.error, run.slowdown.seconds)
+    slowdown = together([run.slowdown for run in runs])
     return {
-        f"slowdown{way}": all_of_them.mean,
-        f"slowdown{way}_error": all_of_them.error,
+        f"slowdown{way}": slowdown.mean,
+        f"slowdown{way}_error": slowdown.error,
         f"opportunistic_share{way}": statistics.median(run.share for run in runs),
     }
 
