@@ -78,14 +78,20 @@ class RunContext:
         """The arena of the lanes."""
         return self.lanes.arena
 
-    def wake(self, everybody: bool = True, *, calls_lanes: bool = True) -> None:
-        """Lets whoever waits for a turn look again; `everybody`: lanes under way (`calls_lanes`),
-        and those who wait for jobs, too."""
+    def wake(self, everybody: bool = True) -> None:
+        """Lets whoever waits for a turn look again; `everybody`: lanes under way, and those who
+        wait for jobs, too."""
         with self.state:
             if everybody:
-                if calls_lanes:
-                    self.calls.call()
+                self.calls.call()
                 self.outside.notify_all()
+            self.state.notify_all()
+
+    def tell_of_end(self) -> None:
+        """A job has ended, or has left: whoever waits looks again. Lanes under way go on, as the
+        one that it was on looks next who may begin now."""
+        with self.state:
+            self.outside.notify_all()
             self.state.notify_all()
 
     def run_isolated(

@@ -239,7 +239,7 @@ class Entrance:
         job.move_out(self._context.residency)
         self._queue.remove_gone([job])
         self._admission.somebody_left()
-        self._context.wake(calls_lanes=False)  # who lets others in looks next
+        self._context.tell_of_end()
 
     def end_of_data(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         """The job's feeder has come to the end of the data, or has failed."""

@@ -332,4 +332,4 @@ class JobQueue:
 
     def _wake_at_an_end(self, event: Event) -> None:
         if isinstance(event, StateChanged) and event.after.ended:
-            self._context.wake(calls_lanes=False)  # the one that it has ended on looks next
+            self._context.tell_of_end()
