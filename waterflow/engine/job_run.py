@@ -60,6 +60,8 @@ from waterflow.steps.spilling import TIERS
 from waterflow.steps.tiers import Tiers
 
 Result = TypeVar("Result")
+_Begin = Callable[[Any, int], Iterator[Any]]
+"""Begins an epoch of a job's data, from the data and its number."""
 
 #: Batches that a feeder holds: two, or more of small ones for steps that take next to no time.
 LEAST_AHEAD, MOST_AHEAD = 2, 64
@@ -204,14 +206,21 @@ class JobRun:
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
         start = self._go_on_from(resumed)
-        begin = functools.partial(_begin_epoch, job)
+        begin: _Begin = functools.partial(_begin_epoch, job)
         self.cursor: DataCursor | None = None
         if keeps_place or resumed is not None:
             position = None if resumed is None else resumed.position
             self.cursor = DataCursor(job, self._rng, begin, position)
-        self.feeder: Feeder[PreparedBatch] = Feeder(
+            begin = self.cursor.begin
+        self.feeder = self._new_feeder(lanes, begin, start)
+        events.publish(JobJoined(job.name, number, job.total_steps, self.report))
+
+    def _new_feeder(self, lanes: Lanes, begin: _Begin, start: Start) -> Feeder[PreparedBatch]:
+        """What fetches its data; see `Feeder` for `begin` and `start`."""
+        job, preparer = self.job, self.steps.preparer
+        return Feeder(
             _own_loader(job.data),
-            self.steps.preparer.prepare,
+            preparer.prepare,
             _Weakly(self._fetch),
             epochs=job.epochs,
             steps=job.steps,
@@ -221,14 +230,13 @@ class JobRun:
             roam=lanes.roam,
             on_ready=_Weakly(self._tell_ready),
             name=job.name,
-            prepares_at_once=None if self._device.queues else self.steps.preparer.all_at_once,
+            prepares_at_once=None if self._device.queues else preparer.all_at_once,
             ahead=_Weakly(self.batches_ahead),
-            begin=begin if self.cursor is None else self.cursor.begin,
+            begin=begin,
             start=start,
             before_due=_Weakly(self._before_boundary),
             rests_at_ends=self.loop.at_found_ends,
         )
-        events.publish(JobJoined(job.name, number, job.total_steps, self.report))
 
     def _go_on_from(self, resumed: Progress | None) -> Start:
         """Where its feeder begins; what the job has done before is known from now on."""
