@@ -223,7 +223,11 @@ class RoundMemory:
     def deviated(self) -> bool: ...
 
 def begin_plans(
-    arena: Arena, plans: Sequence[tuple[MemoryPlan, int]], round: RoundMemory, keep_blocks: bool
+    arena: Arena,
+    plans: Sequence[tuple[MemoryPlan, int]],
+    round: RoundMemory,
+    keep_blocks: bool,
+    part: int = 0,
 ) -> None: ...
 
 class Pile:

@@ -288,11 +288,12 @@ void bind_rehearsal(py::module_& m) {
   m.def("rehearse", &rehearse_arrays, "state"_a, "steps"_a, "jobs"_a, "pairs"_a);
 }
 
-// Steps of one round share what tells them of each other's deviations.
-void begin_plans(const Arena& arena,
+// Steps of one round share what tells them of each other's deviations. `part`: of the arena's
+// `LiveBytes`, for the first of them; the others have those behind it.
+void begin_plans(Arena& arena,
                  const std::vector<std::pair<std::shared_ptr<MemoryPlan>, JobId>>& plans,
-                 const std::shared_ptr<RoundMemory>& round, bool keep_blocks) {
-  for (const auto& [plan, job] : plans) plan->begin(arena, job, round, keep_blocks);
+                 const std::shared_ptr<RoundMemory>& round, bool keep_blocks, int part) {
+  for (const auto& [plan, job] : plans) plan->begin(arena, job, round, keep_blocks, part++);
 }
 
 void bind_memory_plan(py::module_& m) {
@@ -327,7 +328,8 @@ void bind_memory_plan(py::module_& m) {
       .def(py::init<std::size_t, std::size_t>(), "start"_a, "stop"_a)
       .def_property_readonly("deviated",
                              [](const RoundMemory& self) { return self.deviated.load(); });
-  m.def("begin_plans", &begin_plans, "arena"_a, "plans"_a, "round"_a, "keep_blocks"_a);
+  m.def("begin_plans", &begin_plans, "arena"_a, "plans"_a, "round"_a, "keep_blocks"_a,
+        "part"_a = 0);
 }
 
 Pile pile_arrays(const Array<std::int64_t>& bytes, const Array<std::int32_t>& ids,

@@ -120,7 +120,7 @@ class LanePool {
   LanePool(std::shared_ptr<Arena> arena, int lanes, std::shared_ptr<LaneDevice> device);
 
   LaneDevice& device() { return *device_; }
-  const Arena& arena() const { return *arena_; }
+  Arena& arena() const { return *arena_; }
   // Serves rounds on the calling thread, which becomes lane `lane` (1, 2, ...), until shutdown.
   void serve(int lane);
   // Runs a round with the calling thread as lane 0; returns when every lane has executed or queued

@@ -41,17 +41,17 @@ void tell(const FlowStep& step, const Train& train, const TrainResult& made) {
 }
 
 // Puts the tape and its plan at the start of a step.
-void load(LanePool& pool, const FlowStep& step, const Train& train,
+void load(LanePool& pool, int lane, const FlowStep& step, const Train& train,
           const std::vector<at::Tensor>& batch) {
   step.job.tape->set_batch(batch);
-  step.job.plan->begin(pool.arena(), step.job.id, train.beside, train.keeps_blocks);
+  step.job.plan->begin(pool.arena(), step.job.id, train.beside, train.keeps_blocks, lane);
 }
 
 // Whether the step was made; else the train has failed.
 bool run_next(LanePool& pool, int lane, const FlowStep& step, Gate& gate, const Train& train,
               TrainResult& made) {
   try {
-    load(pool, step, train, train.batches[made.losses.size()]);
+    load(pool, lane, step, train, train.batches[made.losses.size()]);
   } catch (...) {  // its places are not free
     made.error = std::current_exception();
     return false;

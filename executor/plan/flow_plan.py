@@ -93,7 +93,7 @@ class FlowPlan:
         """
         memory_plan, flow_step = self._form(step, lane)
         job = self._piled[id(step)][0][0]
-        _C.begin_plans(self._arena, [(memory_plan, job)], self._beside, own_blocks)
+        _C.begin_plans(self._arena, [(memory_plan, job)], self._beside, own_blocks, lane)
         return flow_step
 
     @property

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/arena/arena.h"
+#include "core/arena/live_bytes.h"
 #include "core/check/checker.h"
 #include "core/device/arenas.h"
 #include "core/plan/alternation.h"
@@ -135,6 +136,79 @@ class Exchange {
   int lanes_;
   std::mutex mutex_;
   std::vector<Held> shared_;
+};
+
+// Parts that grow at the same time, and shrink when all have: the sum that is reached is the most
+// that there was in between, whoever came to it last.
+class PeakRun {
+ public:
+  explicit PeakRun(int parts) : parts_(parts), most_(parts), held_(parts) {}
+
+  void run(int rounds) {
+    for (int part = 0; part < parts_; ++part) most_[part] = 100'000 * (part + 1);
+    std::vector<std::thread> threads;
+    for (int part = 0; part < parts_; ++part) {
+      threads.push_back(spawn([=] { play(part, rounds); }));
+    }
+    for (std::thread& thread : threads) thread.join();
+    expect(bytes_.planned() == 0, "what was let go of is counted");
+  }
+
+ private:
+  // The first part is the allocator's.
+  void play(int part, int rounds) {
+    std::mt19937 random(part);
+    if (part > 0) bytes_.expect(part, static_cast<std::ptrdiff_t>(most_[part]));
+    std::size_t& held = held_[part];
+    for (int round = 0; round < rounds; ++round) {
+      meet();
+      for (std::size_t left = random() % most_[part], step; left > 0; left -= step) {
+        step = std::min<std::size_t>(left, 1 + random() % 30'000);
+        hold(part, held + step);
+      }
+      meet();
+      if (part == 0) check();
+      meet();
+      hold(part, 0);
+    }
+    if (part > 0) bytes_.expect(part, -static_cast<std::ptrdiff_t>(most_[part]));
+  }
+
+  void hold(int part, std::size_t bytes) {
+    const auto change = static_cast<std::ptrdiff_t>(bytes - held_[part]);
+    held_[part] = bytes;
+    if (part == 0) return bytes_.set_fixed(bytes);
+    if (change != 0) bytes_.add(part, change);
+  }
+
+  void check() {
+    std::size_t sum = 0;
+    for (const std::size_t held : held_) sum += held;
+    peak_ = std::max(peak_, sum);
+    expect(bytes_.peak() == peak_, "the peak is not the most that was held");
+    if (++checks_ % 50 == 0) {
+      bytes_.reset_peak();
+      peak_ = sum;
+    }
+  }
+
+  // All threads come here before one goes on.
+  void meet() {
+    const int round = meetings_.load();
+    if (here_.fetch_add(1) + 1 == parts_) {
+      here_ = 0;
+      meetings_ = round + 1;
+    }
+    while (meetings_.load() == round) std::this_thread::yield();
+  }
+
+  const int parts_;
+  LiveBytes bytes_;
+  std::vector<std::size_t> most_;
+  std::vector<std::size_t> held_;  // by part; read by others where all meet
+  std::size_t peak_ = 0;
+  int checks_ = 0;
+  std::atomic<int> here_{0}, meetings_{0};
 };
 
 StepEvents random_step(std::mt19937& random, int groups) {
@@ -389,6 +463,7 @@ void precedence() {
 int main() {
   try {
     random_runs();
+    for (int parts : {2, 3}) PeakRun(parts).run(3'000);
     resizing();
     for (int lanes : {1, 2, 4}) Exchange(lanes).run(2'000);
     for (unsigned seed = 0; seed < 10; ++seed) PlannedRun(seed).run();

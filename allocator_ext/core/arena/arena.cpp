@@ -39,16 +39,6 @@ void* Arena::granted(std::size_t offset, JobId job) {
   return pointer_to(offset);
 }
 
-void Arena::count_planned(std::ptrdiff_t bytes) {
-  const auto delta = static_cast<std::size_t>(bytes);  // wraps around for a free, as it should
-  const std::size_t planned = planned_live_.fetch_add(delta, std::memory_order_relaxed) + delta;
-  if (bytes < 0) return;
-  const std::size_t live = planned + fixed_live_.load(std::memory_order_relaxed);
-  std::size_t peak = planned_peak_.load(std::memory_order_relaxed);
-  while (live > peak && !planned_peak_.compare_exchange_weak(peak, live)) {
-  }
-}
-
 void Arena::close_plan(JobId job, std::size_t peak, std::size_t extent,
                        const std::vector<std::pair<double, std::size_t>>& samples) {
   Lock lock(mutex_);
@@ -179,12 +169,11 @@ std::size_t Arena::peak(JobId job) const {
 
 Statistics Arena::statistics() const {
   Lock lock(mutex_);
-  const std::size_t planned = planned_live_.load(std::memory_order_relaxed);
-  const std::size_t peak = planned_peak_.load(std::memory_order_relaxed);
+  const std::size_t planned = live_bytes_.planned();
   return {allocator_.capacity(),
           backend_->taken(),
           allocator_.live() + planned,
-          std::max(allocator_.peak(), peak),
+          live_bytes_.peak(),
           std::max(allocator_.extent(), planned_extent_),
           allocator_.free_bytes() - planned,
           allocator_.largest_free(),
@@ -196,7 +185,7 @@ Statistics Arena::statistics() const {
 void Arena::reset_peaks() {
   Lock lock(mutex_);
   allocator_.reset_peaks();
-  planned_peak_.store(0);
+  live_bytes_.reset_peak();
   planned_extent_ = 0;
   planned_job_peaks_.clear();
 }

@@ -13,6 +13,7 @@
 
 #include "core/arena/allocator.h"
 #include "core/arena/backend.h"
+#include "core/arena/live_bytes.h"
 #include "core/arena/patient_mutex.h"
 #include "core/arena/timeline.h"
 #include "core/arena/types.h"
@@ -57,7 +58,7 @@ class Arena {
 
   // Blocks of a rehearsed plan need no search, and nobody else takes their places: a lane keeps
   // them itself, and only their bytes are counted here, without the lock.
-  void count_planned(std::ptrdiff_t bytes);
+  LiveBytes& live_bytes() { return live_bytes_; }
   // What one job's plan has come to, when the round is over: its own peak, the plan's end, and
   // samples (seconds of the steady clock, bytes held) for the timeline.
   void close_plan(JobId job, std::size_t peak, std::size_t extent,
@@ -113,7 +114,7 @@ class Arena {
  private:
   void* granted(std::size_t offset, JobId job);
   bool resize_locked(std::size_t capacity);
-  void fixed_changed() { fixed_live_.store(allocator_.live(), std::memory_order_relaxed); }
+  void fixed_changed() { live_bytes_.set_fixed(allocator_.live()); }
 
   // Guards the backend's memory, the allocator and all that follows up to the timeline. What is
   // constant, or atomic, is read without it; copy() and finish() are for when no lane is at work.
@@ -129,11 +130,7 @@ class Arena {
   std::size_t planned_extent_ = 0;
   std::vector<std::size_t> planned_job_peaks_;
   Timeline timeline_;
-  // Lanes write these at every request of a planned step: apart from what they only read.
-  static constexpr std::size_t kCacheLine = 64;
-  alignas(kCacheLine) std::atomic<std::size_t> planned_live_{0};
-  std::atomic<std::size_t> fixed_live_{0};    // what the allocator holds
-  std::atomic<std::size_t> planned_peak_{0};  // of both together
+  LiveBytes live_bytes_;
 };
 
 }  // namespace waterflow

@@ -19,17 +19,23 @@ MemoryPlan::MemoryPlan(const std::vector<StepEvent>& events,
       alive_after_(num_instructions),
       version_(version) {
   std::uint64_t alive = 0;
-  std::size_t event = 0;
+  std::size_t event = 0, held = 0;
   for (std::size_t index = 0; index < num_instructions; ++index) {
     starts_[index] = bytes_.size();
+    std::size_t freed = 0;
     for (; event < events.size() && instructions[event] == static_cast<int>(index); ++event) {
       if (events[event].bytes > 0) {
         alive += scrambled(bytes_.size());
         bytes_.push_back(static_cast<std::size_t>(events[event].bytes));
+        held += bytes_.back();
       } else {
-        alive -= scrambled(static_cast<std::size_t>(events[event].id));
+        const auto request = static_cast<std::size_t>(events[event].id);
+        alive -= scrambled(request);
+        freed += bytes_.at(request);
       }
     }
+    most_ = std::max(most_, held);
+    held -= freed;
     alive_after_[index] = alive;
   }
   starts_[num_instructions] = bytes_.size();
@@ -67,12 +73,15 @@ void MemoryPlan::find_predecessors() {
   first_predecessor_.push_back(predecessors_.size());
 }
 
-void MemoryPlan::begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> round,
-                       bool keep_blocks) {
+void MemoryPlan::begin(Arena& arena, JobId job, std::shared_ptr<RoundMemory> round,
+                       bool keep_blocks, int part) {
   round_ = std::move(round);
   job_ = job;
   keeps_blocks_ = keep_blocks;
   if (!uses_allocator()) check_places(arena);
+  expect(arena, 0);  // of a step that was not closed
+  part_ = part % LiveBytes::kParts;
+  if (keeps_blocks_) expect(arena, most_);
   instruction_ = cursor_ = limit_ = 0;
   alive_ = 0;
   fixed_ = arena.held(job);
@@ -206,18 +215,27 @@ void MemoryPlan::hand_over(Arena& arena, Lane lane) {
     live_.erase(offsets_[request]);
     is_live_[request] = 0;
     held_ -= bytes_[request];
-    arena.count_planned(-static_cast<std::ptrdiff_t>(bytes_[request]));
+    arena.live_bytes().add(part_, -static_cast<std::ptrdiff_t>(bytes_[request]));
     if (arena.allocate_at(offsets_[request], bytes_[request], lane, job_) == nullptr) {
       throw Inconsistent("a block of a planned step lies where the allocator has another");
     }
   }
+  expect(arena, 0);
+}
+
+// The step is going to hold so many bytes at most.
+void MemoryPlan::expect(Arena& arena, std::size_t most) {
+  if (most == expected_) return;
+  const auto change = static_cast<std::ptrdiff_t>(most - expected_);
+  arena.live_bytes().expect(part_, change);
+  expected_ = most;
 }
 
 void MemoryPlan::count(Arena& arena, std::ptrdiff_t change) {
   // A step's shape shows with a sample every few events; the timeline thins them further.
   constexpr std::size_t kSampleEvery = 8;
   held_ += static_cast<std::size_t>(change);
-  arena.count_planned(change);
+  arena.live_bytes().add(part_, change);
   peak_ = std::max(peak_, fixed_ + held_);
   if (events_++ % kSampleEvery == 0 || held_ == 0) {
     samples_.emplace_back(steady_seconds(), fixed_ + held_);

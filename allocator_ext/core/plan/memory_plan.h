@@ -59,8 +59,10 @@ class alignas(64) MemoryPlan {  // lanes write to theirs all the time: no cache 
   // Puts the plan at its start. `keep_blocks`: the step keeps its blocks itself; not where the
   // arena must know each block (to log events, or because blocks survive the step). Throws
   // StalePlan where it would keep a block in a place that is not free; without `keep_blocks`, the
-  // allocator judges.
-  void begin(const Arena& arena, JobId job, std::shared_ptr<RoundMemory> round, bool keep_blocks);
+  // allocator judges. `part`: of the arena's `LiveBytes`, best one that no other plan has
+  // meanwhile.
+  void begin(Arena& arena, JobId job, std::shared_ptr<RoundMemory> round, bool keep_blocks,
+             int part);
   void begin_instruction(std::size_t index);
   void end_instruction(Arena& arena, Lane lane);
   // The place for a request; nullptr: it is not as planned and there is no room beside the plan.
@@ -87,6 +89,7 @@ class alignas(64) MemoryPlan {  // lanes write to theirs all the time: no cache 
   bool is_free(std::size_t request) const;
   void hand_over(Arena& arena, Lane lane);
   void deviate(Arena& arena, Lane lane);
+  void expect(Arena& arena, std::size_t most);
   void count(Arena& arena, std::ptrdiff_t change);
 
   // The plan. A set of requests is known by its checksum: the sum of a random number of each.
@@ -97,12 +100,15 @@ class alignas(64) MemoryPlan {  // lanes write to theirs all the time: no cache 
   std::vector<std::size_t> first_predecessor_;  // per request, into `predecessors_`; and the end
   std::vector<std::uint32_t> predecessors_;     // requests that had part of its place last
   std::size_t extent_ = 0;                      // the highest end of all
+  std::size_t most_ = 0;   // bytes alive at once, in whatever order an instruction asks for its own
   std::uint64_t version_;  // of the arena, when the places were last known to be free
 
   // The step under way.
   std::shared_ptr<RoundMemory> round_;
   JobId job_ = 0;
   bool keeps_blocks_ = false;
+  int part_ = 0;              // of the arena's `LiveBytes`
+  std::size_t expected_ = 0;  // there, of this step
   std::size_t instruction_ = 0;
   std::size_t cursor_ = 0;
   std::size_t limit_ = 0;
