@@ -29,6 +29,7 @@ from waterflow.engine.events import (
     StateChanged,
     StepChecked,
     StepDone,
+    TrainRan,
 )
 from waterflow.engine.states import JobState
 
@@ -187,6 +188,31 @@ def test_a_subscriber_that_raises_hears_no_more_and_ends_no_job() -> None:
     assert report.steps == STEPS
     assert isinstance(heard[-1], StepDone)
     assert heard[-1].step == 1
+
+
+@pytest.mark.cpu
+def test_a_subscriber_of_some_kinds_hears_of_no_others() -> None:
+    """And does not have the steps told of one by one, which he has not asked for."""
+    ends: list[Event] = []
+    trains: list[Any] = []
+    with wf.Engine("64MiB", threads=1) as engine:
+        engine.subscribe(ends.append, StateChanged, EngineEnded)
+        engine.subscribe(trains.append, TrainRan)
+        report = engine.submit(make_job("a", capture=True)).result()
+    assert {type(event) for event in ends} == {StateChanged, EngineEnded}
+    assert states(ends, "a")[-1] is JobState.FINISHED
+    assert {type(event) for event in trains} == {TrainRan}
+    told = [loss for train in trains for loss in train.losses]
+    assert told == report.losses[-len(told) :]
+
+
+@pytest.mark.cpu
+def test_what_is_no_kind_of_event_is_refused() -> None:
+    with (
+        wf.Engine("64MiB", threads=1) as engine,
+        pytest.raises(TypeError, match="'StepDone' is no kind of event.*waterflow.engine.events"),
+    ):
+        engine.subscribe(print, "StepDone")  # type: ignore[arg-type]
 
 
 @pytest.mark.cpu
