@@ -39,7 +39,7 @@ SLICE_SECONDS = 0.032
 _KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
 
 #: A lane lent to a job's thread is taken back when that has waited so long for the job's data.
-_PATIENCE_SECONDS = 0.005
+_PATIENCE_SECONDS = 0.040
 
 Fed = FeedItem[PreparedBatch]
 
