@@ -65,8 +65,9 @@ SETTLING = 0.2
 POLL, PATIENCE = 0.0005, 0.5
 #: Seconds of comparisons of a plain loop.
 PLAIN_SECONDS = 10.0
-#: Batches of the data: with one, every step would be an epoch, and begin with the user's Python.
-BATCHES = 16
+#: Batches of the data: an epoch of a few would be over in some milliseconds, and each begins with
+#: the user's Python.
+BATCHES = 256
 ENDLESS = 10**9
 MEMORY = "4GiB"
 
@@ -150,10 +151,11 @@ def side_by_side(engine: wf.Engine, one: wf.JobHandle, two: wf.JobHandle, times:
     slowdown, measures = Slowdown(), threading.Event()
 
     def note(event: object) -> None:
-        if isinstance(event, SlowdownMeasured) and measures.is_set():
+        assert isinstance(event, SlowdownMeasured)
+        if measures.is_set():
             slowdown.add(event.slowdown, event.error, event.seconds)
 
-    engine.subscribe(note)
+    engine.subscribe(note, SlowdownMeasured)
     while min(steps_of(one), steps_of(two)) < 5:
         time.sleep(0.01)
     alone = speed_alone(two, one, times.alone)
