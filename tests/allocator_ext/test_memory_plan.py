@@ -610,6 +610,24 @@ def test_where_the_allocator_judges_a_taken_place_is_a_deviation(handing_on: Pla
     handing_on.arena.free(block, 0)
 
 
+def test_the_peak_counts_what_the_allocator_gives_out_beside_planned_blocks() -> None:
+    """As to an eager step of another job, whose request is the last to come and the first to go."""
+    arena = _C.Arena.virtual(64 * 1024, LANES)
+    plan = solo(arena, [[(512, 0)], [(0, 0)]])
+    (memory_plan,) = plan.memory_plans
+    plan.begin(keep_blocks=True)
+    memory_plan.begin_instruction(0)
+    planned = memory_plan.take(arena, 512, 0)
+    beside = arena.allocate_at(1024, 640, 1, 7)
+    arena.free(beside, 1)
+    assert arena.statistics().peak == 512 + 640
+    memory_plan.begin_instruction(1)
+    assert memory_plan.release(arena, planned)
+    memory_plan.close(arena)
+    arena.reset_peaks()
+    assert arena.statistics().peak == arena.statistics().live == 0
+
+
 def test_places_must_be_as_many_as_requests() -> None:
     step, nodes = Step([[(512, 0), (64, 1), (0, 0)]], [1]).arrays()
     for places in ([0], [0, 512, 1024]):
