@@ -210,7 +210,7 @@ def test_a_subscriber_of_some_kinds_hears_of_no_others() -> None:
 def test_what_is_no_kind_of_event_is_refused() -> None:
     with (
         wf.Engine("64MiB", threads=1) as engine,
-        pytest.raises(TypeError, match="'StepDone' is no kind of event.*waterflow.engine.events"),
+        pytest.raises(TypeError, match="'StepDone' is no kind of event"),
     ):
         engine.subscribe(print, "StepDone")  # type: ignore[arg-type]
 
