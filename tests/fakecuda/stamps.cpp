@@ -382,7 +382,7 @@ class Planned {
     const std::size_t capacity = machine_.arena().statistics().capacity;
     auto shared = std::make_shared<RoundMemory>(extent_, capacity);
     for (int number = 0; number < kSteps; ++number) {
-      plans_[number]->begin(machine_.arena(), number, shared, /*keep_blocks=*/true);
+      plans_[number]->begin(machine_.arena(), number, shared, /*keep_blocks=*/true, number);
       steps_[number].next = 0;
     }
     seed_ = random_();

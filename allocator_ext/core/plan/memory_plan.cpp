@@ -29,13 +29,12 @@ MemoryPlan::MemoryPlan(const std::vector<StepEvent>& events,
         bytes_.push_back(static_cast<std::size_t>(events[event].bytes));
         held += bytes_.back();
       } else {
-        const auto request = static_cast<std::size_t>(events[event].id);
-        alive -= scrambled(request);
-        freed += bytes_.at(request);
+        alive -= scrambled(static_cast<std::size_t>(events[event].id));
+        freed += static_cast<std::size_t>(-events[event].bytes);
       }
     }
     most_ = std::max(most_, held);
-    held -= freed;
+    held -= std::min(held, freed);
     alive_after_[index] = alive;
   }
   starts_[num_instructions] = bytes_.size();
