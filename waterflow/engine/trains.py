@@ -38,8 +38,9 @@ SLICE_SECONDS = 0.032
 #: every such step take longer than one after another.
 _KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
 
-#: A lane lent to a job's thread is taken back when that has waited so long for the job's data.
-_PATIENCE_SECONDS = 0.040
+#: A lane lent to a job's thread is taken back when that has waited so long for the job's data:
+#: longer than a slice, as whoever waits wakes on the core on which that thread works.
+_PATIENCE_SECONDS = 1.25 * SLICE_SECONDS
 
 Fed = FeedItem[PreparedBatch]
 
