@@ -16,12 +16,13 @@ void LiveBytes::add(int part, std::ptrdiff_t bytes) {
 }
 
 void LiveBytes::set_fixed(std::size_t bytes) {
-  const bool grows = bytes > fixed_.live.load();
-  if (grows) fixed_.bound.store(bytes);
-  fixed_.live.store(bytes);
-  if (grows) {
+  // Nowhere between is the part beyond its bound.
+  if (bytes > fixed_.live.load()) {
+    fixed_.bound.store(bytes);
+    fixed_.live.store(bytes);
     note_growth(fixed_, bytes);
   } else {
+    fixed_.live.store(bytes);
     fixed_.bound.store(bytes);
   }
 }
