@@ -388,7 +388,7 @@ class JobRun:
 
     def share_now(self, share: Share) -> Share:
         """Its share, by the weight and priority that it has now."""
-        return share._replace(weight=self.weight, priority=self.priority)
+        return Share(self.weight, share.used, self.priority)
 
     @property
     def is_to_rest(self) -> bool:

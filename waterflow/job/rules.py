@@ -45,9 +45,9 @@ class StepRules(NamedTuple):
             f"accumulate must be a positive whole number, got {self.accumulate!r}",
         )
 
-    def forward(self, device: torch.device) -> AbstractContextManager[Any]:
-        """The context of a forward pass and its loss on a device."""
-        if self.autocast is None:
+    def forward(self, device: torch.device | None) -> AbstractContextManager[Any]:
+        """The context of a forward pass and its loss on a device, which autocast asks for."""
+        if self.autocast is None or device is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self.autocast)
 
