@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 from weakref import WeakSet
 
+import torch
+
 from waterflow.common.errors import BudgetError, JobError
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
@@ -73,7 +75,7 @@ class Entrance:
     def start_new(self) -> None:
         """Begins to prepare the jobs that were submitted since, but for those whose data are not
         their own: these fail before anybody has fetched a batch."""
-        before, under_way = list[JobRun](), self._under_way
+        before: list[JobRun] = []
         for job in self._queue.jobs:
             begins = job.is_new and not (job.ended or self._waits_for_another(job, before))
             if not job.is_gone:
@@ -81,10 +83,9 @@ class Entrance:
             if not begins:
                 continue
             with self._beginning:
-                error = self._why_refused(job, [one for one in under_way if not one.ended])
+                error = self._why_refused(job)
                 if error is None:
                     job.start()
-                    under_way.append(job)
             if error is not None:
                 job.fail(error)
 
@@ -107,18 +108,17 @@ class Entrance:
                 return True
         return False
 
-    def _why_refused(self, job: JobRun, under_way: Sequence[JobRun]) -> JobError | None:
-        """Why a new job's data cannot be read beside those under way; where they can, those that
-        read the same memory know of it."""
-        generators = set(map(id, generators_of(job.job.data)))
-        for one in under_way if generators else ():
-            if not generators.isdisjoint(map(id, generators_of(one.job.data))):
-                return _shared_generator(one, job)
+    def _why_refused(self, job: JobRun) -> JobError | None:
+        """Why a new job's data cannot be read beside the others; where they can, those that read
+        the same memory know of it."""
+        one = self._drawing_from(generators_of(job.job.data))
+        if one is not None:
+            return _shared_generator(one, job)
         other = self._in_another_engine(job)
         if other is not None:
             return _trained_elsewhere(job, other)
         try:
-            job.data.join(other.data for other in under_way)
+            job.data.join(other.data for other in self._under_way)
         except JobError as error:
             return error
         return None
@@ -135,6 +135,14 @@ class Entrance:
             (own, trains), (others, trains_there) = _tensors(job.job), _tensors(other.job)
             if trains & others or own & trains_there:
                 return other
+        return None
+
+    def _drawing_from(self, generators: list[torch.Generator]) -> JobRun | None:
+        """A job under way that draws its batches from one of these."""
+        for job in self._under_way if generators else ():
+            known = map(id, generators_of(job.job.data))
+            if not set(map(id, generators)).isdisjoint(known):
+                return job
         return None
 
     def end_stopped(self) -> None:
