@@ -45,11 +45,12 @@ class StepRules(NamedTuple):
             f"accumulate must be a positive whole number, got {self.accumulate!r}",
         )
 
-    def forward(self, device: torch.device | None) -> AbstractContextManager[Any]:
-        """The context of a forward pass and its loss on a device, which autocast asks for."""
-        if self.autocast is None or device is None:
+    def forward(self, device: Callable[[], torch.device]) -> AbstractContextManager[Any]:
+        """The context of a forward pass and its loss. On which device that is takes a look at the
+        model, and is asked for autocast alone."""
+        if self.autocast is None:
             return contextlib.nullcontext()
-        return torch.autocast(device.type, dtype=self.autocast)
+        return torch.autocast(device().type, dtype=self.autocast)
 
     @property
     def clips(self) -> bool:

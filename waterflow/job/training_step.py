@@ -65,9 +65,8 @@ def compute_gradients(
     """
     rules, total, told = job.rules, None, []
     batches = batch if type(batch) is MicroBatches else (batch,)
-    device = job.device if rules.autocast is not None else None  # which takes a look at the model
     for part in batches:
-        with rules.forward(device):
+        with rules.forward(lambda: job.device):
             outcome = Outcome.of(job.name, job.loss(model, part))
         check_loss(outcome.loss, job.loss)
         before_backward(outcome.loss)
