@@ -165,7 +165,7 @@ def company() -> Company:
         # Whoever was checked later than the others catches up first.
         wait_until(lambda: min(len(handle.losses) for handle in handles.values()) >= 50)
         caught_up = float(flowing.report().spans.stop.max())
-        wait_until(lambda: min(len(handle.losses) for handle in handles.values()) >= 150)
+        wait_until(lambda: min(len(handle.losses) for handle in handles.values()) >= 300)
         shares = shares_of_time(flowing.report().spans, caught_up)
         known["joining"] = flowing.submit(joining)
         submitted.set()
@@ -190,10 +190,9 @@ def shares_of_time(spans: Any, since: float) -> dict[str, float]:
 
 
 def test_shares_of_the_lanes_follow_the_weights(company: Company) -> None:
-    """Three times as much for each of the others: half of that where the machine is busy, as lanes
-    go to whoever has a batch."""
+    """Three times as much for each of the others: where the machine is busy, twice as much."""
     shares = company.shares
-    assert 1.5 * shares["a"] < min(shares["b"], shares["c"]), shares
+    assert 2 * shares["a"] < min(shares["b"], shares["c"]), shares
 
 
 @pytest.mark.parametrize("weight", [0, -1.0, float("nan"), float("inf"), "2", True])
@@ -212,7 +211,7 @@ def test_callbacks_of_different_jobs_never_run_at_the_same_time(company: Company
 def test_a_job_joins_while_others_flow_and_they_go_on(company: Company) -> None:
     others = [name for name in company.callback.order if name != "joining"]
     first = company.callback.order.index("joining")
-    assert first >= 150 * 3
+    assert first >= 300 * 3
     assert len(others) - first >= 3 * 3
 
 
