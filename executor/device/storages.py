@@ -32,8 +32,9 @@ def by_storage(tensors: Iterable[torch.Tensor]) -> dict[int, list[torch.Tensor]]
     """The distinct tensors that share each non-empty storage."""
     found: dict[int, dict[int, torch.Tensor]] = {}
     for tensor in tensors:
-        if tensor.untyped_storage().nbytes():
-            found.setdefault(storage_key(tensor), {})[id(tensor)] = tensor
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            found.setdefault(storage._cdata, {})[id(tensor)] = tensor
     return {key: list(sharing.values()) for key, sharing in found.items()}
 
 
@@ -44,8 +45,9 @@ def unique_storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.Tensor]:
 
 def storage_bytes(tensors: Iterable[torch.Tensor], device: Device) -> int:
     """Bytes that an arena counts for the storages behind these tensors, each once."""
-    unique = [t for t in unique_storages(tensors).values() if t.device == device.tensors]
-    return sum(rounded(t.untyped_storage().nbytes(), device.alignment) for t in unique)
+    storages = [t.untyped_storage() for t in tensors if t.device == device.tensors]
+    sizes = {storage._cdata: storage.nbytes() for storage in storages}
+    return sum(rounded(size, device.alignment) for size in sizes.values())
 
 
 def over(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:

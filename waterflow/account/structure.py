@@ -141,21 +141,45 @@ class Structure:
 
 
 class _Rules(NamedTuple):
-    """How objects of one type are written."""
+    """How objects of one type are written.
 
+    Attributes:
+        write: how they are, wherever they stand.
+        values: the built-in bases with a value of their own.
+        describe: what of them cannot change.
+    """
+
+    write: Callable[[_Writer, Any], None]
     values: tuple[Any, ...]
     describe: Callable[[_Writer, Any], None] | None
-    is_pinned: bool
 
     @property
     def is_described(self) -> bool:
         return self.describe is not None
 
-    @classmethod
-    def of(cls, kind: type) -> _Rules:
-        fitting = (describe for kinds, describe in _DESCRIBERS if issubclass(kind, kinds))
-        values = tuple(base for base in _VALUES if issubclass(kind, base))
-        return cls(values, next(fitting, None), issubclass(kind, _PINNED))
+
+@functools.lru_cache(maxsize=4096)
+def _rules_of(kind: type) -> _Rules:
+    fitting = (describe for kinds, describe in _DESCRIBERS if issubclass(kind, kinds))
+    values = tuple(base for base in _VALUES if issubclass(kind, base))
+    return _Rules(_way_of(kind), values, next(fitting, None))
+
+
+def _way_of(kind: type) -> Callable[[_Writer, Any], None]:
+    """How objects of a type are written where they stand."""
+    if kind in _SINGLE or kind in _TORCH_ATOMS:
+        return _Writer._atom
+    if kind is tuple or kind is torch.Size:
+        return _Writer._values
+    if kind in _NUMBERS:
+        return _Writer._plain_number
+    if issubclass(kind, type):
+        return _Writer._type_here
+    if kind is types.FunctionType:
+        return _Writer._function_here
+    if kind is types.BuiltinFunctionType:
+        return _Writer._built_in_here
+    return _Writer._pin if issubclass(kind, _PINNED) else _Writer._object
 
 
 class _Writer:
@@ -170,7 +194,6 @@ class _Writer:
         self.pinned: dict[int, Any] = {}
         self.pins: list[int] = []  # where among the words their addresses are
         self.environment = slice(0, 0)  # where the process's environment is
-        self.kinds: list[type] = []  # whose rules are known
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
         self._places = [each for each in written if type(each) is not places.LibraryFunctions]
         self._executes = executes
@@ -181,7 +204,6 @@ class _Writer:
         self._hooks: set[int] = set()
         self._storages: dict[int, int] = {}
         self._waiting: collections.deque[Any] = collections.deque()
-        self._rules: dict[int, _Rules] = {}  # by the identities of types
         self._placed = {id(holder) for place in self._places for holder in _holders_of(place)}
 
     def run(self) -> None:
@@ -205,19 +227,42 @@ class _Writer:
     # Values, where they stand
 
     def value(self, value: Any) -> None:
-        kind = type(value)
-        if kind in _SINGLE or kind in _TORCH_ATOMS:
-            self.words.append(repr(value))
-        elif kind is tuple or kind is torch.Size:
-            self.words.append(kind.__name__)
-            self._sequence(value)
-        elif kind in _NUMBERS:
-            if self._is_new(value):
-                self.words += kind.__name__, value if kind is not float else _digits(value)
-        elif id(value) in self._librarys or self._is_pinned(value, kind):
+        _rules_of(type(value)).write(self, value)
+
+    def _atom(self, value: Any) -> None:
+        self.words.append(repr(value))
+
+    def _values(self, value: Any) -> None:
+        self.words.append(type(value).__name__)
+        self._sequence(value)
+
+    def _plain_number(self, value: Any) -> None:
+        if self._is_new(value):
+            kind = type(value)
+            self.words += kind.__name__, value if kind is not float else _digits(value)
+
+    def _object(self, value: Any) -> None:
+        if id(value) in self._librarys:
             self._pin(value)
         elif self._is_new(value):
             self._waiting.append(value)
+
+    def _type_here(self, value: type) -> None:
+        is_pinned = id(value) in self.pinned  # most are met again and again
+        is_own = not (is_pinned or is_trusted_class(value)) and id(value) in self._placed
+        (self._object if is_own else self._pin)(value)
+
+    def _function_here(self, value: types.FunctionType) -> None:
+        is_own = id(value) in self._placed or not (
+            value.__closure__ is None or is_everybodys(value)
+        )
+        (self._object if is_own else self._pin)(value)
+
+    def _built_in_here(self, value: types.BuiltinFunctionType) -> None:
+        owner = value.__self__
+        own_kind = types.ModuleType, type, type(None)
+        is_own = not (is_a(owner, own_kind) or is_behind_function(owner))
+        (self._object if is_own else self._pin)(value)
 
     def _pin(self, value: Any) -> None:
         self.pinned[id(value)] = value
@@ -229,7 +274,7 @@ class _Writer:
     def _everybodys(self, value: Any) -> None:
         """A value that a class or a module has: of torch's, not all are walked."""
         kind = type(value)
-        walked = id(value) in self._placed or self._rules_for(kind).is_described or kind in _BARE
+        walked = id(value) in self._placed or _rules_of(kind).is_described or kind in _BARE
         if walked or kind in _SINGLE or kind in _TORCH_ATOMS or kind in _NUMBERS:
             self.value(value)
         else:
@@ -249,33 +294,13 @@ class _Writer:
         for value in values:
             self.value(value)
 
-    def _is_pinned(self, value: Any, kind: type) -> bool:
-        if is_a(value, type):
-            return is_trusted_class(value) or id(value) not in self._placed
-        if kind is types.FunctionType:
-            return id(value) not in self._placed and (
-                value.__closure__ is None or is_everybodys(value)
-            )
-        if kind is types.BuiltinFunctionType:
-            owner = value.__self__
-            own_kind = types.ModuleType, type, type(None)
-            return is_a(owner, own_kind) or is_behind_function(owner)
-        return self._rules_for(kind).is_pinned
-
-    def _rules_for(self, kind: type) -> _Rules:
-        rules = self._rules.get(id(kind))
-        if rules is None:
-            self.kinds.append(kind)
-            rules = self._rules[id(kind)] = _Rules.of(kind)
-        return rules
-
     # Objects, described once: what of them cannot change. What can is in their places.
 
     def _describe(self, value: Any) -> None:
         kind = type(value)
         self.words.append("is")
         self.value(kind)
-        rules = self._rules_for(kind)
+        rules = _rules_of(kind)
         for base in rules.values:
             self.words.append(base.__repr__(value))
         if rules.describe is not None:

@@ -10,11 +10,12 @@ nobody.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -64,6 +65,24 @@ class Seen:
 
     codes: frozenset[CodeType]
     names: frozenset[str] | None
+
+    @functools.cached_property
+    def users_names(self) -> frozenset[str] | None:
+        """The names in code of the user's; None: any."""
+        if self.names is None:
+            return None
+        codes = [code for code in self.codes if not is_trusted_code(code)]
+        return frozenset[str]().union(*(code_names(code).names for code in codes))
+
+    @functools.cached_property
+    def reads_groups(self) -> bool:
+        """Whether it may read hyperparameters through an optimizer, apart from its step."""
+        return any(map(_reads_groups, self.codes))
+
+    @functools.cached_property
+    def reads_defaults(self) -> bool:
+        """Whether code of the user's may look at an optimizer's defaults."""
+        return _reads_defaults(self.codes)
 
     def __or__(self, other: Seen) -> Seen:
         """What two eager steps have executed."""
@@ -239,10 +258,9 @@ class Assumptions:
         return trail is None or trail.endswith(".defaults")
 
     def _reads_defaults(self) -> bool:
-        """Whether code of the user's may look at an optimizer's defaults."""
-        codes = self._account.own_codes if self.seen is None else self.seen.codes
-        names = names_in([code for code in codes if not is_trusted_code(code)])
-        return names is None or "defaults" in names
+        if self.seen is None:
+            return _reads_defaults(self._account.own_codes)
+        return self.seen.reads_defaults
 
     def restore(self) -> None:
         """Puts the state back, after a trace has run the user's code."""
@@ -309,7 +327,9 @@ class Assumptions:
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
         roots, late = self._roots(), self._late(seen)
-        skip = live_places(self._job.optimizer, _names_of_users(seen))
+        # No code of the user's is known to be executed before a first step was observed.
+        users_names = frozenset[str]() if seen is None else seen.users_names
+        skip = live_places(self._job.optimizer, users_names)
         for module in self._job.root.modules():
             if is_own_class(type(module)):  # a host's notes, which no step knows of
                 skip[id(module)] = getattr(module, "unread_by_steps", set())
@@ -333,7 +353,7 @@ class Assumptions:
         them, code of the step computes with them, too, and has numbers in the trace. Where no step
         was observed yet, its first check is still to come."""
         optimizer = self._job.optimizer
-        reads = seen is not None and any(map(_reads_groups, seen.codes))
+        reads = seen is not None and seen.reads_groups
         own = (optimizer, *optimizers_in(optimizer))
         aside = () if reads else frozenset(map(id, own))
         self._followed = hyperparameter_places(optimizer)
@@ -359,20 +379,14 @@ _OF_COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
 _OF_UPDATES = re.compile(r"step|zero_grad|_init_group|_\w+_graph_capture_health_check|wrapper")
 
 
-def _names_of_users(seen: Seen | None) -> frozenset[str] | None:
-    """The names in code of the user's that was executed, none before a first step was observed;
-    None: any."""
-    if seen is not None and seen.names is None:
-        return None
-    codes = () if seen is None else seen.codes
-    return frozenset[str]().union(
-        *(code_names(code).names for code in codes if not is_trusted_code(code))
-    )
-
-
 def _is_compilers(code: CodeType) -> bool:
     """Whether it is run around what ``torch.compile`` has made."""
     return code.co_name == "compile_wrapper" and code.co_filename.endswith(_OF_COMPILER)
+
+
+def _reads_defaults(codes: Iterable[CodeType]) -> bool:
+    names = names_in([code for code in codes if not is_trusted_code(code)])
+    return names is None or "defaults" in names
 
 
 def _reads_groups(code: CodeType) -> bool:

@@ -205,11 +205,11 @@ class CapturedSteps:
         self._bound.discard(step)
 
     def unbind(self) -> None:
-        """The persistent tensors are others than before: steps must be bound to them."""
+        """The persistent tensors that were collected last are others than before: steps must be
+        bound to them."""
         for step in self._bound:
             step.compiled.unbind()
         self._bound.clear()
-        self._steps.cache.collect_persistent()
         self._version = self._steps.persistent.version
 
     def release(self) -> None:
@@ -361,6 +361,7 @@ class CapturedSteps:
         made = {key: tape.slot(slot) for key, slot in step.compiled.outputs.items()}
         self._steps.persistent.put_state(step, made)
         tape.clear(list(step.compiled.outputs.values()))
+        self._steps.cache.collect_persistent()
         self.unbind()
 
     def take_gradients(self, step: PreparedStep) -> None:

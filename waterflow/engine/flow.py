@@ -185,8 +185,9 @@ class _Stretch:
         self._packing = packing
         self._plan = plan
         self._in_flight = in_flight
-        trains = plan is not None and not context.lanes.device.queues
-        self._trains = Trains(context, plan, in_flight) if plan is not None and trains else None
+        self._trains: Trains | None = None
+        if plan is not None and not context.lanes.device.queues:
+            self._trains = Trains(context, plan, in_flight, is_alone=len(jobs) == 1)
         #: Their batches; without jobs that have ended. There may be hundreds, and each free lane
         #: looks at all of them, so that nothing else is looked at.
         self._queues = {job: job.feeder.ready for job in jobs}

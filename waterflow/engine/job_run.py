@@ -63,10 +63,11 @@ Result = TypeVar("Result")
 _Begin = Callable[[Any, int], Iterator[Any]]
 """Begins an epoch of a job's data, from the data and its number."""
 
-#: Batches that a feeder holds: two, or more of small ones for steps that take next to no time.
-LEAST_AHEAD, MOST_AHEAD = 2, 64
+#: Batches that a feeder holds: two, or more of small ones for steps that take next to no time, for
+#: longer than a lane stays with a job: it begins no train of steps for what comes meanwhile.
+LEAST_AHEAD, MOST_AHEAD = 2, 256
 _AHEAD_BYTES = 1 << 20
-_AHEAD_SECONDS = 0.02
+_AHEAD_SECONDS = 0.04
 #: What takes a fetch less than this is done before another thread has heard that it may begin.
 _SHORT_FETCH_SECONDS = 0.0005
 
@@ -534,6 +535,7 @@ class JobRun:
             self.steps.spiller.problem = None
             self.steps.spiller.set_limit(limit)
         self.needs.measured_extent = 0  # of steps under another limit
+        self.steps.cache.collect_persistent()
         self.captured.unbind()
         if not self.resident:
             return

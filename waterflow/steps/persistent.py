@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.parameter import UninitializedTensorMixin
 
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.device.base import Device
@@ -26,6 +26,7 @@ from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.specializations import Specializations
 
 _AS_THEY_ARE = contextlib.nullcontext()
+_NO_ENTRIES: Mapping[Any, Any] = {}
 
 
 class PersistentTensors:
@@ -82,7 +83,7 @@ class PersistentTensors:
             Whether state of the optimizer has gone or has another layout, so that captures may
             know what is there no longer; or what is no tensor has come or gone by itself.
         """
-        layouts, former = _state_layouts(self.tensors), self.tensors
+        former = self.tensors
         self.tensors = persistent_tensors(self._job)
         if self._job.step is not None:
             self._leaves = list(_leaves(self._job))
@@ -96,7 +97,7 @@ class PersistentTensors:
         self.version += 1
         changed = {meaning.kind for meaning, *_ in before - self._noted}
         self.were_replaced = self.were_replaced or bool(changed - {"state", "gradient"})
-        return bool(layouts - _state_layouts(self.tensors))
+        return bool(_state_layouts(former) - _state_layouts(self.tensors))
 
     def note_size(
         self,
@@ -130,15 +131,18 @@ class PersistentTensors:
         """Bytes that the job holds between steps at most, its state included."""
         return self.full_bytes - self.away_bytes
 
+    @property
+    def _input_bytes(self) -> int:
+        return 0 if self._prefetcher is None else self._prefetcher.size
+
     def _size(self, tensors: Iterable[torch.Tensor]) -> int:
-        device_input = 0 if self._prefetcher is None else self._prefetcher.size
-        return storage_bytes(tensors, self._device) + device_input
+        return storage_bytes(tensors, self._device) + self._input_bytes
 
     @property
     def bytes(self) -> int:
         """Bytes that the job holds between steps, now."""
         constants = self._specializations.constants()
-        key = (self.version, tuple(map(id, constants)), self._size(()), self.away)
+        key = (self.version, tuple(map(id, constants)), self._input_bytes, self.away)
         if self._bytes[0] != key:
             self._bytes = key, self._size(self.all())
         return self._bytes[1]
@@ -269,8 +273,7 @@ def _leaves(job: Job) -> Iterator[tuple[Input, torch.Tensor]]:
 def parameters_of(job: Job) -> dict[Input, torch.Tensor]:
     """The parameters of the job's modules and, of a step of the user's own, those that belong to
     an optimizer alone."""
-    found: dict[Input, torch.Tensor] = {}
-    found.update({Input("parameter", n): p for n, p in job.root.named_parameters()})
+    found = {Input("parameter", n): p for n, p in job.root.named_parameters()}
     if job.step is not None:
         known = set(map(id, found.values()))
         for index, parameter in enumerate(trained_parameters(job.optimizer)):
@@ -293,23 +296,24 @@ def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
     found.update({Input("buffer", n): b for n, b in job.root.named_buffers()})
     state = job.optimizer.state
     for index, parameter in enumerate(trained_parameters(job.optimizer)):
-        for key, value in state[parameter].items() if parameter in state else ():
+        for key, value in state.get(parameter, _NO_ENTRIES).items():
             if isinstance(value, torch.Tensor):
                 found[Input("state", (index, key))] = value
     return {meaning: tensor for meaning, tensor in found.items() if _has_memory(tensor)}
 
 
-#: Tensors of lazy modules, until their first step makes them.
-_UNMADE = (UninitializedParameter, UninitializedBuffer)
+def _is_unmade(tensor: torch.Tensor) -> bool:
+    """Whether it is a lazy module's, until its first step makes it."""
+    return isinstance(tensor, UninitializedTensorMixin)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not isinstance(tensor, _UNMADE)
+    return tensor.layout == torch.strided and not _is_unmade(tensor)
 
 
 def is_lazy(model: torch.nn.Module) -> bool:
     """Whether some of the model's tensors will be made by its first step."""
-    return any(isinstance(tensor, _UNMADE) for tensor in (*model.parameters(), *model.buffers()))
+    return any(map(_is_unmade, (*model.parameters(), *model.buffers())))
 
 
 def _identities(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, int, int]]:
