@@ -158,11 +158,20 @@ class _Rules(NamedTuple):
         return self.describe is not None
 
 
-@functools.lru_cache(maxsize=4096)
+#: By the identities of types, which are kept: classes of users' may say that they are equal.
+_RULES: dict[int, tuple[type, _Rules]] = {}
+_MOST_RULES = 4096
+
+
 def _rules_of(kind: type) -> _Rules:
-    fitting = (describe for kinds, describe in _DESCRIBERS if issubclass(kind, kinds))
-    values = tuple(base for base in _VALUES if issubclass(kind, base))
-    return _Rules(_way_of(kind), values, next(fitting, None))
+    known = _RULES.get(id(kind))
+    if known is None:
+        if len(_RULES) >= _MOST_RULES:
+            _RULES.clear()
+        fitting = (describe for kinds, describe in _DESCRIBERS if issubclass(kind, kinds))
+        values = tuple(base for base in _VALUES if issubclass(kind, base))
+        known = _RULES[id(kind)] = kind, _Rules(_way_of(kind), values, next(fitting, None))
+    return known[1]
 
 
 def _way_of(kind: type) -> Callable[[_Writer, Any], None]:

@@ -55,8 +55,8 @@ KNOWN = frozenset(
 #: What they write to, in the optimizer's groups.
 WRITTEN = frozenset({"lr", "momentum", "betas"})
 
-#: So many steps are worked out at once.
-_AT_ONCE = 64
+#: So many steps are worked out at once: as many small batches as a feeder holds.
+_AT_ONCE = 256
 
 _MISSING = object()
 #: What a scheduler's step calls of it.
@@ -266,6 +266,7 @@ class _Copies:
         self._copied: dict[int, Any] = {}
         self.optimizer = _Optimizer([self._group(*each) for each in enumerate(self._groups)])
         self._members = [self._scheduler(each) for each in self._schedulers]
+        self._turning = [each for each in self._members if hasattr(each, "_schedulers")]
 
     def are_of(self, job: Job) -> bool:
         """Whether the job's objects are still those, and hold the same but for what the places
@@ -293,7 +294,7 @@ class _Copies:
         Raises:
             Whatever a scheduler raises; and where it does something that is not known.
         """
-        if not all(map(_is_quiet, self._members)):
+        if not all(map(_is_quiet, self._turning)):
             raise _UnforeseenError
         for member in self._members:
             member.step()

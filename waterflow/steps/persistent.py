@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy as is_unmade
 
 from waterflow.executor.data.staging import BatchPrefetcher
 from waterflow.executor.device.base import Device
@@ -273,7 +273,9 @@ def _leaves(job: Job) -> Iterator[tuple[Input, torch.Tensor]]:
 def parameters_of(job: Job) -> dict[Input, torch.Tensor]:
     """The parameters of the job's modules and, of a step of the user's own, those that belong to
     an optimizer alone."""
-    found = {Input("parameter", n): p for n, p in job.root.named_parameters()}
+    found: dict[Input, torch.Tensor] = {
+        Input("parameter", n): p for n, p in job.root.named_parameters()
+    }
     if job.step is not None:
         known = set(map(id, found.values()))
         for index, parameter in enumerate(trained_parameters(job.optimizer)):
@@ -302,18 +304,13 @@ def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
     return {meaning: tensor for meaning, tensor in found.items() if _has_memory(tensor)}
 
 
-def _is_unmade(tensor: torch.Tensor) -> bool:
-    """Whether it is a lazy module's, until its first step makes it."""
-    return isinstance(tensor, UninitializedTensorMixin)
-
-
 def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not _is_unmade(tensor)
+    return tensor.layout == torch.strided and not is_unmade(tensor)
 
 
 def is_lazy(model: torch.nn.Module) -> bool:
     """Whether some of the model's tensors will be made by its first step."""
-    return any(map(_is_unmade, (*model.parameters(), *model.buffers())))
+    return any(map(is_unmade, (*model.parameters(), *model.buffers())))
 
 
 def _identities(tensors: Mapping[Input, torch.Tensor]) -> set[tuple[Input, int, int]]:

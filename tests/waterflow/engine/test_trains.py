@@ -474,8 +474,30 @@ def test_other_threads_of_python_go_on_beside_the_first_train_of_long_steps():
     thread = threading.Thread(target=tick)
     thread.start()
     try:
-        wf.run([job], memory="1GiB")
+        wf.run([job, make_job("short", steps=7000, capture=True)], memory="1GiB")
     finally:
         over.set()
         thread.join()
     assert all(later - former > 5 for former, later in itertools.pairwise(seen)), seen
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_only_trains_that_are_short_in_all_keep_the_lock_from_others(
+    monkeypatch: pytest.MonkeyPatch, names: str
+) -> None:
+    made: list[tuple[int, bool]] = []
+    make = trains._C.Train
+
+    def note(batches: Any, *given: Any, **options: Any) -> Any:
+        made.append((len(batches), options["keeps_lock"]))
+        return make(batches, *given, **options)
+
+    monkeypatch.setattr(trains._C, "Train", note)
+    jobs = [make_job(name, epochs=2, data=batches(2000), capture=True) for name in names]
+    report = wf.run(jobs, memory="8MiB", threads=1)
+    for job in jobs:
+        assert_equal(job, report[job.name], make_job(job.name, epochs=2, data=batches(2000)))
+    long = [keeps for steps, keeps in made if steps > 200]  # each takes 5 us or more
+    assert long
+    assert not any(long)
+    assert len(names) > 1 or not any(keeps for _, keeps in made)
