@@ -285,6 +285,7 @@ class Trains:
             and step < _KEEPS_LOCK_BELOW
             and step * len(items) < _LOCKED_SECONDS
         )
+        left = at.until - time.perf_counter()
         return _C.Train(
             batches,
             watched.look,
@@ -292,7 +293,7 @@ class Trains:
             keeps_blocks=not self._context.check,
             signal=self._context.calls,
             seen=at.seen,
-            seconds=at.until - time.perf_counter(),
+            seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,  # steps may get longer
             finite_only=job.job.stop_on_nan,
             keeps_lock=keeps_lock,
             first_kind=at.first_kind,
