@@ -237,7 +237,9 @@ class Assumptions:
         if context is None:
             return None
         members = optimizers_in(job.optimizer)
-        own = all(map(is_of_trusted_classes, members)) and not self._reads_defaults()
+        seen, codes = self.seen, self._account.own_codes
+        reads = _reads_defaults(codes) if seen is None else seen.reads_defaults
+        own = all(map(is_of_trusted_classes, members)) and not reads
         aside = (
             {id(one.defaults) for one in members if self._is_its_own(one.defaults)}
             if own
@@ -256,11 +258,6 @@ class Assumptions:
         """Whether a dictionary was met as an optimizer's attribute first, which is walked last."""
         trail = self._account.trail_of(defaults)
         return trail is None or trail.endswith(".defaults")
-
-    def _reads_defaults(self) -> bool:
-        if self.seen is None:
-            return _reads_defaults(self._account.own_codes)
-        return self.seen.reads_defaults
 
     def restore(self) -> None:
         """Puts the state back, after a trace has run the user's code."""

@@ -266,7 +266,6 @@ class _Copies:
         self._copied: dict[int, Any] = {}
         self.optimizer = _Optimizer([self._group(*each) for each in enumerate(self._groups)])
         self._members = [self._scheduler(each) for each in self._schedulers]
-        self._turning = [each for each in self._members if hasattr(each, "_schedulers")]
 
     def are_of(self, job: Job) -> bool:
         """Whether the job's objects are still those, and hold the same but for what the places
@@ -294,7 +293,7 @@ class _Copies:
         Raises:
             Whatever a scheduler raises; and where it does something that is not known.
         """
-        if not all(map(_is_quiet, self._turning)):
+        if not all(map(_is_quiet, self._members)):
             raise _UnforeseenError
         for member in self._members:
             member.step()

@@ -26,7 +26,6 @@ from waterflow.steps.prepared import PreparedStep, Specialization
 from waterflow.steps.specializations import Specializations
 
 _AS_THEY_ARE = contextlib.nullcontext()
-_NO_ENTRIES: Mapping[Any, Any] = {}
 
 
 class PersistentTensors:
@@ -298,7 +297,7 @@ def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
     found.update({Input("buffer", n): b for n, b in job.root.named_buffers()})
     state = job.optimizer.state
     for index, parameter in enumerate(trained_parameters(job.optimizer)):
-        for key, value in state.get(parameter, _NO_ENTRIES).items():
+        for key, value in state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 found[Input("state", (index, key))] = value
     return {meaning: tensor for meaning, tensor in found.items() if _has_memory(tensor)}
