@@ -117,11 +117,13 @@ def test_time_in_which_a_job_wanted_no_turn_gives_it_none(away: bool) -> None:
         engine.resize(2 * room)
         if away:
             assert handles[1].suspend(timeout=300)
-        time.sleep(1.5)
+        time.sleep(3.0)
         engine.resize(room)
         handles[1].resume()
+        before = len(handles[1].losses)
+        wait_until(lambda: len(handles[1].losses) > before)
         inside.begin()
-        time.sleep(1.0)
+        time.sleep(2.0)  # long beside what a turn overruns on a busy machine
         engine.stop_all()
     share = inside.seconds["b"] / inside.seconds.total()
     assert 0.25 < share < 0.75
