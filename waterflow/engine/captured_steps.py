@@ -314,7 +314,7 @@ class CapturedSteps:
     def foretell(self, watched: Watched) -> Foretold | None:
         """What the job's schedulers do after each of the next steps, with the numbers of the first
         for its tape; None where that is to be seen after each."""
-        foretold = self._foreteller.foretell(watched.step)
+        foretold = self._foreteller.foretell(watched.step, self.begun)
         if foretold is not None:
             for register, value in foretold.registers.items():
                 watched.step.compiled.tape.set_register(register, value)

@@ -113,7 +113,7 @@ class StepTensors:
 
     def read(self) -> float:
         """The loss as a number, with the metrics. Waits for the device."""
-        if not self.names:
+        if not any(self.metrics):
             return float(self.loss.item() if isinstance(self.loss, torch.Tensor) else self.loss)
         loss, *numbers = self.readings().tolist()
         return with_metrics(loss, self.names, numbers)

@@ -146,8 +146,9 @@ class BatchPreparer:
             flat = self._flattened(batch, asks_reads=False)  # that is asked before a capture
         except UnknownLeafError as error:
             return PreparedBatch(batch) if error.args[0] in self._hiding else None
-        stays = self._known(flat.signature) is None and self._tiers.stays_eager(flat.signature)
-        return PreparedBatch(batch, flat) if stays else None
+        if not self._cache.is_empty and self._known(flat.signature) is not None:
+            return None
+        return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
 
     def refresh(self, prepared: PreparedBatch) -> PreparedBatch:
         """The same batch, captured again where what the step reads has changed since."""

@@ -57,6 +57,8 @@ WRITTEN = frozenset({"lr", "momentum", "betas"})
 
 #: So many steps are worked out at once: as many small batches as a feeder holds.
 _AT_ONCE = 256
+#: And at first, where nobody knows how many are to come.
+_AT_FIRST = 8
 
 _MISSING = object()
 #: What a scheduler's step calls of it.
@@ -121,11 +123,12 @@ class Foreteller:
         self._ahead: _Ahead | None = None
         self._numbers: _Comparisons | None = None  # of the step last asked for
 
-    def foretell(self, step: PreparedStep) -> Foretold | None:
+    def foretell(self, step: PreparedStep, begun: int) -> Foretold | None:
         """What the schedulers do after each of the next steps.
 
         Args:
             step: the captured step, made again and again.
+            begun: steps of the job so far.
 
         Returns:
             None where nothing is known, or the step is not right for the hyperparameters.
@@ -133,7 +136,7 @@ class Foreteller:
         try:
             ahead = self._ahead
             if ahead is None or ahead.step is not step or not self._still_holds(ahead):
-                ahead = self._ahead = self._work_out(step)
+                ahead = self._ahead = self._work_out(step, self._most(begun))
         except _UnforeseenError:
             ahead = self._ahead = None
         if ahead is None:
@@ -148,26 +151,32 @@ class Foreteller:
         left = ahead.steps > ahead.schedule.done
         return left and ahead.schedule.holds() and ahead.copies.are_of(self._job)
 
-    def _work_out(self, step: PreparedStep) -> _Ahead | None:
+    def _most(self, begun: int) -> int:
+        """How many steps are worked out after so many: as many as are to come, or were made."""
+        total = self._job.total_steps
+        to_come = max(begun, _AT_FIRST) if total is None else max(total - begun, 1)
+        return min(to_come, _AT_ONCE)
+
+    def _work_out(self, step: PreparedStep, most: int) -> _Ahead | None:
         assert step.optimizer is not None
         copies = _Copies(self._job)
         values = hyperparameters(copies.optimizer)  # type: ignore[arg-type]
         is_known = same_hyperparameters(step.valid_values, values)
         if not (is_known or step.optimizer.valid_for(values)):
             return None
-        rows, steps = self._rows(copies, step, values)
+        rows, steps = self._rows(copies, step, values, most)
         schedule = _C.Schedule(copies.places, _MISSING, copies.whole, rows)
         return _Ahead(step, copies, schedule, steps)
 
     def _rows(
-        self, copies: _Copies, step: PreparedStep, values: dict[HyperKey, Any]
+        self, copies: _Copies, step: PreparedStep, values: dict[HyperKey, Any], most: int
     ) -> tuple[list[Any], int]:
         """What each step is followed by, and how many steps may be made."""
         if self._numbers is None or self._numbers.step is not step:
             self._numbers = _Comparisons(step)
         known = step.compiled.registers
         rows: list[Any] = []
-        while len(rows) < _AT_ONCE:
+        while len(rows) < most:
             try:
                 written, numbers = copies.step()
             except Exception:  # the scheduler itself is to raise it, or to warn

@@ -383,11 +383,10 @@ class Tiers:
         shape = self._shapes.get(signature)
         if shape is None or shape.steps < shape.waits_until:
             return True
-        if self.costs.why_eager(self._kind):
+        early = shape.steps < shape.next_look
+        if (early and shape.seconds) or self.costs.why_eager(self._kind):  # the first asks nobody
             return True
-        sight, early = (self._kind, signature), shape.steps < shape.next_look
-        if early and shape.seconds:  # of all steps, so this comes first
-            return True
+        sight = self._kind, signature
         known, common = self.costs.is_made(sight), self.costs.eager_seconds(sight)
         alike = self._alike
         if (early and not (known and common)) or (alike > 1 and not common):

@@ -22,6 +22,7 @@ import waterflow as wf
 from tests.support.waiting import wait_until
 from waterflow.allocator_ext import _C
 from waterflow.executor.run.lanes import Lanes
+from waterflow.steps import foretold
 
 pytestmark = pytest.mark.cpu
 
@@ -198,6 +199,26 @@ def test_numbers_and_attributes_are_those_of_the_loop(
     told = len(report.losses) if error is None else len(expected)  # the scheduler has failed
     assert_equal(job, report.losses[:told], fresh, expected)
     assert (max(lengths) > 1) == is_foretold
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["of known length", "of unknown length"])
+def test_no_more_is_worked_out_than_steps_may_come(
+    counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Short jobs by the hundred do not pay for what long ones need."""
+    worked_out: list[Any] = []
+    step = foretold._Copies.step
+    monkeypatch.setattr(
+        foretold._Copies, "step", lambda copies: worked_out.append(copies) or step(copies)
+    )
+    job, fresh = (make_job(MADE["StepLR"][0], steps=40 if counted else None) for _ in range(2))
+    if not counted:
+        job.data = itertools.islice(job.data, 40)  # type: ignore[arg-type]
+        fresh.data = itertools.islice(fresh.data, 40)  # type: ignore[arg-type]
+    report = wf.run([job], memory="8MiB", threads=1)["a"]
+    assert report.steps == 40
+    assert 30 <= len(worked_out) <= (40 if counted else 80)
+    assert_equal(job, report.losses, fresh, wf.run_eager(fresh, threads=1).losses)
 
 
 @pytest.mark.parametrize("name", ["OneCycleLR", "SequentialLR", "MultiStepLR"])
