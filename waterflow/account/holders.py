@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import (
     CellType,
@@ -38,6 +38,8 @@ _DEPTH, _MOST_CONTENTS = 4, 10_000
 MAKERS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
 #: Methods of a class that need not be marked as such.
 OF_CLASSES = frozenset({"__new__", "__init_subclass__", "__class_getitem__"})
+#: Classes of objects that hold nothing by a name, as most that a walk meets: modules' registries.
+_BARE = frozenset({dict, list, tuple, set, frozenset, deque, CellType})
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 _EMPTY = CellType()
 
@@ -90,7 +92,7 @@ class Holders:
     def _escaped(self) -> list[Any]:
         """What anybody's code may have been handed, but for tensors: by the job's code, or bound to
         a function before it."""
-        bound = [part for value in self.objects for part in self._bound(value)]
+        bound = [part for value in self.with_names for part in self._bound(value)]
         found: dict[int, Any] = {id(value): value for value in within(bound)}
         for origin in self.known_by(self._escapes):
             if origin.kind in ("held", "below"):
@@ -115,7 +117,7 @@ class Holders:
         if name in self._computed:
             yield from self._escaped
             kinds = tuple(self._computed[name])
-            for value in (value for value in self.objects if is_a(value, kinds)):
+            for value in (value for value in self.with_names if is_a(value, kinds)):
                 yield from parts_of(value)
                 yield from (held for _, held in attributes_of(value))
 
@@ -139,6 +141,11 @@ class Holders:
         return [value for account in self._accounts for value in account.own_objects]
 
     @functools.cached_property
+    def with_names(self) -> list[Any]:
+        """Those of them that may hold something by a name, or be called."""
+        return [value for value in self.objects if not _is_bare(value)]
+
+    @functools.cached_property
     def _own_classes(self) -> list[type]:
         found = {id(kind): kind for account in self._accounts for kind in account.own_classes}
         return [kind for kind in found.values() if not is_trusted_class(kind)]
@@ -159,7 +166,7 @@ class Holders:
     @functools.cached_property
     def _by_name(self) -> dict[str, list[Any]]:
         found: dict[str, list[Any]] = {}
-        for value in self.objects:
+        for value in self.with_names:
             attributes = list(attributes_of(value))
             if not _is_lock_among(attributes):  # what it holds is its own affair, too
                 for name, held in attributes:
@@ -188,7 +195,7 @@ class Holders:
     def functions(self) -> dict[CodeType, list[FunctionType]]:
         """The functions of each code, or around it."""
         found: dict[CodeType, list[FunctionType]] = {}
-        for value in self.objects:
+        for value in self.with_names:
             if type(value) is FunctionType and not is_trusted_code(value.__code__):
                 for code in nested_codes(value.__code__):
                     found.setdefault(code, []).append(value)
@@ -229,7 +236,7 @@ class Holders:
             if origin.name == "cls" or code in self._of_classes:
                 yield from owners
             elif code.co_name not in MAKERS:
-                yield from (value for value in self.objects if is_a(value, owners))
+                yield from (value for value in self.with_names if is_a(value, owners))
             return
         place = code.co_varnames.index(origin.name) - (code in self._owners)
         known = self._given_from_outside(code, place)
@@ -244,6 +251,11 @@ def _together(
         for name, origins in each.items():
             together[name] = together.get(name, frozenset()) | origins
     return together
+
+
+def _is_bare(value: Any) -> bool:
+    kind = type(value)
+    return kind in _BARE or (kind is OrderedDict and not vars(value))
 
 
 def has_lock(value: Any) -> bool:

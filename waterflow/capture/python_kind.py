@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -91,39 +91,55 @@ def _kind_of(value: Any, depth: int) -> Hashable:
 
 
 def _says_nothing(value: Any) -> bool:
-    return type(value) in CONSTANTS or (is_a(value, torch.Tensor) and not _parts_of(value))
+    kind = type(value)
+    return kind in CONSTANTS or (_reader_of(kind) is _hooks_of_tensor and not _parts_of(value))
 
 
 def _parts_of(value: Any) -> list[Any]:
     """What an object holds that may be called by whoever has it."""
-    if is_a(value, ModuleType):
-        return []
-    if is_a(value, torch.Tensor):
-        return [hooks for name in _TENSOR_HOOKS if (hooks := getattr(value, name))]
-    if is_a(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
-        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-    if is_a(value, MethodType):
-        return [value.__func__, value.__self__]
-    if is_a(value, BuiltinFunctionType):
-        return [value.__self__]
-    parts = [*_attributes(value)]
-    if is_a(value, functools.partial):
-        parts += [value.func, *value.args, *value.keywords.values()]
-    for base in _CONTAINERS:
-        if is_a(value, base):
-            held = dict.values(value) if base is dict else base.__iter__(value)
-            parts += but_constants(held)
-    return parts
+    return _reader_of(type(value))(value)
 
 
-def _attributes(value: Any) -> Iterable[Any]:
-    """Of an object's dictionary and slots; no code of its class is run."""
+@functools.lru_cache(maxsize=4096)
+def _reader_of(kind: type) -> Callable[[Any], list[Any]]:
+    """How that is found in objects of a class."""
+    for known, reader in _READERS.items():
+        if issubclass(kind, known):
+            return reader
+    held = [base for base in _CONTAINERS if issubclass(kind, base)]
+    return functools.partial(_held_by, slots_of(kind), issubclass(kind, functools.partial), held)
+
+
+def _hooks_of_tensor(value: Any) -> list[Any]:
+    return [hooks for name in _TENSOR_HOOKS if (hooks := getattr(value, name))]
+
+
+def _held_by_function(value: Any) -> list[Any]:
+    cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
+    return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+
+
+#: Of classes whose objects hold it elsewhere than in attributes.
+_READERS: dict[type, Callable[[Any], list[Any]]] = {
+    ModuleType: lambda value: [],
+    torch.Tensor: _hooks_of_tensor,
+    FunctionType: _held_by_function,
+    MethodType: lambda value: [value.__func__, value.__self__],
+    BuiltinFunctionType: lambda value: [value.__self__],
+}
+
+
+def _held_by(slots: Any, is_partial: bool, containers: Sequence[Any], value: Any) -> list[Any]:
+    """By an object's attributes, and what else it is; no code of its class is run."""
+    parts: list[Any] = []
     with contextlib.suppress(AttributeError):  # it may have none
-        yield from object.__getattribute__(value, "__dict__").values()
-    kind: Any = type(value)
-    for _, descriptor in slots_of(kind):
-        try:
-            yield descriptor.__get__(value)
-        except AttributeError:  # nothing is in it
-            continue
+        parts += object.__getattribute__(value, "__dict__").values()
+    for _, descriptor in slots:
+        with contextlib.suppress(AttributeError):  # nothing may be in it
+            parts.append(descriptor.__get__(value))
+    if is_partial:
+        parts += [value.func, *value.args, *value.keywords.values()]
+    for base in containers:
+        held = dict.values(value) if base is dict else base.__iter__(value)
+        parts += but_constants(held)
+    return parts

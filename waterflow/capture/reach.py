@@ -90,7 +90,7 @@ class Reach:
         kinds = dict.fromkeys(map(type, self._holders.objects))
         if self._packages is Packages.NONE or any(map(is_compiled, kinds)):
             changes += [call for stores in found for call in stores.calls]
-        iterates = any(map(_is_iterator, self._holders.objects))
+        iterates = any(map(_is_iterator, self._holders.with_names))
         self._changes = [
             change
             for change in changes
@@ -159,7 +159,7 @@ class Reach:
                     found.setdefault(key, (f"a {type(optimizer).__name__}", parameter))
         return found
 
-    @property
+    @functools.cached_property
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that its Python may step, beside its own."""
         kind = torch.optim.Optimizer
@@ -171,7 +171,7 @@ class Reach:
         later: functions that remember what they have returned, properties that do, dictionaries
         with a default. Where code changes what may be such an object, the next job finds it
         changed; before the first one asks, nobody can see it."""
-        for value in self._holders.objects:
+        for value in self._holders.with_names:
             kind: Any = type(value)
             if kind is Memo:
                 if self._may_change_new(_made_by(getattr(value, "__wrapped__", None))):
