@@ -70,9 +70,10 @@ def add_call(
     """``graph.call_function``, without a search for symbolic numbers, which captures do not have,
     and with the name that the target had before, or another."""
     node = graph.create_node("call_function", target, name=name or _name_of(target))
-    node.args = args
+    # As `node.args = args`, which would put the node out of the graph's table and in again.
+    object.__setattr__(node, "args", args)
     if kwargs:
-        node.kwargs = kwargs
+        object.__setattr__(node, "kwargs", kwargs)
     return node
 
 
