@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from waterflow.account.class_parts import CONSTANTS, but_constants, is_a, slots_of
+from waterflow.account.trust import keeps_records
 from waterflow.job.job import Job
 
 _EMPTY = CellType()
@@ -22,8 +23,9 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 OF_MODULES = frozenset(vars(nn.Module()))
 #: Of that, where hooks are.
 HOOKS = tuple(name for name in OF_MODULES if "hooks" in name)
-#: So far in, and so many in one object, is looked.
-_DEPTH, _MOST_PARTS = 5, 64
+#: So far in, so many in one object, and so many of one root, are looked at: a study that a callback
+#: reports to holds its sampler some way in.
+_DEPTH, _MOST_PARTS, _MOST_OBJECTS = 8, 64, 512
 
 
 def python_of_job(job: Job) -> dict[str, Any]:
@@ -62,7 +64,7 @@ def code_of(function: Any) -> CodeType | None:
 def _kind_of_root(root: Any) -> Hashable:
     if is_a(root, nn.Module):
         return frozenset(map(_kind_of_module, root.modules()))
-    return None if root is None else _kind_of(root, _DEPTH)
+    return None if root is None else _kind_of(root, _DEPTH, iter(range(_MOST_OBJECTS)))
 
 
 def _kind_of_module(module: nn.Module) -> Hashable:
@@ -71,28 +73,40 @@ def _kind_of_module(module: nn.Module) -> Hashable:
     own = [value for name, value in held.items() if name not in OF_MODULES]
     hooks = [held[name] for name in HOOKS if held.get(name)]
     weights = held.get("_parameters", {}).values()
-    return type(module), _kinds_of((*own, *hooks, *weights), _DEPTH)
+    return type(module), _kinds_of((*own, *hooks, *weights), _DEPTH, iter(range(_MOST_OBJECTS)))
 
 
-def _kinds_of(values: Iterable[Any], depth: int) -> tuple[Hashable, ...]:
-    return tuple(_kind_of(value, depth) for value in values if not _says_nothing(value))
+def _kinds_of(values: Iterable[Any], depth: int, left: Iterator[int]) -> tuple[Hashable, ...]:
+    return tuple(_kind_of(value, depth, left) for value in values if not _says_nothing(value))
 
 
-def _kind_of(value: Any, depth: int) -> Hashable:
-    """A function's code or an object's class, and the same of all that it holds."""
+def _kind_of(value: Any, depth: int, left: Iterator[int]) -> Hashable:
+    """A function's code or an object's class, and the same of all that it holds.
+
+    Args:
+        value: the function or object.
+        depth: so far in is looked.
+        left: has an item for each object that may yet be looked at.
+    """
     if is_a(value, type):
         return value
     parts = [part for part in _parts_of(value) if not _says_nothing(part)]
-    if len(parts) > (_MOST_PARTS if depth else 0):
+    if len(parts) > (_MOST_PARTS if depth else 0) or next(left, None) is None:
         raise _TooMuchError
     name = value.__qualname__ if is_a(value, BuiltinFunctionType) else None
     own = value.__code__ if is_a(value, FunctionType) else type(value)
-    return own, name, _kinds_of(parts, depth - 1)
+    return own, name, _kinds_of(parts, depth - 1, left)
 
 
 def _says_nothing(value: Any) -> bool:
     kind = type(value)
-    return kind in CONSTANTS or (_reader_of(kind) is _hooks_of_tensor and not _parts_of(value))
+    if kind in CONSTANTS or _is_of_records(kind):
+        return True
+    return _reader_of(kind) is _hooks_of_tensor and not _parts_of(value)
+
+
+#: What walks pass by, however much there is of it by now: the trials of a study so far.
+_is_of_records = functools.lru_cache(maxsize=4096)(keeps_records)
 
 
 def _parts_of(value: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from torch import nn
@@ -104,3 +105,30 @@ def test_a_traced_module_has_a_kind():
 
 def test_a_module_that_holds_itself_by_its_hooks_is_of_no_kind():
     assert kind(nn.Sequential(nn.LazyLinear(2))) is None
+
+
+class OwnSampler(optuna.samplers.RandomSampler):
+    """A user's."""
+
+
+def reporting_to(study: optuna.Study) -> Any:
+    trial = study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
+    return lambda step: trial.report(0.5, step)
+
+
+def note(study: optuna.Study, trials: int) -> None:
+    for _ in range(trials):
+        study.tell(study.ask({"x": optuna.distributions.FloatDistribution(0, 1)}), 0.1)
+
+
+@pytest.mark.parametrize("sampler", [optuna.samplers.TPESampler, optuna.samplers.RandomSampler])
+def test_trials_of_a_study_are_of_one_kind_however_many_there_were(sampler):
+    """What a study has noted is nobody's code, but its sampler may be."""
+    study = optuna.create_study(sampler=sampler(seed=0))
+    note(study, 12)  # a sampler goes over from drawing at random to a model of what it was told
+    first = kind(reporting_to(study))
+    note(study, 100)
+    assert kind(reporting_to(study)) == first is not None
+    other = optuna.create_study(sampler=OwnSampler(seed=0))
+    note(other, 12)
+    assert kind(reporting_to(other)) != first
