@@ -39,7 +39,7 @@ MAKERS = frozenset({"__init__", "__new__", "__post_init__", "__setstate__"})
 #: Methods of a class that need not be marked as such.
 OF_CLASSES = frozenset({"__new__", "__init_subclass__", "__class_getitem__"})
 #: Classes of objects that hold nothing by a name, as most that a walk meets: modules' registries.
-_BARE = frozenset({dict, list, tuple, set, frozenset, deque, CellType})
+_BARE = frozenset[Any]({dict, list, tuple, set, frozenset, deque, CellType})
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 _EMPTY = CellType()
 

@@ -99,23 +99,26 @@ def _kind_of(value: Any, depth: int, left: Iterator[int]) -> Hashable:
 
 
 def _says_nothing(value: Any) -> bool:
-    kind = type(value)
+    kind: Any = type(value)
     if kind in CONSTANTS or _is_of_records(kind):
         return True
     return _reader_of(kind) is _hooks_of_tensor and not _parts_of(value)
 
 
-#: What walks pass by, however much there is of it by now: the trials of a study so far.
-_is_of_records = functools.lru_cache(maxsize=4096)(keeps_records)
+@functools.lru_cache(maxsize=4096)
+def _is_of_records(kind: Any) -> bool:
+    """Whether walks pass by such objects, however many there are by now: a study's trials."""
+    return keeps_records(kind)
 
 
 def _parts_of(value: Any) -> list[Any]:
     """What an object holds that may be called by whoever has it."""
-    return _reader_of(type(value))(value)
+    kind: Any = type(value)
+    return _reader_of(kind)(value)
 
 
 @functools.lru_cache(maxsize=4096)
-def _reader_of(kind: type) -> Callable[[Any], list[Any]]:
+def _reader_of(kind: Any) -> Callable[[Any], list[Any]]:
     """How that is found in objects of a class."""
     for known, reader in _READERS.items():
         if issubclass(kind, known):
