@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import queue
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodDescriptorType
@@ -14,7 +13,7 @@ from torch import nn
 
 from waterflow.account.bytecode import nested_codes
 from waterflow.account.changing_names import READING
-from waterflow.account.class_parts import is_a, shared_attributes
+from waterflow.account.class_parts import is_a, of_each_class, shared_attributes
 from waterflow.account.holders import (
     CONTAINERS,
     MAKERS,
@@ -98,12 +97,12 @@ def is_compiled(kind: type) -> bool:
     return any(_has_compiled_methods(each) and is_package_class(each) for each in kind.__mro__)
 
 
-@functools.lru_cache(maxsize=1024)
+@of_each_class
 def _has_compiled_methods(kind: type) -> bool:
     return any(type(part) is MethodDescriptorType for part in vars(kind).values())
 
 
-@functools.lru_cache(maxsize=1024)
+@of_each_class
 def _changes_its_objects(kind: type) -> bool:
     if not is_package_class(kind):
         return False

@@ -19,8 +19,8 @@ import types
 import typing
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -81,6 +81,44 @@ _BASES: dict[Any, Any] = {
 }
 
 
+class ClassKey:
+    """A class as a key, equal to no other: users' may say that they are, as a metaclass that
+    compares names does, and have no hash."""
+
+    __slots__ = ("_kind",)
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind  # kept, so that no other class gets its identity
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ClassKey) and other._kind is self._kind
+
+    def __hash__(self) -> int:
+        return id(self._kind)
+
+
+Told = TypeVar("Told")
+#: So many classes are remembered.
+_MOST_CLASSES = 4096
+
+
+def of_each_class(function: Callable[[Any], Told]) -> Callable[[Any], Told]:
+    """Remembers what a function tells of classes, by their identities as `ClassKey` does."""
+    known: dict[int, tuple[Any, Told]] = {}
+
+    @functools.wraps(function)
+    def remembered(kind: Any) -> Told:
+        try:
+            return known[id(kind)][1]
+        except KeyError:
+            if len(known) >= _MOST_CLASSES:
+                known.clear()
+            known[id(kind)] = kind, (told := function(kind))
+            return told
+
+    return remembered
+
+
 def is_a(value: Any, kinds: Any) -> bool:
     """`isinstance` by the object's real class: that asks an object's `__class__`, too."""
     return issubclass(type(value), kinds)
@@ -119,7 +157,7 @@ def watch_class(
         guards.type(base, {name}, CLASS_NOISE | besides)
 
 
-@functools.lru_cache(maxsize=4096)
+@of_each_class
 def base_of(kind: Any) -> Any:
     """What objects hold beside attributes and slots: a container's base, `object` if nothing.
 
@@ -150,7 +188,7 @@ def _own_slots(kind: type) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-@functools.lru_cache(maxsize=4096)
+@of_each_class
 def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """Names and descriptors of all slots of a class and its bases."""
     return tuple(slot for base in kind.__mro__ for slot in _own_slots(base))

@@ -41,7 +41,7 @@ from torch import nn
 
 from waterflow.account import places
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.class_parts import is_a, is_behind_function
+from waterflow.account.class_parts import is_a, is_behind_function, of_each_class
 from waterflow.account.code_names import code_names
 from waterflow.account.portable import NotPortableError, portable_name
 from waterflow.account.probes import UNSET, Memo, is_plain, told_apart
@@ -158,20 +158,11 @@ class _Rules(NamedTuple):
         return self.describe is not None
 
 
-#: By the identities of types, which are kept: classes of users' may say that they are equal.
-_RULES: dict[int, tuple[type, _Rules]] = {}
-_MOST_RULES = 4096
-
-
+@of_each_class
 def _rules_of(kind: type) -> _Rules:
-    known = _RULES.get(id(kind))
-    if known is None:
-        if len(_RULES) >= _MOST_RULES:
-            _RULES.clear()
-        fitting = (describe for kinds, describe in _DESCRIBERS if issubclass(kind, kinds))
-        values = tuple(base for base in _VALUES if issubclass(kind, base))
-        known = _RULES[id(kind)] = kind, _Rules(_way_of(kind), values, next(fitting, None))
-    return known[1]
+    fitting = (describe for kinds, describe in _DESCRIBERS if issubclass(kind, kinds))
+    values = tuple(base for base in _VALUES if issubclass(kind, base))
+    return _Rules(_way_of(kind), values, next(fitting, None))
 
 
 def _way_of(kind: type) -> Callable[[_Writer, Any], None]:

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from waterflow.account.class_parts import CONSTANTS, but_constants, is_a, slots_of
+from waterflow.account.class_parts import (
+    CONSTANTS,
+    ClassKey,
+    but_constants,
+    is_a,
+    of_each_class,
+    slots_of,
+)
 from waterflow.account.trust import keeps_records
 from waterflow.job.job import Job
 
@@ -51,8 +58,8 @@ def rough_kind(roots: Mapping[str, Any]) -> Hashable:
     """The same, by the code of functions, and the classes of all else and of models' modules,
     alone."""
     modules = (m for root in roots.values() if is_a(root, nn.Module) for m in root.modules())
-    own = tuple(code_of(root) or type(root) for root in roots.values())
-    return own, frozenset(map(type, modules))
+    own = tuple(code_of(root) or ClassKey(type(root)) for root in roots.values())
+    return own, frozenset(ClassKey(type(module)) for module in modules)
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -73,7 +80,8 @@ def _kind_of_module(module: nn.Module) -> Hashable:
     own = [value for name, value in held.items() if name not in OF_MODULES]
     hooks = [held[name] for name in HOOKS if held.get(name)]
     weights = held.get("_parameters", {}).values()
-    return type(module), _kinds_of((*own, *hooks, *weights), _DEPTH, iter(range(_MOST_OBJECTS)))
+    left = iter(range(_MOST_OBJECTS))
+    return ClassKey(type(module)), _kinds_of((*own, *hooks, *weights), _DEPTH, left)
 
 
 def _kinds_of(values: Iterable[Any], depth: int, left: Iterator[int]) -> tuple[Hashable, ...]:
@@ -89,42 +97,40 @@ def _kind_of(value: Any, depth: int, left: Iterator[int]) -> Hashable:
         left: has an item for each object that may yet be looked at.
     """
     if is_a(value, type):
-        return value
+        return ClassKey(value)
     parts = [part for part in _parts_of(value) if not _says_nothing(part)]
     if len(parts) > (_MOST_PARTS if depth else 0) or next(left, None) is None:
         raise _TooMuchError
     name = value.__qualname__ if is_a(value, BuiltinFunctionType) else None
-    own = value.__code__ if is_a(value, FunctionType) else type(value)
+    own = value.__code__ if is_a(value, FunctionType) else ClassKey(type(value))
     return own, name, _kinds_of(parts, depth - 1, left)
 
 
 def _says_nothing(value: Any) -> bool:
-    kind: Any = type(value)
-    if kind in CONSTANTS or _is_of_records(kind):
-        return True
-    return _reader_of(kind) is _hooks_of_tensor and not _parts_of(value)
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_of_records(kind: Any) -> bool:
-    """Whether walks pass by such objects, however many there are by now: a study's trials."""
-    return keeps_records(kind)
+    reader = _reader_of(type(value))
+    return reader is _no_parts or (reader is _hooks_of_tensor and not reader(value))
 
 
 def _parts_of(value: Any) -> list[Any]:
     """What an object holds that may be called by whoever has it."""
-    kind: Any = type(value)
-    return _reader_of(kind)(value)
+    return _reader_of(type(value))(value)
 
 
-@functools.lru_cache(maxsize=4096)
+@of_each_class
 def _reader_of(kind: Any) -> Callable[[Any], list[Any]]:
-    """How that is found in objects of a class."""
+    """How that is found in objects of a class; `_no_parts` where walks, too, pass by them, as by a
+    study's trials, however many there are by now."""
+    if kind in CONSTANTS or keeps_records(kind):
+        return _no_parts
     for known, reader in _READERS.items():
         if issubclass(kind, known):
             return reader
     held = [base for base in _CONTAINERS if issubclass(kind, base)]
     return functools.partial(_held_by, slots_of(kind), issubclass(kind, functools.partial), held)
+
+
+def _no_parts(value: Any) -> list[Any]:
+    return []
 
 
 def _hooks_of_tensor(value: Any) -> list[Any]:
@@ -138,7 +144,7 @@ def _held_by_function(value: Any) -> list[Any]:
 
 #: Of classes whose objects hold it elsewhere than in attributes.
 _READERS: dict[type, Callable[[Any], list[Any]]] = {
-    ModuleType: lambda value: [],
+    ModuleType: lambda value: [],  # is told apart by its class alone
     torch.Tensor: _hooks_of_tensor,
     FunctionType: _held_by_function,
     MethodType: lambda value: [value.__func__, value.__self__],

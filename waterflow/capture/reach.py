@@ -29,7 +29,7 @@ from waterflow.account.changeable import (
     memory_of,
 )
 from waterflow.account.changing_names import ADDING
-from waterflow.account.class_parts import CONSTANTS, is_a
+from waterflow.account.class_parts import CONSTANTS, is_a, of_each_class
 from waterflow.account.code_names import code_names
 from waterflow.account.holders import (
     CONTAINERS,
@@ -87,8 +87,8 @@ class Reach:
         #: Of what is called and cannot be looked into, as packages are passed by or it is no
         #: Python, a call may change it.
         self._packages = steps.packages
-        kinds = dict.fromkeys(map(type, self._holders.objects))
-        if self._packages is Packages.NONE or any(map(is_compiled, kinds)):
+        kinds = {id(kind): kind for kind in map(type, self._holders.objects)}
+        if self._packages is Packages.NONE or any(map(is_compiled, kinds.values())):
             changes += [call for stores in found for call in stores.calls]
         iterates = any(map(_is_iterator, self._holders.with_names))
         self._changes = [
@@ -252,12 +252,13 @@ class Reach:
     def _changed_there(
         self, origin: Origin, ways: Iterable[Way]
     ) -> Iterator[tuple[Hashable, Way, Any]]:
-        by_kind: dict[type, list[Any]] = {}
+        by_kind: dict[int, list[Any]] = {}
         for value in self._holders.objects_of(origin):
-            by_kind.setdefault(type(value), []).append(value)
+            by_kind.setdefault(id(type(value)), []).append(value)
         known = origin.kind in ("held", "below", "class")
         known = known or self._holders.owners_of(origin) is not None
-        for kind, values in by_kind.items():
+        for values in by_kind.values():
+            kind = type(values[0])
             for way in ways:
                 if is_a(values[0], ModuleType):
                     named = way.how == "attribute"
@@ -404,7 +405,7 @@ def _called(
             yield Called(holder, name, weakref.ref(value))
 
 
-@functools.lru_cache(maxsize=1024)
+@of_each_class
 def _cached_properties(kind: Any) -> list[tuple[str, Any]]:
     held = [(name, part) for each in kind.__mro__ for name, part in vars(each).items()]
     return [(name, part) for name, part in held if is_a(part, functools.cached_property)]

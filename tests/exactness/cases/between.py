@@ -173,6 +173,32 @@ def attribute_with_slots(live):
     return job(mlp(), loss, on_step=at(4, live, lambda: setattr(options, "weight", 3.0)))
 
 
+class ComparedByName(type):
+    """Of classes that are made anew each time, as those of a notebook's cell."""
+
+    def __eq__(cls, other):
+        return isinstance(other, ComparedByName) and cls.__name__ == other.__name__
+
+    def __hash__(cls):
+        return hash(cls.__name__)
+
+
+def made_with_slot(slot):
+    made = ComparedByName("Rate", (), {"__slots__": (slot,)})()
+    setattr(made, slot, 1.0)
+    return made
+
+
+@case(*KEPT)
+def slot_of_a_class_that_says_it_is_one_met_before(live):
+    former, rate = made_with_slot("value"), made_with_slot("weight")
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * former.value * rate.weight
+
+    return job(mlp(), loss, on_step=at(4, live, lambda: setattr(rate, "weight", 2.0)))
+
+
 @case(*KEPT)
 def variable_of_a_module(live):
     MODULE.weight = 1.0
