@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "account/checks.h"
 #include "bind/bits.h"
 
 namespace py = pybind11;
@@ -40,8 +41,15 @@ struct Layout {
   bool requires_grad;
 };
 
+// Whether a step could read an attribute of the user's of a tensor.
+bool has_attributes(py::handle tensor) {
+  const py::object dict = instance_dict(tensor.ptr());
+  return dict && PyDict_GET_SIZE(dict.ptr()) != 0;
+}
+
 bool is_plain(py::handle object) {
-  return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == THPVariableClass;
+  return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == THPVariableClass &&
+         !has_attributes(object);
 }
 
 bool is_list_or_tuple(py::handle object) {

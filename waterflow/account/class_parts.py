@@ -81,20 +81,20 @@ _BASES: dict[Any, Any] = {
 }
 
 
-class ClassKey:
-    """A class as a key, equal to no other: users' may say that they are, as a metaclass that
-    compares names does, and have no hash."""
+class IdentityKey:
+    """An object as a key, equal to no other: users' may say that they are, as classes do whose
+    metaclass compares names, and have no hash."""
 
-    __slots__ = ("_kind",)
+    __slots__ = ("_value",)
 
-    def __init__(self, kind: type) -> None:
-        self._kind = kind  # kept, so that no other class gets its identity
+    def __init__(self, value: object) -> None:
+        self._value = value  # kept, so that no other object gets its identity
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ClassKey) and other._kind is self._kind
+        return isinstance(other, IdentityKey) and other._value is self._value
 
     def __hash__(self) -> int:
-        return id(self._kind)
+        return id(self._value)
 
 
 Told = TypeVar("Told")
@@ -103,7 +103,7 @@ _MOST_CLASSES = 4096
 
 
 def of_each_class(function: Callable[[Any], Told]) -> Callable[[Any], Told]:
-    """Remembers what a function tells of classes, by their identities as `ClassKey` does."""
+    """Remembers what a function tells of classes, by their identities as `IdentityKey` does."""
     known: dict[int, tuple[Any, Told]] = {}
 
     @functools.wraps(function)

@@ -14,7 +14,7 @@ from torch import nn
 
 from waterflow.account.class_parts import (
     CONSTANTS,
-    ClassKey,
+    IdentityKey,
     but_constants,
     is_a,
     of_each_class,
@@ -58,8 +58,8 @@ def rough_kind(roots: Mapping[str, Any]) -> Hashable:
     """The same, by the code of functions, and the classes of all else and of models' modules,
     alone."""
     modules = (m for root in roots.values() if is_a(root, nn.Module) for m in root.modules())
-    own = tuple(code_of(root) or ClassKey(type(root)) for root in roots.values())
-    return own, frozenset(ClassKey(type(module)) for module in modules)
+    own = tuple(code_of(root) or IdentityKey(type(root)) for root in roots.values())
+    return own, frozenset(IdentityKey(type(module)) for module in modules)
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -81,7 +81,7 @@ def _kind_of_module(module: nn.Module) -> Hashable:
     hooks = [held[name] for name in HOOKS if held.get(name)]
     weights = held.get("_parameters", {}).values()
     left = iter(range(_MOST_OBJECTS))
-    return ClassKey(type(module)), _kinds_of((*own, *hooks, *weights), _DEPTH, left)
+    return IdentityKey(type(module)), _kinds_of((*own, *hooks, *weights), _DEPTH, left)
 
 
 def _kinds_of(values: Iterable[Any], depth: int, left: Iterator[int]) -> tuple[Hashable, ...]:
@@ -97,12 +97,12 @@ def _kind_of(value: Any, depth: int, left: Iterator[int]) -> Hashable:
         left: has an item for each object that may yet be looked at.
     """
     if is_a(value, type):
-        return ClassKey(value)
+        return IdentityKey(value)
     parts = [part for part in _parts_of(value) if not _says_nothing(part)]
     if len(parts) > (_MOST_PARTS if depth else 0) or next(left, None) is None:
         raise _TooMuchError
     name = value.__qualname__ if is_a(value, BuiltinFunctionType) else None
-    own = value.__code__ if is_a(value, FunctionType) else ClassKey(type(value))
+    own = value.__code__ if is_a(value, FunctionType) else IdentityKey(type(value))
     return own, name, _kinds_of(parts, depth - 1, left)
 
 

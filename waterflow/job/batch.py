@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import operator
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from enum import Enum
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from waterflow.account.class_parts import IdentityKey, base_of, slots_of
+from waterflow.account.trust import is_trusted_class
 from waterflow.allocator_ext import _C
 from waterflow.job.batch_reads import BatchReads
 from waterflow.job.epochs import MicroBatches
 
 #: Leaves that are part of a step graph's identity: another value is another graph.
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_PLAIN += (torch.dtype, torch.device, torch.Size)  # type: ignore[assignment]
+_PLAIN_IDS = frozenset(map(id, _PLAIN))
+#: What a value is, but for what its class makes of that.
+_TOLD: dict[type, Callable[[Any], Hashable]] = {
+    **{int: int.__index__, float: float.__repr__, complex: complex.__repr__},
+    **{str: str.__str__, bytes: bytes.__repr__},
+}
+_TOLD_KINDS = tuple(_TOLD)
+#: What every member of an enumeration has.
+_OF_MEMBERS = frozenset({"_name_", "_value_", "_sort_order_", "__objclass__"})
+#: What classes have by themselves: nothing that code would read in place of an attribute.
+_OF_CLASSES = frozenset(vars(type("_Empty", (), {}))) | {"__match_args__", "__abstractmethods__"}
 
 Rebuild = Callable[[Sequence[torch.Tensor]], Any]
 
@@ -36,6 +52,8 @@ class FlatBatch:
         rebuild: makes the same batch around other tensors.
         reads: what is taken apart of it; None: all.
         layouts: of a list or a tuple of tensors alone, the extension's form of the signature.
+        has_objects: whether it holds objects of classes that are not Python's or torch's own. What
+            they are told apart by may be changed until the step.
     """
 
     tensors: list[torch.Tensor]
@@ -43,6 +61,13 @@ class FlatBatch:
     rebuild: Rebuild
     reads: BatchReads | None = None
     layouts: Any = None
+    has_objects: bool = False
+
+
+class _Tensors(list[torch.Tensor]):
+    """Those that were found in a batch; `has_objects` as in `FlatBatch`."""
+
+    has_objects = False
 
 
 def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
@@ -57,18 +82,18 @@ def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
         UnknownLeafError: the batch holds something other than tensors, plain values, sequences,
             mappings and data classes.
     """
-    tensors: list[torch.Tensor] = []
+    tensors = _Tensors()
     signature, rebuild = _flatten_read(batch, tensors, reads)
     layouts = None
     if type(batch) in (list, tuple) and len(tensors) == len(batch):
         own = all(map(operator.is_, tensors, batch))
         if own and all(type(one) is torch.Tensor and _C.has_plain_bits(one) for one in tensors):
             layouts, rebuild = _C.Layouts(batch), type(batch)  # which keep nothing of this one
-    return FlatBatch(tensors, signature, rebuild, reads, layouts)
+    return FlatBatch(list(tensors), signature, rebuild, reads, layouts, tensors.has_objects)
 
 
 def _flatten_read(
-    batch: Any, tensors: list[torch.Tensor], reads: BatchReads | None
+    batch: Any, tensors: _Tensors, reads: BatchReads | None
 ) -> tuple[Hashable, Rebuild]:
     if type(batch) is MicroBatches:
         parts = [_flatten_read(part, tensors, reads) for part in batch]
@@ -111,18 +136,28 @@ def moved(batch: Any, device: torch.device, reads: BatchReads | None = None) -> 
     return flat.rebuild([tensor.to(device) for tensor in flat.tensors])
 
 
-def _flatten(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
+def _flatten(value: Any, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
+    kind = type(value)
     if isinstance(value, torch.Tensor):
         return _flatten_tensor(value, tensors)
-    if isinstance(value, _PLAIN):
-        return (type(value), _identity(value)), lambda _: value
-    if isinstance(value, Mapping):
+    if id(kind) in _PLAIN_IDS:
+        return (kind, _identity(value)), lambda _: value
+    if kind is dict:
         return _flatten_mapping(value, tensors)
-    if isinstance(value, (list, tuple)):
+    if kind is list or kind is tuple:
         return _flatten_sequence(value, tensors)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _flatten_dataclass(value, tensors)
-    raise UnknownLeafError(f"{type(value).__module__}.{type(value).__qualname__}")
+    if isinstance(value, Enum):
+        return _flatten_member(value, tensors)
+    if isinstance(value, _TOLD_KINDS):
+        return _flatten_number_or_text(value, tensors)
+    is_data = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if is_data or isinstance(value, (Mapping, list, tuple)):
+        return _flatten_object(value, tensors)
+    raise _unknown(value)
+
+
+def _unknown(value: Any, what: str = "") -> UnknownLeafError:
+    return UnknownLeafError(f"{type(value).__module__}.{type(value).__qualname__}{what}")
 
 
 def _identity(value: Any) -> Hashable:
@@ -130,7 +165,7 @@ def _identity(value: Any) -> Hashable:
     return repr(value) if isinstance(value, (float, complex)) else value  # type: ignore[no-any-return]
 
 
-def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
+def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
     if value.is_conj() or value.is_neg():
         raise UnknownLeafError(f"{type(value).__qualname__} that is a lazily conjugated view")
@@ -138,6 +173,8 @@ def _flatten_tensor(value: torch.Tensor, tensors: list[torch.Tensor]) -> tuple[H
         raise UnknownLeafError(f"{type(value).__qualname__} that asks for a gradient")
     if not plain or value.layout != torch.strided:
         raise UnknownLeafError(f"{type(value).__qualname__} with layout {value.layout}")
+    if type(value) is not FakeTensor and vars(value):
+        raise _unknown(value, " with attributes of its own")
     index = len(tensors)
     tensors.append(value)
     signature = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
@@ -149,57 +186,132 @@ def _left(value: Any) -> tuple[Hashable, Rebuild]:
 
 
 def _flatten_mapping(
-    value: Any, tensors: list[torch.Tensor], unread: Collection[Any] = ()
+    value: dict[Any, Any], tensors: _Tensors, unread: Collection[Any] = ()
 ) -> tuple[Hashable, Rebuild]:
+    keys = tuple(_key(key, tensors) for key in value)
     parts = {
         key: _left(item) if key in unread else _flatten(item, tensors)
         for key, item in value.items()
     }
-    signature = (type(value), tuple((key, part[0]) for key, part in parts.items()))
+    signature = (dict, keys, tuple(part[0] for part in parts.values()))
+    return signature, lambda replaced: {key: part[1](replaced) for key, part in parts.items()}
 
-    def rebuild(replaced: Sequence[torch.Tensor]) -> Any:
-        items = {key: part[1](replaced) for key, part in parts.items()}
-        if type(value) is dict:
-            return items
-        # A mapping with a type of its own (a tokenizer's encoding) keeps it. One level deeper
-        # than a shallow copy, for UserDict keeps its items in an attribute.
-        twin = copy.copy(value)
-        if "data" in getattr(twin, "__dict__", {}):
-            twin.data = dict(twin.data)
-        for key, item in items.items():
-            twin[key] = item
-        return twin
 
-    return signature, rebuild
+def _key(value: Any, tensors: _Tensors) -> Hashable:
+    """A key of a mapping; users' may say of others that they are equal."""
+    if type(value) is str:
+        return value
+    before = len(tensors)
+    signature, _ = _flatten(value, tensors)
+    if len(tensors) > before:  # which are told apart by their identities
+        raise _unknown(value, " as a key")
+    return signature
 
 
 def _flatten_sequence(
-    value: Any, tensors: list[torch.Tensor], unread: Collection[int] = ()
+    value: Sequence[Any], tensors: _Tensors, unread: Collection[int] = ()
 ) -> tuple[Hashable, Rebuild]:
+    kind = type(value)
     parts = [
         _left(item) if position in unread else _flatten(item, tensors)
         for position, item in enumerate(value)
     ]
-    signature = (type(value), tuple(part[0] for part in parts))
+    signature = (kind, tuple(part[0] for part in parts))
+    return signature, lambda replaced: kind(part[1](replaced) for part in parts)  # type: ignore[call-arg]
+
+
+# Objects, of which all counts that their class could read: what they contain, attributes, slots,
+# and what the class itself holds. None of their code is run.
+
+
+def _flatten_member(value: Enum, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
+    """Of an enumeration, of which there is one each."""
+    tensors.has_objects = True
+    own = {name: part for name, part in vars(value).items() if name not in _OF_MEMBERS}
+    signature, _ = _without_tensors(own, tensors)
+    return (IdentityKey(value), signature), lambda _: value
+
+
+def _flatten_number_or_text(value: Any, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
+    """Of a class derived from one of Python's."""
+    kind: Any = type(value)
+    told = next(tell for base, tell in _TOLD.items() if isinstance(value, base))(value)
+    if isinstance(value, np.generic):
+        return (kind, told), lambda _: value
+    if base_of(kind) is not object:
+        raise _unknown(value)
+    tensors.has_objects = True
+    signature, _ = _without_tensors(dict(_attributes(value)), tensors)
+    return (_class_of(kind), told, signature), lambda _: value
+
+
+def _without_tensors(held: dict[Any, Any], tensors: _Tensors) -> tuple[Hashable, Rebuild]:
+    before = len(tensors)
+    flat = _flatten_mapping(held, tensors)
+    if len(tensors) > before:
+        raise UnknownLeafError("a value with a tensor as an attribute")
+    return flat
+
+
+def _flatten_object(value: Any, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
+    """A container of a class of its own, or a data class."""
+    kind: Any = type(value)
+    base = base_of(kind)
+    if base is None or base not in (object, dict, defaultdict, list, tuple):
+        raise _unknown(value)
+    tensors.has_objects = True
+    attributes = _flatten_mapping(dict(_attributes(value)), tensors)
+    slots = dict(slots_of(kind))
+    factory = value.default_factory if base is defaultdict else None
+    if base in (dict, defaultdict):
+        items = OrderedDict.items(value) if issubclass(kind, OrderedDict) else dict.items(value)
+        content = _flatten_mapping(dict(items), tensors)
+    elif base in (list, tuple):
+        content = _flatten_sequence(tuple(base.__iter__(value)), tensors)
+    else:
+        content = (None, lambda _: None)
 
     def rebuild(replaced: Sequence[torch.Tensor]) -> Any:
-        items = [part[1](replaced) for part in parts]
-        if hasattr(value, "_fields"):  # a named tuple
-            return type(value)(*items)
-        return type(value)(items)
-
-    return signature, rebuild
-
-
-def _flatten_dataclass(value: Any, tensors: list[torch.Tensor]) -> tuple[Hashable, Rebuild]:
-    names = [field.name for field in dataclasses.fields(value)]
-    parts = {name: _flatten(getattr(value, name), tensors) for name in names}
-    signature = (type(value), tuple((name, part[0]) for name, part in parts.items()))
-
-    def rebuild(replaced: Sequence[torch.Tensor]) -> Any:
-        twin = copy.copy(value)
-        for name, part in parts.items():
-            object.__setattr__(twin, name, part[1](replaced))
+        held, own = content[1](replaced), attributes[1](replaced)
+        twin = tuple.__new__(kind, held) if base is tuple else base.__new__(kind)
+        if base is list:
+            list.extend(twin, held)
+        elif base is defaultdict:
+            defaultdict.__init__(twin, factory, held)
+        elif base is dict:
+            put = OrderedDict if issubclass(kind, OrderedDict) else dict
+            for key, item in held.items():
+                put.__setitem__(twin, key, item)
+        for name, part in own.items():
+            if name in slots:
+                slots[name].__set__(twin, part)
+            else:
+                object.__getattribute__(twin, "__dict__")[name] = part
         return twin
 
-    return signature, rebuild
+    return (_class_of(kind), IdentityKey(factory), content[0], attributes[0]), rebuild
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Of an object's dictionary and slots."""
+    for name, descriptor in slots_of(type(value)):
+        try:
+            yield name, descriptor.__get__(value)
+        except AttributeError:  # nothing is in it
+            continue
+    try:
+        yield from object.__getattribute__(value, "__dict__").items()
+    except AttributeError:  # it has none
+        return
+
+
+def _class_of(kind: Any) -> Hashable:
+    """A class, and what it holds for all its objects, but for methods."""
+    held = [
+        (name, (type(part), _identity(part)) if id(type(part)) in _PLAIN_IDS else IdentityKey(part))
+        for each in kind.__mro__
+        if not is_trusted_class(each)
+        for name, part in vars(each).items()
+        if name not in _OF_CLASSES and type(part) is not FunctionType
+    ]
+    return IdentityKey(kind), tuple(held)

@@ -172,9 +172,12 @@ class BatchPreparer:
 
     @property
     def draws_apart(self) -> bool:
-        """Whether the latest batch's step leaves the job's random streams alone: it is captured, a
-        check has shown what it does, and it draws nothing."""
+        """Whether the batch behind the latest may be taken apart before the latest one's step,
+        which leaves the job's random streams alone: it is captured, a check has shown what it does,
+        and it draws nothing."""
         if self._opacity.step is not None or self._builder.draws:
+            return False
+        if self._flat is not None and self._flat.has_objects:  # a callback may change them
             return False
         latest = self._latest
         return latest is not None and latest.steady in latest.checked

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parameter import UninitializedParameter
 
-from waterflow.account.class_parts import ClassKey
+from waterflow.account.class_parts import IdentityKey
 from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
 from waterflow.capture.forward import ForwardTrace
 from waterflow.capture.optimizer import OptimizerTrace
@@ -313,7 +313,7 @@ def kind_of(job: Job) -> Hashable:
     """The same of a job without a batch: equal for all jobs whose captures may be shared."""
     layouts = tuple(map(_layout, job.root.parameters()))
     kinds = type(job.root).__qualname__, type(job.optimizer).__qualname__
-    function = getattr(job.function, "__code__", None) or ClassKey(type(job.function))
+    function = getattr(job.function, "__code__", None) or IdentityKey(type(job.function))
     return kinds, layouts, function, job.rules, str(job.device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import OrderedDict, UserDict
 
 import numpy as np
 import torch
@@ -230,6 +231,160 @@ def batch_of_a_dataclass(live):
 
     data = [Batch(*batch, 1.0 + (n if live else 0)) for n, batch in enumerate(batches())]
     return job(mlp(), lambda m, b: F.cross_entropy(m(b.x), b.y) * b.weight / 5, data=data)
+
+
+# -- what a batch has beside its items
+
+
+def other_in_each(live, make, factor, held=lambda batch: batch):
+    """Batches of which each second one has another number where only its class knows of it."""
+    data = [make(batch, 3.0 if live and n % 2 else 1.0) for n, batch in enumerate(batches())]
+    return job(mlp(), lambda m, b: cross_entropy(m, held(b)) * factor(b), data=data)
+
+
+def marked(value, number):
+    value.number = number
+    return value
+
+
+class Rows(tuple):
+    pass
+
+
+class RowList(list):
+    pass
+
+
+class RowDict(dict):
+    pass
+
+
+class RowUserDict(UserDict):
+    pass
+
+
+@dataclasses.dataclass
+class Row:
+    images: torch.Tensor
+    labels: torch.Tensor
+    ignored: int = dataclasses.field(default=0, compare=False)
+
+
+class Word(str):
+    """A text that does not tell upper from lower case."""
+
+    def __eq__(self, other):
+        return isinstance(other, str) and self.lower() == other.lower()
+
+    def __hash__(self):
+        return hash(self.lower())
+
+
+class Always(float):
+    """A number that says that it is every other."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return 0
+
+    def __repr__(self):
+        return "a number"
+
+
+def in_order(batch):
+    return batch["x"], batch["y"]
+
+
+@case("captured")
+def attributes_of_a_tuple(live):
+    return other_in_each(live, lambda b, n: marked(Rows(b), n), lambda b: b.number)
+
+
+@case("captured")
+def attributes_of_a_list(live):
+    return other_in_each(live, lambda b, n: marked(RowList(b), n), lambda b: b.number)
+
+
+@case("captured")
+def attributes_of_a_dictionary(live):
+    make = lambda b, n: marked(RowDict(x=b[0], y=b[1]), n)  # noqa: E731
+    return other_in_each(live, make, lambda b: b.number, in_order)
+
+
+@case("captured")
+def attributes_of_an_ordered_dictionary(live):
+    make = lambda b, n: marked(OrderedDict(x=b[0], y=b[1]), n)  # noqa: E731
+    return other_in_each(live, make, lambda b: b.number, in_order)
+
+
+@case("captured", "opaque")
+def attributes_of_a_mapping(live):
+    make = lambda b, n: marked(RowUserDict(x=b[0], y=b[1]), n)  # noqa: E731
+    return other_in_each(live, make, lambda b: b.number, in_order)
+
+
+@case("captured")
+def attributes_of_a_dataclass_that_are_no_fields(live):
+    rows = lambda b: (b.images, b.labels)  # noqa: E731
+    return other_in_each(live, lambda b, n: marked(Row(*b), n), lambda b: b.number, rows)
+
+
+@case("captured")
+def field_of_a_dataclass_that_is_not_compared(live):
+    rows = lambda b: (b.images, b.labels)  # noqa: E731
+    return other_in_each(live, lambda b, n: Row(*b, int(n)), lambda b: b.ignored, rows)
+
+
+@case("captured")
+def attributes_of_a_text(live):
+    return other_in_each(live, lambda b, n: (*b, marked(Word("x"), n)), lambda b: b[2].number)
+
+
+@case("captured")
+def text_that_is_equal_to_another(live):
+    make = lambda b, n: (*b, Word("A" if n > 1 else "a"))  # noqa: E731
+    return other_in_each(live, make, lambda b: 3.0 if b[2].isupper() else 1.0)
+
+
+@case("captured")
+def number_that_is_equal_to_every_other(live):
+    return other_in_each(live, lambda b, n: (*b, Always(n)), lambda b: float(b[2]))
+
+
+@case("captured")
+def key_that_is_equal_to_another(live):
+    make = lambda b, n: {"x": b[0], "y": b[1], (1 if n > 1 else True): 0}  # noqa: E731
+    return other_in_each(live, make, lambda b: 1.0 if True is list(b)[2] else 3.0, in_order)
+
+
+@case("captured", "opaque")
+def attributes_of_tensors(live):
+    make = lambda b, n: [marked(b[0], n), b[1]]  # noqa: E731
+    return other_in_each(live, make, lambda b: b[0].number)
+
+
+@case("captured", "opaque")
+def attributes_that_some_tensors_have(live):
+    make = lambda b, n: [marked(b[0], n) if n > 1 else b[0], b[1]]  # noqa: E731
+    return other_in_each(live, make, lambda b: getattr(b[0], "number", 1.0))
+
+
+@case("captured", "recaptured")
+def attribute_of_the_class_of_a_batch(live):
+    class Kind:
+        number = 1.0
+
+    @dataclasses.dataclass
+    class Mine(Kind):
+        x: torch.Tensor
+        y: torch.Tensor
+
+    data = [Mine(*batch) for batch in batches()]
+    change = at(4, live, lambda: setattr(Kind, "number", 3.0))
+    loss = lambda m, b: cross_entropy(m, (b.x, b.y)) * b.number  # noqa: E731
+    return job(mlp(), loss, data=data, on_step=change)
 
 
 @case("captured", "opaque", matters=False)
