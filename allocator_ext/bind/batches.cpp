@@ -33,7 +33,9 @@ struct Layout {
   bool is_of(const at::Tensor& tensor) const {
     return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
            tensor.scalar_type() == dtype && tensor.sizes() == at::IntArrayRef(sizes) &&
-           tensor.strides() == at::IntArrayRef(strides) && tensor.requires_grad() == requires_grad;
+           tensor.strides() == at::IntArrayRef(strides) &&
+           tensor.requires_grad() == requires_grad && !tensor.is_inference() &&
+           !(tensor.is_leaf() && tensor.grad().defined());
   }
 
   at::ScalarType dtype;

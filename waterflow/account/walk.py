@@ -361,6 +361,11 @@ class Walk(CodeWalk):
             if type(inner) not in CONSTANTS:
                 self.reach(inner, trail.attribute(key) if dotted else trail.item(key))
 
+    def _ordered(self, value: OrderedDict[Any, Any], trail: Trail) -> None:
+        """An `OrderedDict`, which has attributes, too."""
+        self._attributes(value, trail)
+        self._mapping(value, trail)
+
     def _default_dict(self, value: defaultdict[Any, Any], trail: Trail) -> None:
         factory: Any = vars(defaultdict)["default_factory"]
         self.reach(factory.__get__(value), trail.attribute("default_factory"))
@@ -469,7 +474,7 @@ def _order(entry: Entry) -> tuple[str, str, list[str]]:
 
 _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
     dict: Walk._mapping,
-    OrderedDict: Walk._mapping,
+    OrderedDict: Walk._ordered,
     defaultdict: Walk._default_dict,
     **dict.fromkeys(places.ITEM_BASES, Walk._items),
     tuple: Walk._fixed_items,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +11,18 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
-from waterflow.account.trust import Packages
+from waterflow.account.trust import (
+    Packages,
+    is_package_class,
+    is_package_file,
+    is_trusted_class,
+    is_trusted_code,
+)
 from waterflow.account.walk import Limits
+from waterflow.capture.python_kind import code_of
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
+from waterflow.job.epochs import NumberedEpochs
 
 #: Data that reach more are not looked into any further.
 LIMITS = Limits(objects=20_000)
@@ -26,6 +35,22 @@ def makes_batches_anew(data: Any) -> bool:
         and data.batch_sampler is not None
         and data.collate_fn is default_collate
     )
+
+
+def hands_out_anew(data: Any) -> bool:
+    """Whether nobody meets the containers of a batch again, whatever its step has done to them: its
+    loader puts samples together by a library's function, or the same batches are made anew."""
+    if isinstance(data, NumberedEpochs):
+        return True
+    if not isinstance(data, DataLoader) or data.batch_sampler is None:
+        return False
+    collate: Any = data.collate_fn
+    while isinstance(collate, functools.partial):
+        collate = collate.func
+    code = code_of(collate)
+    if code is not None:
+        return is_trusted_code(code) or is_package_file(code.co_filename)
+    return is_trusted_class(type(collate)) or is_package_class(type(collate))
 
 
 def tensors_of_batches(batches: Iterable[Any]) -> list[torch.Tensor] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from waterflow.capture.data_tensors import hands_out_anew
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import Shadow, UnkeptChangeError
 from waterflow.capture.side_effects import TraceWatch
@@ -43,6 +44,7 @@ class ForwardTrace:
         reassigned: buffers that the step gives new tensors; the graph writes into the old ones.
         stand_ins: by the identities of tensors in the graph, those that another job has instead.
         is_whole: whether the updates are in it, too, as in a step of the user's own.
+        changes_batch: whether it changes a container of its batch, which the graph does not.
     """
 
     recording: Recording
@@ -54,6 +56,7 @@ class ForwardTrace:
     metrics: tuple[str, ...] = ()
     stand_ins: Mapping[int, torch.Tensor] = field(default_factory=dict)
     is_whole: bool = False
+    changes_batch: bool = False
 
 
 def named_tensors(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, torch.Tensor]]:
@@ -74,6 +77,7 @@ class _Step:
         self.foreign: list[torch.Tensor] = []  # not of the model, with gradients
         self.has_gradient: list[bool] = []
         self.reassigned: list[str] = []
+        self.changes_batch = False
 
     def __call__(self, recorder: Recorder, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         n, m = len(self.parameters), len(self.buffers)
@@ -85,9 +89,10 @@ class _Step:
             if self.backward_start is None:
                 self.backward_start = recorder.size
 
-        told = compute_gradients(
-            self.job, self.job.model_in(shadow.model), self.batch.rebuild(batch), before_backward
-        )
+        twin = self.batch.rebuild(batch)
+        before = self.batch.contents(twin, batch)
+        told = compute_gradients(self.job, self.job.model_in(shadow.model), twin, before_backward)
+        self.changes_batch = self.batch.contents(twin, batch) != before
         self.metrics = tuple(told.names)
         loss = told.readings() if self.metrics else told.loss
         shadow.check()
@@ -143,6 +148,7 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
         raise capture_error(job.name, moved, users_line(None, job.function), StateMovedError)
     result = _result(step, recording)
     check_trace(job, watch, result, step.foreign)
+    check_batch_kept(job, result)
     return result
 
 
@@ -206,6 +212,7 @@ def _result(step: _Step, recording: Recording) -> ForwardTrace:
         step.backward_start or 0,
         step.reassigned,
         step.metrics,
+        changes_batch=step.changes_batch,
     )
 
 
@@ -231,6 +238,17 @@ def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
         reason = (
             "the step sets or saves torch's random state and draws random numbers (activation "
             "checkpointing with dropout does), which a captured step cannot replay"
+        )
+        raise capture_error(job.name, reason, users_line(None, job.function))
+
+
+def check_batch_kept(job: Job, result: ForwardTrace) -> None:
+    """Raises CaptureError where a step has changed a container of its batch, or an attribute of
+    one, and the data may hand that out again: a graph would leave it as it is."""
+    if result.changes_batch and not hands_out_anew(job.data):
+        reason = (
+            "the step changes its batch, which the data may yield again (change a copy: "
+            "dict(batch), list(batch))"
         )
         raise capture_error(job.name, reason, users_line(None, job.function))
 

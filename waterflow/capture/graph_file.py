@@ -38,7 +38,7 @@ _MOST_LITERAL = 1 << 14
 #: All that traces consist of: what is not written here would be lost.
 _OF_FORWARD = {
     *("recording", "inputs", "loss", "gradients", "backward_start", "reassigned", "metrics"),
-    *("stand_ins", "is_whole"),
+    *("stand_ins", "is_whole", "changes_batch"),
 }
 _OF_OPTIMIZER = {
     *("recording", "inputs", "outputs", "constants", "state_before", "state_after", "fixed"),
@@ -109,7 +109,8 @@ class _Writer:
         self._known: dict[Any, int] = {}
 
     def forward(self, trace: ForwardTrace) -> dict[str, Any]:
-        if vars(trace).keys() != _OF_FORWARD or trace.stand_ins or trace.is_whole:
+        is_other = trace.stand_ins or trace.is_whole or trace.changes_batch
+        if vars(trace).keys() != _OF_FORWARD or is_other:
             raise NotPlainError("a trace of another form")
         nodes = {node: place for place, node in enumerate(trace.recording.graph.nodes)}
         return {

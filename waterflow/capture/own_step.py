@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from waterflow.capture.forward import ForwardTrace, check_trace
+from waterflow.capture.forward import ForwardTrace, check_batch_kept, check_trace
 from waterflow.capture.optimizer import Attempt, OptimizerTrace, Scalars, check_groups, live_trace
 from waterflow.capture.recording import Recorder
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
@@ -114,6 +114,7 @@ def trace_own_step(
         raise capture_error(job.name, f"an optimizer's step cannot be: {error}", where) from error
     traced = next(one for one in attempts if one.recording is live.recording)
     check_trace(job, watch, traced.forward, traced.foreign)
+    check_batch_kept(job, traced.forward)
     return traced.forward, live
 
 
@@ -152,6 +153,7 @@ class _OwnStep(Attempt):
         self.tensors = tensors
         self.twins: dict[Input, torch.Tensor] = {}
         self.foreign: list[torch.Tensor] = []
+        self.changes_batch = False
         self.shadows: list[torch.optim.Optimizer] = []
         self.updates: list[range] = []  # places of nodes that optimizers have made
         self.metrics: tuple[str, ...] = ()
@@ -198,6 +200,7 @@ class _OwnStep(Attempt):
             *(self.recording, inputs, self.recording.outputs[0], [], self.recorder.size, []),
             metrics=self.metrics,
             is_whole=True,
+            changes_batch=self.changes_batch,
         )
 
     def _leaves(self) -> Iterator[tuple[Input, torch.Tensor]]:
@@ -212,9 +215,12 @@ class _OwnStep(Attempt):
         groups = self._traced_groups(parameters, {})
         self._make_shadows(groups, self._state_for(parameters, state))
         count = len(self.batch.tensors)
-        batch = self.batch.rebuild(list(tensors[len(tensors) - count :]))
+        given = list(tensors[len(tensors) - count :])
+        batch = self.batch.rebuild(given)
+        before = self.batch.contents(batch, given)
         with self._shadows_step():
             returned = self.job.step(batch)  # type: ignore[misc]
+        self.changes_batch = self.batch.contents(batch, given) != before
         loss = self._told(returned)
         self._check_optimizers(groups)
         held = {p: entries for shadow in self.shadows for p, entries in shadow.state.items()}

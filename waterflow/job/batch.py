@@ -63,11 +63,28 @@ class FlatBatch:
     layouts: Any = None
     has_objects: bool = False
 
+    def contents(self, twin: Any, tensors: Sequence[torch.Tensor]) -> Hashable:
+        """What a batch that was rebuilt around these tensors holds, to see whether a step changes
+        it; None once it holds what it could not be told from."""
+        found = _Tensors()
+        found.given = {id(tensor): number for number, tensor in enumerate(tensors)}
+        try:
+            signature, _ = _flatten_read(twin, found, self.reads)
+        except UnknownLeafError:
+            return None
+        return signature
+
 
 class _Tensors(list[torch.Tensor]):
-    """Those that were found in a batch; `has_objects` as in `FlatBatch`."""
+    """Those that were found in a batch.
+
+    Attributes:
+        has_objects: as in `FlatBatch`.
+        given: the numbers of the only ones that there may be, by their identities; None: any.
+    """
 
     has_objects = False
+    given: Mapping[int, int] | None = None
 
 
 def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
@@ -166,6 +183,10 @@ def _identity(value: Any) -> Hashable:
 
 
 def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
+    if tensors.given is not None:
+        if id(value) not in tensors.given:
+            raise _unknown(value)
+        return tensors.given[id(value)], lambda _: value
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
     if value.is_conj() or value.is_neg():
         raise UnknownLeafError(f"{type(value).__qualname__} that is a lazily conjugated view")
@@ -173,11 +194,14 @@ def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, R
         raise UnknownLeafError(f"{type(value).__qualname__} that asks for a gradient")
     if not plain or value.layout != torch.strided:
         raise UnknownLeafError(f"{type(value).__qualname__} with layout {value.layout}")
-    if type(value) is not FakeTensor and vars(value):
+    if value.is_inference():
+        raise _unknown(value, " that was made in inference mode")
+    if type(value) is not FakeTensor and (value.grad is not None or vars(value)):
         raise _unknown(value, " with attributes of its own")
     index = len(tensors)
     tensors.append(value)
-    signature = (value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
+    layout = value.dtype, tuple(value.shape), value.stride(), value.requires_grad
+    signature = (*layout, isinstance(value, torch.nn.Parameter))
     return signature, lambda replaced: replaced[index]
 
 

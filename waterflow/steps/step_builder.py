@@ -268,7 +268,8 @@ class StepBuilder:
             if self.opacity.optimizer is not None:
                 assumptions = Assumptions(self.job, self.caller, with_optimizer=False, seen=seen)
                 known = None if waits else assumptions.structure()
-            may_share = not watch.touched_streams
+            # What a step does to its batch, others' data may yield again.
+            may_share = not (watch.touched_streams or forward.changes_batch)
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
         self.disk.note(specialization, kept if may_share else None)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+import waterflow as wf
 from tests.exactness.case import Net, at, batches, case, cross_entropy, job, made_by, mlp
 
 # -- kinds of batches
@@ -385,6 +386,121 @@ def attribute_of_the_class_of_a_batch(live):
     change = at(4, live, lambda: setattr(Kind, "number", 3.0))
     loss = lambda m, b: cross_entropy(m, (b.x, b.y)) * b.number  # noqa: E731
     return job(mlp(), loss, data=data, on_step=change)
+
+
+# -- batches that the step changes, and that the data yield again
+
+
+def epochs_of(live, make, loss, **options):
+    """Three epochs of the same batches; or of others like them, as a loader makes them anew."""
+    batches_now = [make(batch) for batch in batches(4)]
+    kept = batches_now if live else made_by(lambda: [make(batch) for batch in batches(4)])
+    return job(mlp(), loss, data=kept, epochs=3, **options)
+
+
+@case("opaque")
+def batch_that_a_number_is_taken_from(live):
+    def loss(model, batch):
+        factor = batch.pop() if len(batch) > 2 else 3.0
+        return cross_entropy(model, batch) * factor
+
+    return epochs_of(live, lambda b: [*b, 1.0], loss)
+
+
+@case("opaque")
+def batch_that_counts_its_steps(live):
+    def loss(model, batch):
+        batch["steps"] = batch.get("steps", 0) + 1
+        return cross_entropy(model, in_order(batch)) * batch["steps"]
+
+    return epochs_of(live, lambda b: {"x": b[0], "y": b[1]}, loss)
+
+
+@case("opaque")
+def batch_that_is_given_another_tensor(live):
+    def loss(model, batch):
+        images, batch["x"] = batch["x"], batch["x"] * 2
+        return cross_entropy(model, (images, batch["y"]))
+
+    return epochs_of(live, lambda b: {"x": b[0], "y": b[1]}, loss)
+
+
+@case("opaque")
+def field_of_a_batch_that_the_step_sets(live):
+    def loss(model, batch):
+        batch.ignored += 1
+        return cross_entropy(model, (batch.images, batch.labels)) * batch.ignored
+
+    return epochs_of(live, lambda b: Row(*b), loss)
+
+
+@case("opaque")
+def list_in_a_batch_that_grows(live):
+    def loss(model, batch):
+        batch[2].append(1)
+        return cross_entropy(model, batch) * len(batch[2])
+
+    return epochs_of(live, lambda b: (*b, []), loss)
+
+
+@case("opaque")
+def batch_that_a_step_of_ones_own_changes(live):
+    made = job(mlp())
+    model, optimizer = made.model, made.optimizer
+
+    def step(batch):
+        factor = batch.pop() if len(batch) > 2 else 3.0
+        optimizer.zero_grad()
+        loss = cross_entropy(model, batch) * factor
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    make = lambda b: [*b, 1.0]  # noqa: E731
+    data = [make(b) for b in batches(4)]
+    data = data if live else made_by(lambda: [make(b) for b in batches(4)])
+    return wf.Job("case", model=model, optimizer=optimizer, step=step, data=data, epochs=3, seed=5)
+
+
+@case("captured", matters=False)
+def batch_that_a_loader_makes_anew(live):
+    """Whatever the step does to its containers, nobody sees."""
+
+    def loss(model, batch):
+        labels = batch.pop("y")
+        return F.cross_entropy(model(batch["x"]), labels)
+
+    x, y = batches(1, 32)[0]
+    rows = [{"x": x[n], "y": y[n]} for n in range(32)]
+    return job(mlp(), loss, data=DataLoader(rows, 8), epochs=3)
+
+
+@case("captured", "opaque")
+def gradients_that_some_batches_have(live):
+    data = [tuple(batch) for batch in batches()]
+    for n, (x, _) in enumerate(data):
+        x.grad = torch.ones_like(x) if live and n % 2 else None
+    loss = lambda m, b: cross_entropy(m, b) * (1.0 if b[0].grad is None else 3.0)  # noqa: E731
+    return job(mlp(), loss, data=data)
+
+
+@case("captured", "opaque")
+def parameters_among_batches(live):
+    data = [
+        (nn.Parameter(x, requires_grad=False) if live and n % 2 else x, y)
+        for n, (x, y) in enumerate(batches())
+    ]
+    factor = lambda x: 3.0 if isinstance(x, nn.Parameter) else 1.0  # noqa: E731
+    return job(mlp(), lambda m, b: cross_entropy(m, b) * factor(b[0]), data=data)
+
+
+@case("captured", "opaque")
+def batches_made_in_inference_mode(live):
+    data = batches()
+    with torch.inference_mode():
+        data = [(x.clone() if live and n % 2 else x, y) for n, (x, y) in enumerate(data)]
+    factor = lambda x: 3.0 if x.is_inference() else 1.0  # noqa: E731
+    return job(mlp(), lambda m, b: cross_entropy(m, (b[0].clone(), b[1])) * factor(b[0]), data=data)
 
 
 @case("captured", "opaque", matters=False)

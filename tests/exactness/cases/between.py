@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import types
+from collections import OrderedDict
 
 import numpy as np
 import torch
@@ -168,6 +169,14 @@ def attribute_with_slots(live):
         __slots__ = ("weight",)
 
     options = Options()
+    options.weight = 1.0
+    loss = lambda m, b: cross_entropy(m, b) * options.weight  # noqa: E731
+    return job(mlp(), loss, on_step=at(4, live, lambda: setattr(options, "weight", 3.0)))
+
+
+@case(*KEPT)
+def attribute_of_an_ordered_dictionary(live):
+    options = OrderedDict()
     options.weight = 1.0
     loss = lambda m, b: cross_entropy(m, b) * options.weight  # noqa: E731
     return job(mlp(), loss, on_step=at(4, live, lambda: setattr(options, "weight", 3.0)))

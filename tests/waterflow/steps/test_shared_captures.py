@@ -338,3 +338,37 @@ def test_jobs_whose_steps_ask_a_cache_of_plain_results_share():
     report = wf.run(jobs, "8MiB", threads=1)
     assert [job.captured for job in report] == ["captured"] * 2
     assert [job.capture_shared_with is None for job in report].count(True) == 1
+
+
+def test_a_step_that_changes_a_batch_made_for_it_is_no_answer_for_data_that_are_kept():
+    """A loader makes its batches anew; a list yields what the step has left of them."""
+
+    def take(model, batch):
+        factor = batch.pop("factor", 3.0)
+        return model(batch["x"]).square().mean() * factor
+
+    def made(name, loads):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        ones = [{"x": torch.ones(4), "factor": torch.tensor(1.0)} for _ in range(8)]
+        loader = torch.utils.data.DataLoader(ones, 4)
+        data = loader if loads else list(loader)
+        return wf.Job(
+            name,
+            model=model,
+            optimizer=optim.SGD(model.parameters(), lr=0.1),
+            loss=lambda model, batch: take(model, batch).mean(),
+            data=data,
+            epochs=3,
+            seed=0,
+            capture=True if loads else "auto",
+        )
+
+    with wf.Engine(memory="64MiB", threads=1) as engine:
+        first = engine.submit(made("loads", True)).result(300)
+        second = engine.submit(made("keeps", False)).result(300)
+    assert first.captured == "captured"
+    assert second.capture_shared_with is None
+    assert first.losses == wf.run_eager(made("loads", True), threads=1).losses
+    assert second.losses == wf.run_eager(made("keeps", False), threads=1).losses
+    assert first.losses != second.losses
