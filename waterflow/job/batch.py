@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from waterflow.account.class_parts import IdentityKey, base_of, slots_of
+from waterflow.account.class_parts import CLASS_NOISE, IdentityKey, base_of, slots_of
 from waterflow.account.trust import is_trusted_class
 from waterflow.allocator_ext import _C
 from waterflow.job.batch_reads import BatchReads
@@ -32,8 +32,6 @@ _TOLD: dict[type, Callable[[Any], Hashable]] = {
 _TOLD_KINDS = tuple(_TOLD)
 #: What every member of an enumeration has.
 _OF_MEMBERS = frozenset({"_name_", "_value_", "_sort_order_", "__objclass__"})
-#: What classes have by themselves: nothing that code would read in place of an attribute.
-_OF_CLASSES = frozenset(vars(type("_Empty", (), {}))) | {"__match_args__", "__abstractmethods__"}
 
 Rebuild = Callable[[Sequence[torch.Tensor]], Any]
 
@@ -336,6 +334,6 @@ def _class_of(kind: Any) -> Hashable:
         for each in kind.__mro__
         if not is_trusted_class(each)
         for name, part in vars(each).items()
-        if name not in _OF_CLASSES and type(part) is not FunctionType
+        if name not in CLASS_NOISE and type(part) is not FunctionType
     ]
     return IdentityKey(kind), tuple(held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from collections import OrderedDict, UserDict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from typing import Any
 
 import pytest
@@ -180,3 +180,70 @@ def test_what_is_known_of_a_batch_keeps_nothing_of_it():
     del batch
     assert held() is None
     assert known.layouts is not None
+
+
+class Marked(list):
+    pass
+
+
+class Slotted(dict):
+    __slots__ = ("mark",)
+
+
+@dataclasses.dataclass(slots=True)
+class InSlots:
+    x: Any
+    y: Any = None
+
+
+def marked(value: Any, mark: Any) -> Any:
+    value.mark = mark
+    return value
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda mark: marked(Marked([torch.ones(2)]), mark),
+        lambda mark: marked(Slotted(x=torch.ones(2)), mark),
+        lambda mark: marked(UserDict(x=torch.ones(2)), mark),
+        lambda mark: marked(OrderedDict(x=torch.ones(2)), mark),
+        lambda mark: marked(Open(torch.ones(2)), mark),
+        lambda mark: InSlots(torch.ones(2), mark),
+    ],
+    ids=["a list", "slots", "a mapping", "an OrderedDict", "a data class", "fields in slots"],
+)
+def test_what_an_object_has_beside_its_items_is_in_the_twin_and_tells_it_apart(made):
+    batch = made("one")
+    flat = flatten(batch)
+    twin = flat.rebuild([torch.zeros(2)])
+    assert type(twin) is type(batch)
+    assert flat.has_objects
+    assert getattr(twin, "mark", getattr(twin, "y", None)) == "one"
+    assert flatten(twin).signature == flat.signature == flatten(made("one")).signature
+    assert flatten(made("other")).signature != flat.signature
+
+
+def test_a_dictionary_with_defaults_keeps_what_makes_them():
+    twin = flatten(defaultdict(list, x=torch.ones(2))).rebuild([torch.zeros(2)])
+    assert twin["y"] == []
+    assert twin["x"].sum() == 0
+
+
+def test_contents_tell_of_every_change_of_a_container():
+    tensors = [torch.ones(2), torch.ones(2)]
+    flat = flatten({"x": tensors[0], "more": [tensors[1], 1.0], "open": Open(None)})
+    for change in (
+        lambda batch: batch.pop("x"),
+        lambda batch: batch.update(x=tensors[1]),
+        lambda batch: batch.update(x=torch.ones(2)),
+        lambda batch: batch["more"].append(1),
+        lambda batch: batch["more"].__setitem__(1, 2.0),
+        lambda batch: marked(batch["open"], 1),
+        lambda batch: batch.update(new=None),
+    ):
+        twin = flat.rebuild(tensors)
+        before = flat.contents(twin, tensors)
+        assert flat.contents(twin, tensors) == before is not None
+        change(twin)
+        assert flat.contents(twin, tensors) != before
