@@ -475,6 +475,20 @@ def batch_that_a_loader_makes_anew(live):
     return job(mlp(), loss, data=DataLoader(rows, 8), epochs=3)
 
 
+@case("opaque")
+def batch_that_a_loader_of_ones_own_yields_again(live):
+    class Loader(DataLoader):
+        def __iter__(self):
+            return iter(self.dataset if live else [dict(row) for row in self.dataset])
+
+    def loss(model, batch):
+        batch["steps"] = batch.get("steps", 0) + 1
+        return cross_entropy(model, in_order(batch)) * batch["steps"]
+
+    rows = [{"x": x, "y": y} for x, y in batches(4)]
+    return job(mlp(), loss, data=Loader(rows, 2), epochs=3)
+
+
 @case("captured", "opaque")
 def gradients_that_some_batches_have(live):
     data = [tuple(batch) for batch in batches()]
