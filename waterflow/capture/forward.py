@@ -148,7 +148,6 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
         raise capture_error(job.name, moved, users_line(None, job.function), StateMovedError)
     result = _result(step, recording)
     check_trace(job, watch, result, step.foreign)
-    check_batch_kept(job, result)
     return result
 
 
@@ -242,18 +241,15 @@ def _check_random(job: Job, watch: TraceWatch, result: ForwardTrace) -> None:
         raise capture_error(job.name, reason, users_line(None, job.function))
 
 
-def check_batch_kept(job: Job, result: ForwardTrace) -> None:
-    """Raises CaptureError where a step has changed a container of its batch, or an attribute of
-    one, and the data may hand that out again: a graph would leave it as it is."""
+def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
+    """A graph changes neither a batch's containers, which the data may hand out again, nor its
+    tensors."""
     if result.changes_batch and not hands_out_anew(job.data):
         reason = (
             "the step changes its batch, which the data may yield again (change a copy: "
             "dict(batch), list(batch))"
         )
         raise capture_error(job.name, reason, users_line(None, job.function))
-
-
-def _check_batch_unchanged(job: Job, result: ForwardTrace) -> None:
     placeholders = [node for node in result.recording.graph.nodes if node.op == "placeholder"]
     mutated = mutated_by(result.recording)
     for meaning, node in zip(result.inputs, placeholders, strict=True):

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from waterflow.capture.forward import ForwardTrace, check_batch_kept, check_trace
+from waterflow.capture.forward import ForwardTrace, check_trace
 from waterflow.capture.optimizer import Attempt, OptimizerTrace, Scalars, check_groups, live_trace
 from waterflow.capture.recording import Recorder
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
@@ -114,7 +114,6 @@ def trace_own_step(
         raise capture_error(job.name, f"an optimizer's step cannot be: {error}", where) from error
     traced = next(one for one in attempts if one.recording is live.recording)
     check_trace(job, watch, traced.forward, traced.foreign)
-    check_batch_kept(job, traced.forward)
     return traced.forward, live
 
 

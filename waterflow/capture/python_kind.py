@@ -3,7 +3,6 @@ one job holds for all that are made of the same, as trials are."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -18,7 +17,7 @@ from waterflow.account.class_parts import (
     but_constants,
     is_a,
     of_each_class,
-    slots_of,
+    own_attributes,
 )
 from waterflow.account.trust import keeps_records
 from waterflow.job.job import Job
@@ -126,7 +125,7 @@ def _reader_of(kind: Any) -> Callable[[Any], list[Any]]:
         if issubclass(kind, known):
             return reader
     held = [base for base in _CONTAINERS if issubclass(kind, base)]
-    return functools.partial(_held_by, slots_of(kind), issubclass(kind, functools.partial), held)
+    return functools.partial(_held_by, issubclass(kind, functools.partial), held)
 
 
 def _no_parts(value: Any) -> list[Any]:
@@ -152,14 +151,9 @@ _READERS: dict[type, Callable[[Any], list[Any]]] = {
 }
 
 
-def _held_by(slots: Any, is_partial: bool, containers: Sequence[Any], value: Any) -> list[Any]:
+def _held_by(is_partial: bool, containers: Sequence[Any], value: Any) -> list[Any]:
     """By an object's attributes, and what else it is; no code of its class is run."""
-    parts: list[Any] = []
-    with contextlib.suppress(AttributeError):  # it may have none
-        parts += object.__getattribute__(value, "__dict__").values()
-    for _, descriptor in slots:
-        with contextlib.suppress(AttributeError):  # nothing may be in it
-            parts.append(descriptor.__get__(value))
+    parts = [held for _, held in own_attributes(value)]
     if is_partial:
         parts += [value.func, *value.args, *value.keywords.values()]
     for base in containers:

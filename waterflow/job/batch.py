@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from enum import Enum
 from types import FunctionType
 from typing import Any
@@ -14,15 +14,23 @@ import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from waterflow.account.class_parts import CLASS_NOISE, IdentityKey, base_of, slots_of
+from waterflow.account.class_parts import (
+    CLASS_NOISE,
+    IdentityKey,
+    base_of,
+    own_attributes,
+    slots_of,
+)
 from waterflow.account.trust import is_trusted_class
 from waterflow.allocator_ext import _C
 from waterflow.job.batch_reads import BatchReads
 from waterflow.job.epochs import MicroBatches
 
 #: Leaves that are part of a step graph's identity: another value is another graph.
-_PLAIN = (int, float, complex, bool, str, bytes, type(None))
-_PLAIN += (torch.dtype, torch.device, torch.Size)  # type: ignore[assignment]
+_PLAIN: tuple[type, ...] = (
+    *(int, float, complex, bool, str, bytes, type(None)),
+    *(torch.dtype, torch.device, torch.Size),
+)
 _PLAIN_IDS = frozenset(map(id, _PLAIN))
 #: What a value is, but for what its class makes of that.
 _TOLD: dict[type, Callable[[Any], Hashable]] = {
@@ -221,12 +229,15 @@ def _flatten_mapping(
 
 def _key(value: Any, tensors: _Tensors) -> Hashable:
     """A key of a mapping; users' may say of others that they are equal."""
-    if type(value) is str:
-        return value
+    return value if type(value) is str else _without_tensors(value, tensors)
+
+
+def _without_tensors(value: Any, tensors: _Tensors) -> Hashable:
+    """The signature of what is not made again around other tensors, so that it may hold none."""
     before = len(tensors)
     signature, _ = _flatten(value, tensors)
-    if len(tensors) > before:  # which are told apart by their identities
-        raise _unknown(value, " as a key")
+    if len(tensors) > before:
+        raise _unknown(value, " with a tensor in it")
     return signature
 
 
@@ -250,8 +261,7 @@ def _flatten_member(value: Enum, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
     """Of an enumeration, of which there is one each."""
     tensors.has_objects = True
     own = {name: part for name, part in vars(value).items() if name not in _OF_MEMBERS}
-    signature, _ = _without_tensors(own, tensors)
-    return (IdentityKey(value), signature), lambda _: value
+    return (IdentityKey(value), _without_tensors(own, tensors)), lambda _: value
 
 
 def _flatten_number_or_text(value: Any, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
@@ -263,16 +273,8 @@ def _flatten_number_or_text(value: Any, tensors: _Tensors) -> tuple[Hashable, Re
     if base_of(kind) is not object:
         raise _unknown(value)
     tensors.has_objects = True
-    signature, _ = _without_tensors(dict(_attributes(value)), tensors)
-    return (_class_of(kind), told, signature), lambda _: value
-
-
-def _without_tensors(held: dict[Any, Any], tensors: _Tensors) -> tuple[Hashable, Rebuild]:
-    before = len(tensors)
-    flat = _flatten_mapping(held, tensors)
-    if len(tensors) > before:
-        raise UnknownLeafError("a value with a tensor as an attribute")
-    return flat
+    own = _without_tensors(dict(own_attributes(value)), tensors)
+    return (_class_of(kind), told, own), lambda _: value
 
 
 def _flatten_object(value: Any, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
@@ -282,7 +284,7 @@ def _flatten_object(value: Any, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
     if base is None or base not in (object, dict, defaultdict, list, tuple):
         raise _unknown(value)
     tensors.has_objects = True
-    attributes = _flatten_mapping(dict(_attributes(value)), tensors)
+    attributes = _flatten_mapping(dict(own_attributes(value)), tensors)
     slots = dict(slots_of(kind))
     factory = value.default_factory if base is defaultdict else None
     if base in (dict, defaultdict):
@@ -312,19 +314,6 @@ def _flatten_object(value: Any, tensors: _Tensors) -> tuple[Hashable, Rebuild]:
         return twin
 
     return (_class_of(kind), IdentityKey(factory), content[0], attributes[0]), rebuild
-
-
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Of an object's dictionary and slots."""
-    for name, descriptor in slots_of(type(value)):
-        try:
-            yield name, descriptor.__get__(value)
-        except AttributeError:  # nothing is in it
-            continue
-    try:
-        yield from object.__getattribute__(value, "__dict__").items()
-    except AttributeError:  # it has none
-        return
 
 
 def _class_of(kind: Any) -> Hashable:
