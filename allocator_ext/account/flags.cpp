@@ -7,7 +7,7 @@ namespace py = pybind11;
 namespace waterflow {
 
 Flags Flags::now() {
-  const at::Context& context = at::globalContext();
+  at::Context& context = at::globalContext();
   return {c10::get_default_dtype_as_scalartype(),
           context.deterministicAlgorithms(),
           context.deterministicAlgorithmsWarnOnly(),
@@ -17,12 +17,14 @@ Flags Flags::now() {
           context.userEnabledMemEfficientSDP(),
           context.userEnabledMathSDP(),
           context.userEnabledCuDNNSDP(),
+          context.userEnabledOverrideableSDP(),
           context.allowFP16BF16ReductionMathSDP(),
           context.userEnabledMkldnn(),
           context.userEnabledCuDNN(),
           context.benchmarkCuDNN(),
           context.deterministicCuDNN(),
-          context.allowTF32CuDNN()};
+          context.allowTF32CuDNN(),
+          context.sDPPriorityOrder()};
 }
 
 FlagsCheck::FlagsCheck(PyTypeObject* type, PyObject* function, PyObject* expected)

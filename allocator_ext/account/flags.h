@@ -3,6 +3,8 @@
 
 #include <ATen/Context.h>
 
+#include <array>
+
 #include "account/checks.h"
 
 namespace waterflow {
@@ -15,8 +17,9 @@ struct Flags {
   c10::ScalarType dtype;
   bool deterministic, warns_only, fills;
   at::Float32MatmulPrecision precision;
-  bool flash, memory_efficient, math, cudnn_attention, reduced_math;
+  bool flash, memory_efficient, math, cudnn_attention, overrideable, reduced_math;
   bool mkldnn, cudnn, cudnn_benchmark, cudnn_deterministic, cudnn_tf32;
+  std::array<at::SDPBackend, at::num_sdp_backends> order;  // of kinds of attention
 };
 
 // These switches, and what a function says about methods of a class that users may replace: asked

@@ -3,7 +3,8 @@
 The calls are those seen while a step ran (`_C.Observer`), so nothing hides behind a name. A C
 function is pure if its module only computes; what a pure module has that is not pure is named here,
 and so is what other modules have that is. All the rest, extension modules that nobody knows
-included, is impure. Calls that torch makes itself are torch's affair.
+included, is impure. Calls that torch makes itself are torch's affair, but for those that set what
+operators ask for while they run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import Call, code_names
 from waterflow.account.trust import is_standard_file, is_trusted_code
 from waterflow.allocator_ext import _C
+from waterflow.common import switches
 
 if TYPE_CHECKING:
     from waterflow.account.account import Account
@@ -153,8 +155,7 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
     found = [
         Impurity(name, code.co_filename, line, why)
         for function, code, line in calls
-        if not is_trusted_code(code)
-        for name, why in _judged(function)
+        for name, why in _judged(function, is_trusted_code(code))
     ]
     for code in codes:
         if not is_trusted_code(code):
@@ -206,7 +207,11 @@ def may_touch_the_world(account: Account) -> str | None:
     return None
 
 
-def _judged(function: Any) -> Iterator[tuple[str, str]]:
+def _judged(function: Any, by_a_library: bool = False) -> Iterator[tuple[str, str]]:
+    if switches.is_set_by(function):
+        yield function.__name__, "sets what operators ask for while they run"
+    if by_a_library:
+        return
     module = _module_of(function)
     root = module.partition(".")[0]
     name = f"{module}.{function.__qualname__}"

@@ -39,7 +39,7 @@ from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.opaque import COMPILED
 from waterflow.capture.torchs_calls import watch_calls
-from waterflow.common.environment import process_flags, watch_flags
+from waterflow.common import switches
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import (
     Layout,
@@ -170,11 +170,11 @@ class Assumptions:
         self._caller = caller
         self._with_optimizer = with_optimizer
         self._fields = _fields(job)
-        self._flags = process_flags()
+        self._switches = switches.now()
         self._own = _C.Guards()
         for name in _FIELDS:
             self._own.slot(job, Job.__dict__[name])
-        watch_flags(self._own)
+        switches.watch(self._own)
         self._calls = watch_calls(job)
         self._gradients = OwnGradients(job)
         if job.step is not None:
@@ -218,7 +218,7 @@ class Assumptions:
                 return f"the job's {name}"
         if not self._calls.holds():
             return "a function of torch's that its steps call"
-        if process_flags() != self._flags:
+        if switches.now() != self._switches:
             return "a process-wide setting of torch"
         if not self._gradients.are_there():
             return "the gradients that are there between two steps"
@@ -251,7 +251,7 @@ class Assumptions:
         except Exception:  # no structure, or objects that refuse to be looked at
             return None
         gradients = self._gradients.layouts()
-        key = found.digest, self._flags, job.rules, context, self._with_optimizer, gradients
+        key = found.digest, self._switches, job.rules, context, self._with_optimizer, gradients
         return JobStructure(key, found)
 
     def _is_its_own(self, defaults: dict[str, Any]) -> bool:
@@ -261,6 +261,7 @@ class Assumptions:
 
     def restore(self) -> None:
         """Puts the state back, after a trace has run the user's code."""
+        switches.put_back(self._switches)
         if not self._caller.look(self._account.holds):
             self._caller.look(self._account.restore)
 

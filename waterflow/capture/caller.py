@@ -31,6 +31,11 @@ _CHANGED = (
 )
 
 
+def _default_device() -> object:
+    """The mode that `torch.set_default_device` has entered here and leaves at its next call."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+
+
 class CallerContext:
     """The thread-local context of the thread that makes it.
 
@@ -46,12 +51,14 @@ class CallerContext:
     def __init__(self) -> None:
         self._variables = contextvars.copy_context()
         self._state = _C.ThreadState()
+        self._default_device = _default_device()
         self._entering = threading.Lock()
         self._thread: int | None = None  # that is inside
         self._flushes = ThreadSettings.here().flushes  # intra-op threads are the lanes' own
         self._settings: ThreadSettings | None = None  # that the job's Python has set
+        self._begun: ThreadSettings | None = None  # of who is inside, when it came in
         self._changed: list[tuple[contextvars.ContextVar[object], object]] = []
-        self.is_outdated = False
+        self.is_outdated = self._has_handed_over = False
         self.opaque = self._why_opaque()
         self.kind = self._kind()
 
@@ -102,6 +109,21 @@ class CallerContext:
         """The same beside other calls: what it changes of the context's variables is forgotten."""
         return self._variables.copy().run(self._inside, rng, function)
 
+    def run_for_nothing(self, rng: JobRng, function: Callable[[], Result]) -> Result:
+        """The same, and what it changes of its thread is forgotten, too."""
+        kept = self._state, self._default_device, self._settings
+        try:
+            return self.run_apart(rng, function)
+        finally:
+            self._state, self._default_device, self._settings = kept
+
+    def hand_over(self) -> None:
+        """Who is inside has others go on where it is itself (`run_beside`)."""
+        self._keep_state()
+        if (settings := ThreadSettings.here()) != (self._settings or self._begun):
+            self._settings = settings
+        self._has_handed_over = True
+
     def run_beside(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         """The same, for a thread that is inside and waits for it: what it changes is kept."""
         variables, state, settings = self._variables.copy(), self._state, self._settings
@@ -119,7 +141,7 @@ class CallerContext:
 
     def _entered(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         self._thread = threading.get_ident()
-        self.is_outdated = False
+        self.is_outdated = self._has_handed_over = False
         for variable, value in self._changed:
             variable.set(value)
         self._changed.clear()
@@ -134,12 +156,14 @@ class CallerContext:
         if entered != outside:
             self._note(entered, outside)
             entered.set_here()
+        if self.is_inside:
+            self._begun = entered
         try:
             with _C.ThreadStateScope(self._state):
                 return self._watched(rng, function)
         finally:
             left = ThreadSettings.here()
-            if left != entered:
+            if self._is_to_keep(left != (self._settings or entered)):
                 self._settings = left
             if left != outside:
                 self._note(left, outside)
@@ -148,14 +172,26 @@ class CallerContext:
     def _watched(self, rng: JobRng, function: Callable[[], Result]) -> Result:
         """In the loop a mode that is entered and not left holds for all that follows, and so it is
         with this context."""
-        modes = _C.ThreadModes()
+        modes, outside = _C.ThreadModes(), _default_device()
+        torch._GLOBAL_DEVICE_CONTEXT.device_context = self._default_device
         try:
             with rng.scope():
                 return function()
         finally:
-            if _C.ThreadModes() != modes:
-                self._state = _C.ThreadState()
+            changed = _C.ThreadModes() != modes
+            if self._is_to_keep(changed or (self._has_handed_over and self.is_inside)):
+                self._keep_state()
+            if changed:
                 self.opaque = self.opaque or self._why_opaque() or _CHANGED
+            torch._GLOBAL_DEVICE_CONTEXT.device_context = outside
+
+    def _is_to_keep(self, changed: bool) -> bool:
+        """Whether what the calling thread has changed holds from here on: others may have gone on
+        from where it was."""
+        return changed and not (self.is_outdated and self.is_inside)
+
+    def _keep_state(self) -> None:
+        self._state, self._default_device = _C.ThreadState(), _default_device()
 
     def _note(self, own: ThreadSettings, outside: ThreadSettings) -> None:
         """Captured steps run with what their thread has outside of this context."""

@@ -21,7 +21,7 @@ from waterflow.account.patches import foreign_kernel, patched
 from waterflow.account.portable import code_digest
 from waterflow.capture.assumptions import Assumptions, JobStructure
 from waterflow.capture.traced_floats import traceable
-from waterflow.common.environment import installation, switches
+from waterflow.common.environment import flags, installation
 from waterflow.job.batch import FlatBatch
 from waterflow.job.epochs import MicroBatches
 from waterflow.job.job import Job
@@ -86,7 +86,7 @@ def portable_key(job: Job, assumptions: Assumptions, flat: FlatBatch) -> Portabl
         return None
     try:
         parts = [
-            *("capture", installation(), switches(), _libraries(), _Plain(known.key[1:]).text),
+            *("capture", installation(), flags(), _libraries(), _Plain(known.key[1:]).text),
             *(known.structure.portable, _seen(assumptions), job.modules is None),
             *(_signature(flat.signature), _optimizer(job), _held(job, known)),
         ]

@@ -75,7 +75,7 @@ class TraceWatch:
 
     def run(self, function: Callable[[], Result]) -> Result:
         """Calls what runs the user's code, in its context."""
-        return self._caller.run_apart(self._streams, function)
+        return self._caller.run_for_nothing(self._streams, function)
 
     @property
     def touched_streams(self) -> bool:

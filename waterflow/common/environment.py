@@ -13,16 +13,15 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
+
+from waterflow.common import switches
 
 #: Parts of this package whose files are all part of a key: they make the graphs and follow them.
 _OWN_PACKAGES = ("waterflow", "waterflow.partitioner", "waterflow.executor")
 #: Part of this package, but as good as the user's: code that is captured.
 _CAPTURED_PACKAGE = "waterflow.models"
-
-_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 @functools.cache
@@ -82,7 +81,7 @@ def installation() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def switches() -> list[str]:
+def flags() -> list[str]:
     """Process-wide and thread-wide switches, as texts that are equal for equal ones."""
     return list(_flags())
 
@@ -110,49 +109,9 @@ def _gpus() -> Iterator[str]:
         yield f"gpu {torch.cuda.get_device_name(index)} {torch.backends.cudnn.version()}"
 
 
-def process_flags() -> tuple[object, ...]:
-    """Process-wide switches that change what a step computes, as they are now."""
-    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_deterministic_debug_mode(),
-        torch.get_float32_matmul_precision(),
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-        torch._C._get_math_sdp_allow_fp16_bf16_reduction(),
-        torch.backends.mha.get_fastpath_enabled(),
-        torch._C._get_mkldnn_enabled(),
-        torch._C._get_cudnn_enabled(),
-        torch._C._get_cudnn_benchmark(),
-        torch._C._get_cudnn_deterministic(),
-        cudnn.allow_tf32,
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        *_users_methods(torch.nn.Module),
-    )
-
-
-def watch_flags(guards: Any) -> None:
-    """Has guards of the extension (`_C.Guards`) hold as long as these switches are as they are."""
-    guards.flags(torch.nn.Module, _users_methods)
-    guards.keys(vars(torch.backends.mha), ["_is_fastpath_enabled"])
-
-
-def _users_methods(module: Any) -> tuple[object, object]:
-    return _users(module.__call__), _users(module.__getattr__)
-
-
-def _users(method: object) -> object:
-    """A method of all modules, unless it is torch's own: traces wrap these for their while."""
-    code = getattr(method, "__code__", None)
-    return None if code is not None and code.co_filename.startswith(_TORCH) else method
-
-
 def _flags() -> Iterator[str]:
     """Process-wide and thread-wide switches that change which operators a step is made of."""
-    yield f"process {process_flags()} {torch.get_default_device()}"
+    yield f"process {switches.now()} {torch.get_default_device()}"
     yield f"modes {torch.is_grad_enabled()} {torch.is_inference_mode_enabled()}"
     for device in ("cpu", "cuda"):
         state = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)

@@ -286,6 +286,7 @@ class JobRun:
             return self._python(functools.partial(callbacks.run, name, function))
         # A trace may run while somebody waits for the callback, but not beside it.
         if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
+            self.steps.caller.hand_over()
             with PYTHON_TURNS.paused():
                 return callbacks.run(name, functools.partial(self._beside, function))
         return callbacks.run(name, functools.partial(self._python, function))

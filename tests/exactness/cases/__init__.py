@@ -19,6 +19,7 @@ from tests.exactness.cases import (
     schedulers,  # noqa: F401
     streams,  # noqa: F401
     structure,  # noqa: F401
+    switches,  # noqa: F401
     traced,  # noqa: F401
     tuning,  # noqa: F401
     whole_steps,  # noqa: F401

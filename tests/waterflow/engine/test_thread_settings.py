@@ -291,3 +291,88 @@ def test_what_callbacks_change_for_eager_steps_holds_on_whatever_thread(
     assert report.jobs["two"].losses == loop("two").losses
     assert SCALE.get() == 1.0
     assert ThreadSettings.here() == (1, False, 0)
+
+
+def flushes() -> bool:
+    return sys.float_info.min * 0.5 == 0.0
+
+
+def casts_to_half() -> bool:
+    return torch.get_autocast_dtype("cpu") == torch.float16
+
+
+def has_default_device() -> bool:
+    return torch.get_default_device().type == "meta"
+
+
+#: What tells of something that belongs to a thread, and what makes it so or not.
+BY_THREAD: dict[str, tuple[Callable[[], Any], Callable[[bool], Any]]] = {
+    "autocast": (
+        lambda: torch.is_autocast_enabled("cpu"),
+        lambda there: torch.set_autocast_enabled("cpu", there),
+    ),
+    "type of autocast": (
+        casts_to_half,
+        lambda there: torch.set_autocast_dtype("cpu", torch.float16 if there else torch.bfloat16),
+    ),
+    "default device": (
+        has_default_device,
+        lambda there: torch.set_default_device("meta" if there else None),
+    ),
+    "denormals": (flushes, torch.set_flush_denormal),
+    "threads": (
+        lambda: torch.get_num_threads() == 2,
+        lambda there: torch.set_num_threads(2 if there else 1),
+    ),
+    "variable": (lambda: SCALE.get() == 2.0, lambda there: SCALE.set(2.0 if there else 1.0)),
+}
+
+
+def moving(name: str, places: str, seen: list[bool]) -> wf.Job:
+    """A job whose Python moves it to and fro at these places, and sees it at all."""
+    is_there, put = BY_THREAD[name]
+
+    def visit(place: str, moves: bool = True) -> bool:
+        found = bool(is_there())
+        seen.append(found)
+        if place in places and moves:
+            put(not found)
+        return found
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return cross_entropy(model, batch) * (2.0 if visit("loss") else 1.0)
+
+    def on_step(result: wf.StepResult) -> None:
+        visit("callback", result.step % 3 == 0)
+
+    return make_job(
+        "one",
+        loss=loss,
+        on_step=on_step,
+        evaluate=lambda model: visit("evaluation"),
+        evaluate_every=5,
+    )
+
+
+@pytest.mark.parametrize("callbacks", ["lane", "caller"])
+@pytest.mark.parametrize("places", ["loss", "callback", "evaluation", "loss and callback"])
+@pytest.mark.parametrize("name", BY_THREAD)
+def test_all_of_a_jobs_python_sees_what_any_of_it_has_set(
+    name: str, places: str, callbacks: str
+) -> None:
+    """Also where callbacks are made on another thread while the job's own is amid a step."""
+    torch.set_num_threads(1)
+    reset = BY_THREAD[name][1]
+    expected: list[bool] = []
+    try:
+        loop = wf.run_eager(moving(name, places, expected), threads=1)
+    finally:
+        reset(False)
+    assert len(set(expected)) == 2
+    found: list[bool] = []
+    report = wf.run(
+        [moving(name, places, found)], memory="64MiB", threads=1, callbacks=callbacks
+    ).jobs["one"]
+    assert found == expected
+    assert report.losses == loop.losses
+    assert not BY_THREAD[name][0]()
