@@ -94,6 +94,12 @@ bool same_builtin(PyObject* expected, PyObject* actual) {
   return left->m_ml == right->m_ml && left->m_self == right->m_self;
 }
 
+// A class made at run time; null: another.
+PyHeapTypeObject* heap_type(PyTypeObject* type) {
+  const bool made = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
+  return made ? reinterpret_cast<PyHeapTypeObject*>(type) : nullptr;
+}
+
 bool is_dunder(PyObject* key) {
   const Py_ssize_t size = PyUnicode_GET_LENGTH(key);
   if (size < 5 || PyUnicode_KIND(key) != PyUnicode_1BYTE_KIND) return false;
@@ -231,11 +237,21 @@ TypeCheck::TypeCheck(PyTypeObject* type, Watched watched)
     : type_(type),
       metaclass_(Py_TYPE(type)),
       order_(type->tp_mro),
+      name_(heap_type(type) ? heap_type(type)->ht_name : nullptr),
+      qualified_name_(heap_type(type) ? heap_type(type)->ht_qualname : nullptr),
       tag_(version_of(type)),
       space_(class_dict(type).ptr(), watched) {}
 
 bool TypeCheck::holds(Part* part) {
   if (Py_TYPE(type_) != metaclass_) return differs_at(part, py::str("__class__").ptr());
+  if (name_ != nullptr) {  // given another, a class is no new version
+    if (!same_value(name_, heap_type(type_)->ht_name)) {
+      return differs_at(part, py::str("__name__").ptr());
+    }
+    if (!same_value(qualified_name_, heap_type(type_)->ht_qualname)) {
+      return differs_at(part, py::str("__qualname__").ptr());
+    }
+  }
   if (tag_ != 0 && type_->tp_version_tag == tag_) return true;
   if (!same_value(order_, type_->tp_mro)) return differs_at(part, py::str("__bases__").ptr());
   if (!space_.holds(class_dict(type_).ptr(), part)) return false;
@@ -416,6 +432,7 @@ BufferCheck::BufferCheck(PyObject* object) : object_(object) {
 
 std::string BufferCheck::description(const Py_buffer& view) {
   std::string text = view.format != nullptr ? view.format : "B";
+  if (view.readonly != 0) text += " readonly";
   for (int i = 0; i < view.ndim; ++i) {
     text += ' ' + std::to_string(view.shape[i]) + ':' + std::to_string(view.strides[i]);
   }

@@ -115,7 +115,8 @@ class TypeCheck final : public Check {
  private:
   PyTypeObject* type_;
   PyTypeObject* metaclass_;
-  PyObject* order_;  // of resolution: the bases
+  PyObject* order_;                   // of resolution: the bases
+  PyObject *name_, *qualified_name_;  // null: of a class that has them fixed
   unsigned tag_;
   Namespace space_;
 };

@@ -43,3 +43,14 @@ def _written_imports(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]],
         if instruction.opname != "EXTENDED_ARG":
             before = [before[-1], instruction.argval]
     return tuple(found)
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def variables_set_by(code: types.CodeType) -> frozenset[str]:
+    """Variables of functions around it that code sets."""
+    return frozenset(
+        each.argval
+        for part in nested_codes(code)
+        for each in dis.get_instructions(part)
+        if each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in part.co_freevars
+    )

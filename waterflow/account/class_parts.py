@@ -76,7 +76,7 @@ _BASES: dict[Any, Any] = {
     **{base: base for base in (property, staticmethod, classmethod, functools.cached_property)},
     **dict.fromkeys((object, int, float, complex, str, bytes, types.SimpleNamespace), object),
     **dict.fromkeys((collections.OrderedDict, typing.Generic, type(None)), object),
-    **dict.fromkeys((BaseException, Exception, ValueError, RuntimeError, TypeError), object),
+    **dict.fromkeys((BaseException, Exception, ValueError, RuntimeError, TypeError), BaseException),
     torch.autograd.Function.__mro__[2]: object,  # of C code: holds what is saved for backward
 }
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch.utils.hooks import RemovableHandle
 
 from waterflow.account import places
-from waterflow.account.bytecode import imports_of, nested_codes
+from waterflow.account.bytecode import imports_of, nested_codes, variables_set_by
 from waterflow.account.class_parts import (
     CLASS_NOISE,
     CONSTANTS,
@@ -38,7 +38,14 @@ from waterflow.allocator_ext import _C
 _IMMUTABLE = 1 << 8  # a flag of classes whose attributes nobody can set
 #: One for all, as there are hundreds in an account.
 _NOTHING = frozenset[Any]()
-#: The same of a class in which torch counts the hooks that there ever were.
+#: What says nothing, unless code names it, or, of texts, may read them by any name.
+_TEXTS = frozenset({"__doc__", "__module__"})
+_READABLE_NOISE = _TEXTS | {"__annotations__"}
+#: Names by which code reads annotations of functions.
+_READ_ANNOTATIONS = frozenset(
+    {"__annotations__", "get_annotations", "get_type_hints", "signature", "getfullargspec"}
+)
+#: What says nothing of a class in which torch counts the hooks that there ever were.
 _NOISE_OF = {id(RemovableHandle): CLASS_NOISE | {"next_id"}}
 #: What trusted code may have in its globals that others can set: torch's hooks for all modules.
 _SWITCHES = (dict, list, set, OrderedDict)
@@ -175,6 +182,8 @@ class CodeWalk:
         self.guards.function(value)
         self.places.append(places.Function(trail, value))
         self._attributes(value, trail)
+        if self.names is not None and not _READ_ANNOTATIONS.isdisjoint(self.names):
+            self.reach(value.__annotations__, trail.attribute("__annotations__"))
         if executed:
             self._defaults(value, trail)
             self._cells(value, guarded=True)
@@ -211,7 +220,9 @@ class CodeWalk:
         cells = value.__closure__ or ()
         for name, cell in zip(value.__code__.co_freevars, cells, strict=True):
             trail = Trail(f"closure variable {name!r} of {_where(value.__code__)}")
-            if guarded:
+            # What the library's sets itself goes with what else it keeps (`singledispatch` tells
+            # by a number that what it remembers is outdated): both are put back, or none.
+            if guarded or name in variables_set_by(value.__code__):
                 if id(cell) not in self.seen:
                     self.seen[id(cell)] = cell
                     self._cell(cell, trail)
@@ -391,6 +402,7 @@ class CodeWalk:
         if skipped is None:
             return
         noise = _NOISE_OF.get(id(kind), CLASS_NOISE)
+        noise -= _TEXTS if self.names is None else self.names & _READABLE_NOISE
         skipped = noise | skipped if skipped else noise
         trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
         found = self.guards.type(kind, self.names, skipped)

@@ -30,7 +30,7 @@ _MOST_PARTS = 256
 _PLACES = frozenset(
     {
         *(places.Names, places.ClassAttributes, places.Attributes, places.Mapping, places.Items),
-        places.LibraryFunctions,
+        *(places.LibraryFunctions, places.Registered),
     }
 )
 

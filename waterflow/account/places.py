@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 # ruff: noqa: D102  (what the methods do is said once, in Place)
+import abc
 import operator
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from waterflow.account import probes
 from waterflow.account.class_parts import is_a
+from waterflow.account.trust import is_trusted_class
 from waterflow.allocator_ext import _C
 
 #: What modules have their parameters, buffers and modules in, called as their attributes.
@@ -321,6 +324,36 @@ class LibraryFunctions(Place):
                 function.__code__, function.__defaults__ = before
 
 
+class Registered(Place):
+    """Which classes abstract ones have been told to take for their own: not those of libraries
+    that libraries have told of, which come and go with imports."""
+
+    __slots__ = ("_known", "_token", "before", "holder")
+
+    def __init__(self, classes: tuple[type, ...]) -> None:
+        super().__init__(Trail("what abstract classes take for their own"))
+        self.holder = classes
+        self._token: object = None
+        self._known: tuple[tuple[type, type], ...] = ()
+        self.before = self.read()
+
+    def read(self) -> tuple[tuple[type, type], ...]:
+        """Abstract classes and what they were told of."""
+        if (token := abc.get_cache_token()) != self._token:
+            self._known, self._token = tuple(_registered(self.holder)), token
+        return self._known
+
+
+def _registered(classes: Iterable[type]) -> Iterator[tuple[type, type]]:
+    for kind in classes:
+        registry = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
+        own = [told for each in registry if (told := each()) is not None]
+        for told in sorted(own, key=lambda one: (one.__module__, one.__qualname__)):
+            if not (is_trusted_class(kind) and is_trusted_class(told)):
+                yield kind, told
+        yield from _registered(type.__subclasses__(kind))
+
+
 class Slot(Place):
     """A slot of an object."""
 
@@ -361,20 +394,21 @@ class Tensor(Place):
 class Memory(Place):
     """What an array holds."""
 
-    __slots__ = ("before", "holder")
+    __slots__ = ("before", "holder", "writeable")
 
     def __init__(self, trail: Trail, holder: Any) -> None:
         super().__init__(trail)
         self.holder = holder
         self.before: Any = holder.copy() if isinstance(holder, np.ndarray) else holder[:]
+        self.writeable = isinstance(holder, np.ndarray) and holder.flags.writeable
         if isinstance(holder, memoryview):
             self.before = holder.tobytes()
 
     def restore(self) -> None:
-        if not isinstance(self.holder, np.ndarray):
+        if isinstance(self.holder, np.ndarray):
+            probes.set_array(self.holder, self.before, self.writeable)
+        else:
             self.holder[:] = self.before
-        elif (self.holder.shape, self.holder.dtype) == (self.before.shape, self.before.dtype):
-            np.copyto(self.holder, self.before)
 
 
 class Probed(Place):

@@ -7,6 +7,7 @@ runs nobody's code.
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import functools
 import gc
@@ -161,7 +162,8 @@ def _referents(reference: weakref.ref[Any]) -> Iterable[Any]:
 
 
 def _objects(array: np.ndarray[Any, Any]) -> Any:
-    return array.shape, tuple(told_apart(value) for value in array.ravel().tolist())
+    values = tuple(told_apart(value) for value in array.ravel().tolist())
+    return array.shape, array.flags.writeable, values
 
 
 def _elements(array: np.ndarray[Any, Any]) -> Iterable[Any]:
@@ -169,11 +171,37 @@ def _elements(array: np.ndarray[Any, Any]) -> Iterable[Any]:
 
 
 def _bytes(array: np.ndarray[Any, Any]) -> Any:
-    return array.dtype.str, array.shape, array.tobytes(), repr(array.dtype)
+    kind = repr(array.dtype)
+    return array.dtype.str, array.shape, array.tobytes(), kind, array.flags.writeable
 
 
 def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
-    np.copyto(array, np.frombuffer(state[2], dtype=np.dtype(state[0])).reshape(state[1]))
+    kind, shape, content, _, is_writeable = state
+    set_array(array, np.frombuffer(content, dtype=np.dtype(kind)).reshape(shape), is_writeable)
+
+
+def set_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any], writeable: bool) -> None:
+    """Gives an array back these values, their shape, and whether it can be written to."""
+    if array.dtype != values.dtype or array.size != values.size:
+        return
+    with contextlib.suppress(ValueError, AttributeError):  # not this array's to say
+        array.flags.writeable = True
+        if array.shape != values.shape:
+            array.shape = values.shape
+        np.copyto(array, values)
+        array.flags.writeable = writeable
+
+
+_ARGUMENTS: Any = vars(BaseException)["args"]
+_CAUSE: Any = vars(BaseException)["__cause__"]
+
+
+def _raised(error: BaseException) -> Any:
+    return told_apart((_ARGUMENTS.__get__(error), _CAUSE.__get__(error)))
+
+
+def _raised_with(error: BaseException) -> Iterable[Any]:
+    return _ARGUMENTS.__get__(error), _CAUSE.__get__(error)
 
 
 Memo = type(functools.lru_cache(len))
@@ -219,6 +247,7 @@ def _remembered_objects(memo: Any) -> Iterable[Any]:
 MEMO = Probe(_remembered, None, _remembered_objects)
 OBJECT_ARRAY = Probe(_objects, None, _elements)
 STRIDED_ARRAY = Probe(_bytes, _set_elements)
+EXCEPTION = Probe(_raised, None, _raised_with)
 
 ITERATORS: dict[type, Probe] = {}
 

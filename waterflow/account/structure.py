@@ -464,7 +464,7 @@ class _Writer:
         own = isinstance(place.before, (bytes, bytearray))
         held = place.before if own else place.before.tobytes()
         form = getattr(place.holder, "typecode", None) or getattr(place.holder, "format", None)
-        self.words += form, hashlib.sha256(held).hexdigest()
+        self.words += form, place.writeable, hashlib.sha256(held).hexdigest()
 
     def _probed(self, place: places.Probed) -> None:
         if is_a(place.holder, np.ndarray) and not place.holder.dtype.hasobject:
@@ -479,6 +479,10 @@ class _Writer:
             self.words.append(repr(sorted(map(repr, place.before))))
         elif not is_a(place.holder, weakref.ref):
             raise NoStructureError(f"the state of {place.trail}")
+
+    def _registered(self, place: places.Registered) -> None:
+        for pair in place.before:
+            self._sequence(pair)
 
     def _slot(self, place: places.Slot) -> None:
         self.words.append(place.descriptor.__name__)
@@ -628,6 +632,7 @@ _PLACES: dict[type, Callable[[_Writer, Any], None]] = {
     places.Tensor: _Writer._tensor_place,
     places.Memory: _Writer._memory,
     places.Probed: _Writer._probed,
+    places.Registered: _Writer._registered,
 }
 
 #: What of an object cannot change; the first kind that fits counts.

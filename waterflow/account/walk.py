@@ -8,6 +8,7 @@ none is either known not to change or *unwalkable*, and the account says so.
 
 from __future__ import annotations
 
+import abc
 import functools
 import gc
 import logging
@@ -59,6 +60,8 @@ MOST_BYTES = 16 << 20
 _MODULE_NAMES = frozenset(name for name in vars(nn.Module()) if name != "_version")
 #: What a logger has that decides nothing of what a step computes.
 _OF_LOGGERS = frozenset({"name", "parent", "handlers", "filters", "manager", "_cache"})
+#: Under this name `logging.disable` has the level that it was given.
+_OF_MANAGERS = frozenset({"_disable"})
 _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 
 _READ_ENVIRONMENT: types.CodeType = vars(type(os.environ))["__getitem__"].__code__
@@ -191,6 +194,10 @@ class Walk(CodeWalk):
         if self._librarys:
             self.guards.functions(self._librarys)
             self.places.append(places.LibraryFunctions(self._librarys))
+        if abstract := [kind for kind in self.classes.values() if is_a(kind, abc.ABCMeta)]:
+            registered = places.Registered(tuple(abstract))
+            self.guards.probe(places.Registered.read, registered, registered.before)
+            self.places.append(registered)
 
     # Objects
 
@@ -240,12 +247,19 @@ class Walk(CodeWalk):
             self.seen[id(value)] = value
             found = self.guards.attributes(value, None, _OF_LOGGERS)
             self.places.append(places.Attributes(trail, value, found, None, _OF_LOGGERS))
+            self._levels_disabled(value.manager, trail.attribute("manager"))
             for name, inner in found:
                 self.reach(inner, trail.attribute(name))
             above: Any = vars(value).get("parent")
             value, trail = above, trail.attribute("parent")
             if id(value) in self.seen:
                 return
+
+    def _levels_disabled(self, manager: logging.Manager, trail: Trail) -> None:
+        if id(manager) not in self.seen:
+            self.seen[id(manager)] = manager
+            found = self.guards.attributes(manager, _OF_MANAGERS, None)
+            self.places.append(places.Attributes(trail, manager, found, _OF_MANAGERS, None))
 
     # Objects with attributes
 
@@ -410,9 +424,13 @@ class Walk(CodeWalk):
         if kind not in (torch.Tensor, nn.Parameter) and not issubclass(kind, nn.Buffer):
             self._refuse(value, trail)
             return
+        try:
+            self.guards.tensor(value)
+        except RuntimeError:  # a nested one has no sizes to be compared
+            self._refuse(value, trail)
+            return
         if value.layout is torch.strided:
             self.objects.setdefault(value.untyped_storage()._cdata, trail)
-        self.guards.tensor(value)
         self.places.append(places.Tensor(trail, value))
         self._attributes(value, trail)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
@@ -459,6 +477,9 @@ class Walk(CodeWalk):
         """Where a result is remembered the function does not run, so nothing else tells of it."""
         self._probe(value, probes.MEMO, trail)
         super()._memo(value, trail)
+
+    def _exception(self, value: BaseException, trail: Trail) -> None:
+        self._probe(value, probes.EXCEPTION, trail)
 
     def _reference(self, value: weakref.ref[Any], trail: Trail) -> None:
         self._probe(value, probes.PROBES[weakref.ref], trail)
@@ -508,6 +529,7 @@ _BASE_METHODS: dict[Any, Callable[[Walk, Any, Trail], None]] = {
     tuple: Walk._fixed_items,
     frozenset: Walk._fixed_items,
     weakref.ref: Walk._reference,
+    BaseException: Walk._exception,
     functools.partial: Walk._partial,
     property: Walk._property,
     staticmethod: Walk._wrapper,

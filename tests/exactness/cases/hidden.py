@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import abc
 import array
 import asyncio
 import collections
+import collections.abc
 import contextlib
 import ctypes
 import functools
+import inspect
 import itertools
+import logging
 import operator
 import random
 import statistics
@@ -29,7 +33,7 @@ ANY = ("captured", "recaptured", "opaque")
 HIDDEN = 1.0
 
 
-def read_between(name, make_reader, *expected):
+def read_between(name, make_reader, *expected, **options):
     """Enters a case whose weight is read in a roundabout way, and changed after step 4.
 
     `make_reader` returns how to read it, and how to change it to three.
@@ -41,7 +45,7 @@ def read_between(name, make_reader, *expected):
         return job(mlp(), loss, on_step=at(4, live, change))
 
     make.__name__ = name
-    case(*(expected or ANY))(make)
+    case(*(expected or ANY), **options)(make)
 
 
 def moved_inside(name, make_reader, *expected):
@@ -470,6 +474,183 @@ moved_inside("iterators_nested", _nested_iterators)
 moved_inside("counter_of_c", _c_counter)
 moved_inside("counter_in_bytes", _bytes_counter)
 moved_inside("list_popped_from_the_front", _descending)
+
+
+# -- what built-in objects have beside attributes and items
+
+
+def _new(name):
+    return type(name, (), {})
+
+
+def _registered(abstract, told):
+    def make_reader():
+        base, own = abstract(), told()
+        value = own()
+        return lambda: 3.0 if isinstance(value, base) else 1.0, lambda: base.register(own)
+
+    return make_reader
+
+
+def _of_an_abstract_subclass():
+    Above = abc.ABCMeta("Above", (), {})
+
+    Below, Told = abc.ABCMeta("Below", (Above,), {}), _new("Told")
+
+    return lambda: 3.0 if issubclass(Told, Above) else 1.0, lambda: Below.register(Told)
+
+
+def _dispatched_by_an_abstract_class():
+    Abstract, Told = abc.ABCMeta("Abstract", (), {}), _new("Told")
+
+    @functools.singledispatch
+    def weight(value):
+        return 1.0
+
+    weight.register(Abstract, lambda value: 3.0)
+    value = Told()
+    return lambda: weight(value), lambda: Abstract.register(Told)
+
+
+def _set_of_a_class(name, before, after):
+    def make_reader():
+        kind = _new("Kind")
+        setattr(kind, name, before)
+        return lambda: 3.0 if getattr(kind, name) == after else 1.0, functools.partial(
+            setattr, kind, name, after
+        )
+
+    return make_reader
+
+
+def _name_of_a_class():
+    kind = _new("Kind")
+    return lambda: 3.0 if kind.__name__ == "Other" else 1.0, lambda: setattr(
+        kind, "__name__", "Other"
+    )
+
+
+def _documentation_of_a_class():
+    kind = type("Kind", (), {"__doc__": "1.0"})
+    return lambda: float(kind.__doc__), lambda: setattr(kind, "__doc__", "3.0")
+
+
+def _annotation_of_a_class():
+    kind = type("Kind", (), {"__annotations__": {"x": 1.0}})
+    return lambda: kind.__annotations__["x"], lambda: kind.__annotations__.update(x=3.0)
+
+
+def _annotation_of_a_function():
+    def told(x: 1.0) -> None: ...
+
+    read = lambda: float(told.__annotations__["x"])  # noqa: E731
+    return read, lambda: told.__annotations__.update(x=3.0)
+
+
+def _annotation_by_its_signature():
+    def told(x: 1.0) -> None: ...
+
+    read = lambda: float(inspect.signature(told).parameters["x"].annotation)  # noqa: E731
+    return read, lambda: told.__annotations__.update(x=3.0)
+
+
+def _arguments_of_an_exception():
+    error = ValueError(1.0)
+    return lambda: error.args[0], lambda: setattr(error, "args", (3.0,))
+
+
+def _cause_of_an_exception():
+    error = ValueError()
+    read = lambda: 3.0 if error.__cause__ else 1.0  # noqa: E731
+    return read, lambda: setattr(error, "__cause__", KeyError())
+
+
+def _writability(array):
+    read = lambda: 1.0 if array.flags.writeable else 3.0  # noqa: E731
+    return read, lambda: setattr(array.flags, "writeable", False)
+
+
+def _disabled_levels():
+    logger = logging.getLogger("tests.exactness.hidden")
+    logger.setLevel(logging.INFO)
+    logging.disable(logging.NOTSET)
+    read = lambda: 1.0 if logger.isEnabledFor(logging.INFO) else 3.0  # noqa: E731
+    return read, lambda: logging.disable(logging.INFO)
+
+
+def _recursion_limit():
+    before = sys.getrecursionlimit()
+    read = lambda: 1.0 if sys.getrecursionlimit() == before else 3.0  # noqa: E731
+    return read, lambda: sys.setrecursionlimit(before + 100)
+
+
+def _nested_rows():
+    rows = torch.nested.nested_tensor([torch.ones(2)])
+    return lambda: rows.unbind()[0][0].item(), lambda: rows.unbind()[0].fill_(3.0)
+
+
+@contextlib.contextmanager
+def _put_back():
+    before, disabled = sys.getrecursionlimit(), logging.root.manager.disable
+    yield
+    sys.setrecursionlimit(before)
+    logging.disable(disabled)
+
+
+read_between("class_told_of", _registered(lambda: abc.ABCMeta("Own", (), {}), lambda: _new("Told")))
+read_between(
+    "class_that_a_librarys_is_told_of",
+    _registered(lambda: collections.abc.Mapping, lambda: _new("Told")),
+)
+read_between("class_that_an_abstract_subclass_is_told_of", _of_an_abstract_subclass)
+read_between("dispatched_by_an_abstract_class", _dispatched_by_an_abstract_class)
+read_between("name_of_a_class", _name_of_a_class)
+read_between("qualified_name_of_a_class", _set_of_a_class("__qualname__", "Kind", "Other"))
+read_between("module_of_a_class", _set_of_a_class("__module__", "here", "there"))
+read_between("documentation_of_a_class", _documentation_of_a_class)
+read_between("annotation_of_a_class", _annotation_of_a_class)
+read_between("annotation_of_a_function", _annotation_of_a_function)
+read_between("annotation_by_its_signature", _annotation_by_its_signature)
+read_between("arguments_of_an_exception", _arguments_of_an_exception)
+read_between("cause_of_an_exception", _cause_of_an_exception)
+read_between("writability_of_an_array", lambda: _writability(np.ones(3)))
+read_between("writability_of_every_other_element", lambda: _writability(np.ones(6)[::2]))
+read_between("writability_of_an_array_of_objects", lambda: _writability(np.array([1, "2"], object)))
+read_between("disabled_levels_of_loggers", _disabled_levels, around=_put_back, alone=True)
+read_between("recursion_limit", _recursion_limit, around=_put_back, alone=True)
+read_between("nested_rows", _nested_rows)
+
+
+def _moving_array(change, read):
+    """An array whose flags or shape each step moves."""
+
+    def make_reader():
+        array = np.ones((2, 3))
+
+        def moved():
+            found = read(array)
+            change(array)
+            return found
+
+        return moved
+
+    return make_reader
+
+
+moved_inside(
+    "writability_moved_by_the_step",
+    _moving_array(
+        lambda array: setattr(array.flags, "writeable", not array.flags.writeable),
+        lambda array: 1.0 if array.flags.writeable else 3.0,
+    ),
+)
+moved_inside(
+    "shape_moved_by_the_step",
+    _moving_array(
+        lambda array: setattr(array, "shape", array.shape[::-1]),
+        lambda array: float(array.shape[0]),
+    ),
+)
 
 
 @case("opaque", "captured")
