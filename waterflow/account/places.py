@@ -4,17 +4,18 @@ from __future__ import annotations
 
 # ruff: noqa: D102  (what the methods do is said once, in Place)
 import abc
+import itertools
 import operator
 import random
 import types
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from waterflow.account import probes
-from waterflow.account.class_parts import is_a
+from waterflow.account.class_parts import IdentityKey, is_a
 from waterflow.account.trust import is_trusted_class
 from waterflow.allocator_ext import _C
 
@@ -340,18 +341,39 @@ class Registered(Place):
     def read(self) -> tuple[tuple[type, type], ...]:
         """Abstract classes and what they were told of."""
         if (token := abc.get_cache_token()) != self._token:
-            self._known, self._token = tuple(_registered(self.holder)), token
+            told = (_TOLD.of(kind, token) for kind in self.holder)
+            self._known, self._token = tuple(itertools.chain.from_iterable(told)), token
         return self._known
 
 
-def _registered(classes: Iterable[type]) -> Iterator[tuple[type, type]]:
-    for kind in classes:
-        registry = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
-        own = [told for each in registry if (told := each()) is not None]
-        for told in sorted(own, key=lambda one: (one.__module__, one.__qualname__)):
-            if not (is_trusted_class(kind) and is_trusted_class(told)):
-                yield kind, told
-        yield from _registered(type.__subclasses__(kind))
+class _Told:
+    """What each abstract class was told of, until the next one is told of something."""
+
+    def __init__(self) -> None:
+        self._token: object = None
+        self._known: dict[IdentityKey, tuple[tuple[type, type], ...]] = {}
+
+    def of(self, kind: type, token: object) -> tuple[tuple[type, type], ...]:
+        """Pairs of the class, or of one derived from it, and what that was told of."""
+        if token != self._token:
+            self._token, self._known = token, {}
+        key = IdentityKey(kind)
+        if key not in self._known:
+            self._known[key] = tuple(_registered(kind))
+        return self._known[key]
+
+
+_TOLD = _Told()
+
+
+def _registered(kind: type) -> Iterator[tuple[type, type]]:
+    registry = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
+    own = [told for each in registry if (told := each()) is not None]
+    for told in sorted(own, key=lambda one: (one.__module__, one.__qualname__)):
+        if not (is_trusted_class(kind) and is_trusted_class(told)):
+            yield kind, told
+    for derived in type.__subclasses__(kind):
+        yield from _registered(derived)
 
 
 class Slot(Place):
