@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # ruff: noqa: D102  (what the methods do is said once, in Place)
 import abc
+import functools
 import itertools
 import operator
 import random
@@ -386,10 +387,19 @@ class Slot(Place):
         self.holder, self.descriptor, self.before = holder, descriptor, before
 
     def restore(self) -> None:
-        if self.before:
+        if self.descriptor.__objclass__ is functools.partial:
+            _set_of_partial(self.holder, self.descriptor, self.before[0])
+        elif self.before:
             self.descriptor.__set__(self.holder, self.before[0])
         else:
             self.descriptor.__delete__(self.holder)
+
+
+def _set_of_partial(holder: functools.partial[Any], descriptor: Any, value: Any) -> None:
+    """Gives a partial its function, arguments or keywords, which can only be set all at once."""
+    fields = [vars(functools.partial)[name] for name in ("func", "args", "keywords")]
+    state = [value if each is descriptor else each.__get__(holder) for each in fields]
+    functools.partial.__setstate__(holder, (*state, vars(holder)))
 
 
 class Tensor(Place):
@@ -421,14 +431,18 @@ class Memory(Place):
     def __init__(self, trail: Trail, holder: Any) -> None:
         super().__init__(trail)
         self.holder = holder
-        self.before: Any = holder.copy() if isinstance(holder, np.ndarray) else holder[:]
-        self.writeable = isinstance(holder, np.ndarray) and holder.flags.writeable
+        self.before: Any
+        self.writeable = True
+        if isinstance(holder, np.ndarray):
+            self.before, self.writeable = probes.array_kept(holder)
+        else:
+            self.before = holder[:]
         if isinstance(holder, memoryview):
             self.before = holder.tobytes()
 
     def restore(self) -> None:
         if isinstance(self.holder, np.ndarray):
-            probes.set_array(self.holder, self.before, self.writeable)
+            probes.put_back_array(self.holder, (self.before, self.writeable))
         else:
             self.holder[:] = self.before
 
@@ -436,17 +450,16 @@ class Memory(Place):
 class Probed(Place):
     """Something that tells its state when asked, and may take it back."""
 
-    __slots__ = ("before", "holder", "put_back")
+    __slots__ = ("before", "holder", "kept", "put_back")
 
-    def __init__(
-        self, trail: Trail, holder: Any, before: Any, put_back: Callable[[Any, Any], Any] | None
-    ) -> None:
+    def __init__(self, trail: Trail, holder: Any, before: Any, probe: probes.Probe) -> None:
         super().__init__(trail)
-        self.holder, self.before, self.put_back = holder, before, put_back
+        self.holder, self.before, self.put_back = holder, before, probe.put_back
+        self.kept = before if probe.keep is None else probe.keep(holder)
 
     def restore(self) -> None:
         if self.put_back is not None:
-            self.put_back(self.holder, self.before)
+            self.put_back(self.holder, self.kept)
 
 
 #: Bases of containers whose items are checked one by one.

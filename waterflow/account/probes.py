@@ -25,11 +25,13 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 class Probe(NamedTuple):
-    """How to read a state, whether it can be put back, and what the object refers to."""
+    """How to read a state, whether it can be put back, what the object refers to, and what is to be
+    kept so that it can be put back, if that is not the state as it was read."""
 
     read: Callable[[Any], Any]
     put_back: Callable[[Any, Any], Any] | None = None
     parts: Callable[[Any], Iterable[Any]] = lambda value: ()
+    keep: Callable[[Any], Any] | None = None
 
 
 def told_apart(value: Any) -> tuple[type, Any]:
@@ -175,13 +177,14 @@ def _bytes(array: np.ndarray[Any, Any]) -> Any:
     return array.dtype.str, array.shape, array.tobytes(), kind, array.flags.writeable
 
 
-def _set_elements(array: np.ndarray[Any, Any], state: Any) -> None:
-    kind, shape, content, _, is_writeable = state
-    set_array(array, np.frombuffer(content, dtype=np.dtype(kind)).reshape(shape), is_writeable)
+def array_kept(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], bool]:
+    """What an array is put back by: its values, and whether it can be written to."""
+    return array.copy(), array.flags.writeable
 
 
-def set_array(array: np.ndarray[Any, Any], values: np.ndarray[Any, Any], writeable: bool) -> None:
-    """Gives an array back these values, their shape, and whether it can be written to."""
+def put_back_array(array: np.ndarray[Any, Any], kept: tuple[np.ndarray[Any, Any], bool]) -> None:
+    """Gives an array back its values, their shape, and whether it can be written to."""
+    values, writeable = kept
     if array.dtype != values.dtype or array.size != values.size:
         return
     with contextlib.suppress(ValueError, AttributeError):  # not this array's to say
@@ -197,11 +200,17 @@ _CAUSE: Any = vars(BaseException)["__cause__"]
 
 
 def _raised(error: BaseException) -> Any:
-    return told_apart((_ARGUMENTS.__get__(error), _CAUSE.__get__(error)))
+    return told_apart(_raised_with(error))
 
 
-def _raised_with(error: BaseException) -> Iterable[Any]:
+def _raised_with(error: BaseException) -> tuple[Any, Any]:
     return _ARGUMENTS.__get__(error), _CAUSE.__get__(error)
+
+
+def _raise_with(error: BaseException, kept: tuple[Any, Any]) -> None:
+    _ARGUMENTS.__set__(error, kept[0])
+    if _CAUSE.__get__(error) is not kept[1]:  # sets another attribute, too
+        _CAUSE.__set__(error, kept[1])
 
 
 Memo = type(functools.lru_cache(len))
@@ -245,9 +254,9 @@ def _remembered_objects(memo: Any) -> Iterable[Any]:
 
 
 MEMO = Probe(_remembered, None, _remembered_objects)
-OBJECT_ARRAY = Probe(_objects, None, _elements)
-STRIDED_ARRAY = Probe(_bytes, _set_elements)
-EXCEPTION = Probe(_raised, None, _raised_with)
+OBJECT_ARRAY = Probe(_objects, put_back_array, _elements, array_kept)
+STRIDED_ARRAY = Probe(_bytes, put_back_array, keep=array_kept)
+EXCEPTION = Probe(_raised, _raise_with, _raised_with, _raised_with)
 
 ITERATORS: dict[type, Probe] = {}
 

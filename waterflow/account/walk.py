@@ -442,10 +442,12 @@ class Walk(CodeWalk):
         if value.nbytes > MOST_BYTES:
             self._refuse(value, trail, f"an array above {MOST_BYTES >> 20} MiB")
         elif value.dtype.hasobject:
+            self.objects[id(value)] = trail
             self._probe(value, probes.OBJECT_ARRAY, trail)
         elif value.flags.c_contiguous and value.dtype.kind in "biufc":
             self._memory(value, trail)
         else:
+            self.objects[id(value)] = trail
             self._probe(value, probes.STRIDED_ARRAY, trail)
 
     def _memory(self, value: Any, trail: Trail) -> None:
@@ -469,7 +471,7 @@ class Walk(CodeWalk):
         if type(value) in probes.MOVING:
             self.objects[id(value)] = trail
         self.guards.probe(probe.read, value, state)
-        self.places.append(places.Probed(trail, value, state, probe.put_back))
+        self.places.append(places.Probed(trail, value, state, probe))
         for inner in parts:
             self.reach(inner, trail)
 

@@ -25,7 +25,7 @@ import weakref
 import numpy as np
 import torch
 
-from tests.exactness.case import Net, at, case, cross_entropy, every, job, mlp
+from tests.exactness.case import Net, at, batches, case, cross_entropy, every, job, mlp
 
 ANY = ("captured", "recaptured", "opaque")
 
@@ -650,6 +650,79 @@ moved_inside(
         lambda array: setattr(array, "shape", array.shape[::-1]),
         lambda array: float(array.shape[0]),
     ),
+)
+
+
+# -- what a step writes and never reads, but its data do: a trace writes it, too, and puts it back
+
+
+def written_for_the_data(name, make, write, read):
+    """Enters a case whose batches are scaled by what the loss moves on in each step."""
+
+    def make_job(live):
+        held = make()
+
+        class Data:
+            def __iter__(self):
+                for x, y in batches():
+                    yield x * read(held), y
+
+        def loss(model, batch):
+            if live:
+                write(held)
+            return cross_entropy(model, batch)
+
+        return job(mlp(), loss, data=Data())
+
+    make_job.__name__ = name
+    case("opaque")(make_job)
+
+
+def _scale_field(array):
+    array["weight"] *= 1.5
+
+
+def _scale_last(array):
+    array[-1] *= 1.5
+
+
+def _scale_arguments(error):
+    error.args = (error.args[0] * 1.5,)
+
+
+def _scale_arguments_of_a_partial(partial):
+    partial.__setstate__((float, (partial.args[0] * 1.5,), {}, None))
+
+
+written_for_the_data(
+    "field_of_an_array_for_the_data",
+    lambda: np.ones(2, dtype=[("weight", "f4"), ("kind", "i4")]),
+    _scale_field,
+    lambda array: float(array["weight"][0]),
+)
+written_for_the_data(
+    "objects_of_an_array_for_the_data",
+    lambda: np.array(["", 1.0], dtype=object),
+    _scale_last,
+    lambda array: array[-1],
+)
+written_for_the_data(
+    "every_other_element_for_the_data",
+    lambda: np.ones(6)[::2],
+    _scale_last,
+    lambda array: float(array[-1]),
+)
+written_for_the_data(
+    "arguments_of_an_exception_for_the_data",
+    lambda: ValueError(1.0),
+    _scale_arguments,
+    lambda error: error.args[0],
+)
+written_for_the_data(
+    "arguments_of_a_partial_for_the_data",
+    lambda: functools.partial(float, 1.0),
+    _scale_arguments_of_a_partial,
+    lambda partial: partial(),
 )
 
 
