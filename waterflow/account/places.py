@@ -369,12 +369,13 @@ _TOLD = _Told()
 
 def _registered(kind: type) -> Iterator[tuple[type, type]]:
     registry = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
-    own = [told for each in registry if (told := each()) is not None]
+    own = [told for reference in registry if (told := reference()) is not None]
     for told in sorted(own, key=lambda one: (one.__module__, one.__qualname__)):
         if not (is_trusted_class(kind) and is_trusted_class(told)):
             yield kind, told
-    for derived in type.__subclasses__(kind):
-        yield from _registered(derived)
+    derived: list[type] = type.__subclasses__(kind)
+    for each in derived:
+        yield from _registered(each)
 
 
 class Slot(Place):
@@ -399,7 +400,7 @@ def _set_of_partial(holder: functools.partial[Any], descriptor: Any, value: Any)
     """Gives a partial its function, arguments or keywords, which can only be set all at once."""
     fields = [vars(functools.partial)[name] for name in ("func", "args", "keywords")]
     state = [value if each is descriptor else each.__get__(holder) for each in fields]
-    functools.partial.__setstate__(holder, (*state, vars(holder)))
+    functools.partial.__setstate__(holder, (*state, vars(holder)))  # type: ignore[attr-defined]
 
 
 class Tensor(Place):
