@@ -402,9 +402,10 @@ class CodeWalk:
         if skipped is None:
             return
         noise = _NOISE_OF.get(id(kind), CLASS_NOISE)
-        noise -= _TEXTS if self.names is None else self.names & _READABLE_NOISE
-        skipped = noise | skipped if skipped else noise
         trail, trusted = Trail(kind.__qualname__), is_trusted_class(kind)
+        if not trusted:
+            noise -= _TEXTS if self.names is None else self.names & _READABLE_NOISE
+        skipped = noise | skipped if skipped else noise
         found = self.guards.type(kind, self.names, skipped)
         watched = functools.partial(_is_watched, self.names, skipped)
         self.places.append(places.ClassAttributes(trail, kind, found, watched))

@@ -19,6 +19,7 @@ from waterflow.account import probes
 from waterflow.account.class_parts import IdentityKey, is_a
 from waterflow.account.trust import is_trusted_class
 from waterflow.allocator_ext import _C
+from waterflow.common.environment import is_library
 
 #: What modules have their parameters, buffers and modules in, called as their attributes.
 REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -330,11 +331,11 @@ class Registered(Place):
     """Which classes abstract ones have been told to take for their own: not those of libraries
     that libraries have told of, which come and go with imports."""
 
-    __slots__ = ("_known", "_token", "before", "holder")
+    __slots__ = ("_classes", "_known", "_token", "before")
 
     def __init__(self, classes: tuple[type, ...]) -> None:
         super().__init__(Trail("what abstract classes take for their own"))
-        self.holder = classes
+        self._classes = classes
         self._token: object = None
         self._known: tuple[tuple[type, type], ...] = ()
         self.before = self.read()
@@ -342,7 +343,7 @@ class Registered(Place):
     def read(self) -> tuple[tuple[type, type], ...]:
         """Abstract classes and what they were told of."""
         if (token := abc.get_cache_token()) != self._token:
-            told = (_TOLD.of(kind, token) for kind in self.holder)
+            told = (_TOLD.of(kind, token) for kind in self._classes)
             self._known, self._token = tuple(itertools.chain.from_iterable(told)), token
         return self._known
 
@@ -367,11 +368,15 @@ class _Told:
 _TOLD = _Told()
 
 
+def _is_of_library(kind: type) -> bool:
+    return is_trusted_class(kind) or is_library(str(kind.__module__))
+
+
 def _registered(kind: type) -> Iterator[tuple[type, type]]:
     registry = abc._get_dump(kind)[0]  # type: ignore[attr-defined]
     own = [told for reference in registry if (told := reference()) is not None]
     for told in sorted(own, key=lambda one: (one.__module__, one.__qualname__)):
-        if not (is_trusted_class(kind) and is_trusted_class(told)):
+        if not (_is_of_library(kind) and _is_of_library(told)):
             yield kind, told
     derived: list[type] = type.__subclasses__(kind)
     for each in derived:

@@ -61,7 +61,7 @@ _IMPURE = {
 #: What is pure in other modules.
 _PURE_FUNCTIONS = frozenset(
     {
-        *("sys.intern", "sys.exc_info", "sys.getdefaultencoding"),
+        *("sys.getrecursionlimit", "sys.intern", "sys.exc_info", "sys.getdefaultencoding"),
         *("sys.is_finalizing", "sys.exception", "sys.getfilesystemencoding", "posix.fspath"),
         *("_thread.lock.acquire", "_thread.lock.release", "_thread.lock.__enter__"),
         *("_thread.lock.__exit__", "_thread.RLock.acquire", "_thread.RLock.release"),

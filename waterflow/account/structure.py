@@ -449,7 +449,7 @@ class _Writer:
     def _contents(self, place: Any) -> None:
         self._sequence(place.before)
 
-    def _only_holders(self, place: places.Function | places.Empties) -> None:
+    def _only_holders(self, place: places.Place) -> None:
         """All else is described with them."""
 
     def _tensor_place(self, place: places.Tensor) -> None:
@@ -479,10 +479,6 @@ class _Writer:
             self.words.append(repr(sorted(map(repr, place.before))))
         elif not is_a(place.holder, weakref.ref):
             raise NoStructureError(f"the state of {place.trail}")
-
-    def _registered(self, place: places.Registered) -> None:
-        for pair in place.before:
-            self._sequence(pair)
 
     def _slot(self, place: places.Slot) -> None:
         self.words.append(place.descriptor.__name__)
@@ -616,6 +612,7 @@ _HOLDERS: dict[type, str] = {
     places.Cell: "cell",
     places.Function: "function",
     places.Tensor: "tensor",
+    places.Registered: "before",
 }
 
 _PLACES: dict[type, Callable[[_Writer, Any], None]] = {
@@ -632,7 +629,7 @@ _PLACES: dict[type, Callable[[_Writer, Any], None]] = {
     places.Tensor: _Writer._tensor_place,
     places.Memory: _Writer._memory,
     places.Probed: _Writer._probed,
-    places.Registered: _Writer._registered,
+    places.Registered: _Writer._only_holders,
 }
 
 #: What of an object cannot change; the first kind that fits counts.

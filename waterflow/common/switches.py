@@ -41,7 +41,6 @@ _OF_OPERATORS = {
     "_get_cpu_allow_fp16_reduced_precision_reduction": (
         "_set_cpu_allow_fp16_reduced_precision_reduction"
     ),
-    "_get_linalg_preferred_backend": "_set_linalg_preferred_backend",
     "_get_qengine": "_set_qengine",
 }
 #: The same for each kind of operator, those first from which the others inherit.
@@ -56,7 +55,12 @@ _SETTERS = frozenset(
         *_OF_OPERATORS.values(),
         *("_set_fp32_precision_setter", "_set_cublas_allow_tf32", "_set_onednn_allow_tf32"),
         *("_set_deterministic_algorithms", "set_anomaly_enabled"),
-        *("_set_blas_preferred_backend", "_set_sm_carveout_experimental", "set_flush_denormal"),
+        *(
+            "_set_blas_preferred_backend",
+            "_set_linalg_preferred_backend",
+            "_set_sm_carveout_experimental",
+            "set_flush_denormal",
+        ),
         *("_set_cudnn_depthwise_kernel", "_set_sdp_use_fa3", "set_num_threads"),
     }
 )
@@ -84,6 +88,10 @@ def _switches() -> Iterator[_Switch]:
     yield _Switch(
         lambda: tuple(torch._C._get_sdp_priority_order()),
         lambda value: torch._C._set_sdp_priority_order(list(value)),
+    )
+    yield _Switch(  # by its number, as others are plain values, too
+        lambda: int(torch._C._get_linalg_preferred_backend()),
+        lambda value: torch._C._set_linalg_preferred_backend(torch._C._LinalgBackend(value)),
     )
     for getter, setter in (_OF_TRACES | _OF_OPERATORS).items():
         if hasattr(torch._C, getter) and hasattr(torch._C, setter):  # releases of torch differ

@@ -578,12 +578,6 @@ def _disabled_levels():
     return read, lambda: logging.disable(logging.INFO)
 
 
-def _recursion_limit():
-    before = sys.getrecursionlimit()
-    read = lambda: 1.0 if sys.getrecursionlimit() == before else 3.0  # noqa: E731
-    return read, lambda: sys.setrecursionlimit(before + 100)
-
-
 def _nested_rows():
     rows = torch.nested.nested_tensor([torch.ones(2)])
     return lambda: rows.unbind()[0][0].item(), lambda: rows.unbind()[0].fill_(3.0)
@@ -591,10 +585,9 @@ def _nested_rows():
 
 @contextlib.contextmanager
 def _put_back():
-    before, disabled = sys.getrecursionlimit(), logging.root.manager.disable
+    before = logging.root.manager.disable
     yield
-    sys.setrecursionlimit(before)
-    logging.disable(disabled)
+    logging.disable(before)
 
 
 read_between("class_told_of", _registered(lambda: abc.ABCMeta("Own", (), {}), lambda: _new("Told")))
@@ -617,7 +610,6 @@ read_between("writability_of_an_array", lambda: _writability(np.ones(3)))
 read_between("writability_of_every_other_element", lambda: _writability(np.ones(6)[::2]))
 read_between("writability_of_an_array_of_objects", lambda: _writability(np.array([1, "2"], object)))
 read_between("disabled_levels_of_loggers", _disabled_levels, around=_put_back, alone=True)
-read_between("recursion_limit", _recursion_limit, around=_put_back, alone=True)
 read_between("nested_rows", _nested_rows)
 
 

@@ -60,7 +60,7 @@ class Liar:
         (collections.OrderedDict, dict),
         (collections.Counter, dict),
         (Kind, object),
-        (ValueError, object),
+        (ValueError, BaseException),
         (type(iter([])), None),
         (threading.local, None),
         (np.ndarray, None),

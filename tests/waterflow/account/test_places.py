@@ -1,5 +1,8 @@
 """Places: what users call them, and that each puts back what it had."""
 
+import abc
+import collections.abc
+import functools
 from collections import OrderedDict, deque
 from types import FunctionType
 
@@ -8,6 +11,7 @@ import pytest
 
 from waterflow.account import places
 from waterflow.account.places import Trail
+from waterflow.account.probes import Probe
 
 pytestmark = pytest.mark.virtual
 
@@ -142,9 +146,37 @@ def test_what_tells_its_state_takes_it_back_where_it_can():
     def put_back(holder, state):
         holder[:] = [state]
 
-    places.Probed(Trail("p"), holder, 7, put_back).restore()
-    places.Probed(Trail("p"), holder, 8, None).restore()
+    places.Probed(Trail("p"), holder, 7, Probe(len, put_back)).restore()
+    places.Probed(Trail("p"), holder, 8, Probe(len)).restore()
     assert holder == [7]
+    kept = Probe(len, put_back, keep=lambda holder: holder[0] + 1)
+    places.Probed(Trail("p"), holder, 9, kept).restore()
+    assert holder == [8]
+
+
+def test_a_partial_takes_back_what_it_calls_and_with_what():
+    def fields():
+        return held.func, held.args, held.keywords, held.name
+
+    held = functools.partial(max, 1, default=2)
+    held.name = "held"
+    before = fields()
+    slots = [vars(functools.partial)[name] for name in ("func", "args", "keywords")]
+    found = [places.Slot(Trail("s"), held, slot, [slot.__get__(held)]) for slot in slots]
+    held.__setstate__((min, (3,), {}, {"name": "held"}))
+    for place in found:
+        place.restore()
+    assert fields() == before
+
+
+def test_a_class_told_of_another_is_noticed_where_somebody_else_tells():
+    abstract, told = abc.ABCMeta("Abstract", (), {}), type("Told", (), {})
+    below = abc.ABCMeta("Below", (abstract,), {})
+    place = places.Registered((abstract,))
+    collections.abc.Sized.register(type("Other", (), {}))
+    assert place.read() == place.before == ()
+    below.register(told)
+    assert place.read() == ((below, told),)
 
 
 def test_names_that_a_module_lacks_are_called_as_its_attributes():

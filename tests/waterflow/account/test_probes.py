@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from waterflow.account.probes import (
+    EXCEPTION,
     ITERATORS,
     OBJECT_ARRAY,
     PROBES,
@@ -145,14 +146,39 @@ def test_a_weak_reference_is_known_by_what_it_refers_to():
 
 def test_arrays():
     strided = np.arange(6.0).reshape(2, 3)[:, ::2]
-    before = STRIDED_ARRAY.read(strided)
+    before, kept = STRIDED_ARRAY.read(strided), STRIDED_ARRAY.keep(strided)
     strided[0, 1] = 7.0
+    strided.flags.writeable = False
     assert STRIDED_ARRAY.read(strided) != before
-    STRIDED_ARRAY.put_back(strided, before)
+    STRIDED_ARRAY.put_back(strided, kept)
+    assert STRIDED_ARRAY.read(strided) == before
     assert strided.tolist() == [[0.0, 2.0], [3.0, 5.0]]
     held = [1]
     objects = np.array([held, None], dtype=object)
-    before = OBJECT_ARRAY.read(objects)
+    before, kept = OBJECT_ARRAY.read(objects), OBJECT_ARRAY.keep(objects)
     assert any(part is held for part in OBJECT_ARRAY.parts(objects))
     objects[0] = [1]
     assert OBJECT_ARRAY.read(objects) != before
+    OBJECT_ARRAY.put_back(objects, kept)
+    assert objects[0] is held
+
+
+def test_arrays_of_fields_come_back():
+    rows = np.zeros(2, dtype=[("weight", "f4"), ("kind", "i4")])
+    before, kept = STRIDED_ARRAY.read(rows), STRIDED_ARRAY.keep(rows)
+    rows["weight"] += 1.5
+    assert STRIDED_ARRAY.read(rows) != before
+    STRIDED_ARRAY.put_back(rows, kept)
+    assert STRIDED_ARRAY.read(rows) == before
+
+
+def test_exceptions():
+    error, cause = ValueError([1]), KeyError()
+    before, kept = EXCEPTION.read(error), EXCEPTION.keep(error)
+    assert [1] in next(iter(EXCEPTION.parts(error)))
+    error.args = (2,)
+    assert EXCEPTION.read(error) != before
+    error.__cause__ = cause
+    EXCEPTION.put_back(error, kept)
+    assert EXCEPTION.read(error) == before
+    assert error.__cause__ is None
