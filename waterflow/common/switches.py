@@ -66,6 +66,9 @@ _SETTERS = frozenset(
 )
 
 
+_LINALG: Any = torch._C._LinalgBackend
+
+
 class _Switch(NamedTuple):
     read: Callable[[], object]
     write: Callable[[Any], object]
@@ -90,8 +93,8 @@ def _switches() -> Iterator[_Switch]:
         lambda value: torch._C._set_sdp_priority_order(list(value)),
     )
     yield _Switch(  # by its number, as others are plain values, too
-        lambda: int(torch._C._get_linalg_preferred_backend()),
-        lambda value: torch._C._set_linalg_preferred_backend(torch._C._LinalgBackend(value)),
+        lambda: int(torch._C._get_linalg_preferred_backend()),  # type: ignore[call-overload]
+        lambda value: torch._C._set_linalg_preferred_backend(_LINALG(value)),
     )
     for getter, setter in (_OF_TRACES | _OF_OPERATORS).items():
         if hasattr(torch._C, getter) and hasattr(torch._C, setter):  # releases of torch differ
