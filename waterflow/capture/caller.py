@@ -118,7 +118,7 @@ class CallerContext:
             self._state, self._default_device, self._settings = kept
 
     def hand_over(self) -> None:
-        """Who is inside has others go on where it is itself (`run_beside`)."""
+        """Who is inside has others begin where it is itself (`run_beside`)."""
         self._keep_state()
         if (settings := ThreadSettings.here()) != (self._settings or self._begun):
             self._settings = settings
@@ -163,7 +163,8 @@ class CallerContext:
                 return self._watched(rng, function)
         finally:
             left = ThreadSettings.here()
-            if self._is_to_keep(left != (self._settings or entered)):
+            handed_other = self._has_handed_over_here and self._settings not in (None, left)
+            if self._is_to_keep(left != entered or handed_other):
                 self._settings = left
             if left != outside:
                 self._note(left, outside)
@@ -179,11 +180,16 @@ class CallerContext:
                 return function()
         finally:
             changed = _C.ThreadModes() != modes
-            if self._is_to_keep(changed or (self._has_handed_over and self.is_inside)):
+            if self._is_to_keep(changed or self._has_handed_over_here):
                 self._keep_state()
             if changed:
                 self.opaque = self.opaque or self._why_opaque() or _CHANGED
             torch._GLOBAL_DEVICE_CONTEXT.device_context = outside
+
+    @property
+    def _has_handed_over_here(self) -> bool:
+        """Whether the calling thread is inside, and others have begun where it was."""
+        return self._has_handed_over and self.is_inside
 
     def _is_to_keep(self, changed: bool) -> bool:
         """Whether what the calling thread has changed holds from here on: others may have gone on
