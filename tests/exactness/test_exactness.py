@@ -130,8 +130,12 @@ def test_the_case_has_a_point(name):
         assert differences(left, plain(case, live=False)[2]) != []
 
 
-#: Whose user has asked for that, and one whose note names an object that has no line.
-_NO_LINE = {"wants_no_graph", "scripted_with_a_branch"}
+#: Whose user has asked for that, one whose note names an object that has no line, and two of whose
+#: threads is known that their state is another, not by whom.
+_NO_LINE = {
+    *("wants_no_graph", "scripted_with_a_branch"),
+    *("default_device_moved_by_the_loss", "default_device_moved_by_the_optimizer"),
+}
 OPAQUE = [n for n in NAMES if CASES[n].expected == ("opaque",) and n not in _NO_LINE]
 
 
