@@ -94,12 +94,6 @@ bool same_builtin(PyObject* expected, PyObject* actual) {
   return left->m_ml == right->m_ml && left->m_self == right->m_self;
 }
 
-// A class made at run time; null: another.
-PyHeapTypeObject* heap_type(PyTypeObject* type) {
-  const bool made = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
-  return made ? reinterpret_cast<PyHeapTypeObject*>(type) : nullptr;
-}
-
 bool is_dunder(PyObject* key) {
   const Py_ssize_t size = PyUnicode_GET_LENGTH(key);
   if (size < 5 || PyUnicode_KIND(key) != PyUnicode_1BYTE_KIND) return false;
@@ -149,6 +143,11 @@ unsigned version_of(PyTypeObject* type) {
   _PyType_Lookup(type, name);  // looking up assigns one
 #endif
   return type->tp_version_tag;
+}
+
+PyHeapTypeObject* heap_type(PyTypeObject* type) {
+  const bool made = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE);
+  return made ? reinterpret_cast<PyHeapTypeObject*>(type) : nullptr;
 }
 
 py::object class_dict(PyTypeObject* type) {

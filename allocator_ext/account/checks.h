@@ -28,6 +28,9 @@ pybind11::object instance_dict(PyObject* object);
 // The tag of a class as it is now; gives it one if it has none. Zero: it cannot have one.
 unsigned version_of(PyTypeObject* type);
 
+// A class made at run time; null: another, whose names are fixed.
+PyHeapTypeObject* heap_type(PyTypeObject* type);
+
 // A class's own attributes.
 pybind11::object class_dict(PyTypeObject* type);
 
@@ -116,7 +119,7 @@ class TypeCheck final : public Check {
   PyTypeObject* type_;
   PyTypeObject* metaclass_;
   PyObject* order_;                   // of resolution: the bases
-  PyObject *name_, *qualified_name_;  // null: of a class that has them fixed
+  PyObject *name_, *qualified_name_;  // null: fixed
   unsigned tag_;
   Namespace space_;
 };

@@ -65,8 +65,7 @@ py::list Guards::type(py::object type, py::object names, py::object skipped) {
   hold(skipped);
   auto* checked = reinterpret_cast<PyTypeObject*>(hold(type));
   hold(borrowed(checked->tp_mro));
-  if (PyType_HasFeature(checked, Py_TPFLAGS_HEAPTYPE)) {
-    auto* made = reinterpret_cast<PyHeapTypeObject*>(checked);
+  if (const PyHeapTypeObject* made = heap_type(checked)) {
     hold(borrowed(made->ht_name));
     hold(borrowed(made->ht_qualname));
   }
