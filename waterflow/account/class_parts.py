@@ -194,14 +194,19 @@ def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(slot for base in kind.__mro__ for slot in _own_slots(base))
 
 
-def own_attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What is in an object's slots and its dictionary; no code of its class is run."""
+def in_slots(value: Any) -> Iterator[tuple[str, Any]]:
+    """What is in an object's slots; no code of its class is run."""
     kind: Any = type(value)
     for name, descriptor in slots_of(kind):
         try:
             yield name, descriptor.__get__(value)
         except AttributeError:  # nothing is in it
             continue
+
+
+def own_attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """What is in an object's slots and its dictionary; no code of its class is run."""
+    yield from in_slots(value)
     try:
         yield from object.__getattribute__(value, "__dict__").items()
     except AttributeError:  # it has none

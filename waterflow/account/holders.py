@@ -25,7 +25,7 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.class_parts import but_constants, is_a, slots_of
+from waterflow.account.class_parts import but_constants, in_slots, is_a
 from waterflow.account.origins import Origin, below
 from waterflow.account.stores import Stores
 from waterflow.account.trust import is_trusted_class, is_trusted_code
@@ -283,12 +283,7 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
                 yield from list((held.get(name) or {}).items())
     if is_a(value, MethodType):
         yield "__self__", value.__self__
-    kind: Any = type(value)
-    for name, descriptor in slots_of(kind):
-        try:
-            yield name, descriptor.__get__(value)
-        except AttributeError:  # nothing is in it
-            continue
+    yield from in_slots(value)
 
 
 def cells_of(function: FunctionType) -> Iterable[tuple[str, CellType]]:

@@ -441,14 +441,13 @@ class Walk(CodeWalk):
     def _array(self, value: np.ndarray[Any, Any], trail: Trail) -> None:
         if value.nbytes > MOST_BYTES:
             self._refuse(value, trail, f"an array above {MOST_BYTES >> 20} MiB")
-        elif value.dtype.hasobject:
-            self.objects[id(value)] = trail
-            self._probe(value, probes.OBJECT_ARRAY, trail)
         elif value.flags.c_contiguous and value.dtype.kind in "biufc":
             self._memory(value, trail)
         else:
             self.objects[id(value)] = trail
-            self._probe(value, probes.STRIDED_ARRAY, trail)
+            has_objects = value.dtype.hasobject
+            probe = probes.OBJECT_ARRAY if has_objects else probes.STRIDED_ARRAY
+            self._probe(value, probe, trail)
 
     def _memory(self, value: Any, trail: Trail) -> None:
         if len(value) > MOST_BYTES if not is_a(value, np.ndarray) else False:

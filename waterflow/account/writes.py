@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import dis
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from types import CodeType
 
 from waterflow.account import places
 from waterflow.account.account import Account
-from waterflow.account.bytecode import nested_codes
+from waterflow.account.bytecode import nested_codes, variables_set_by
 from waterflow.account.code_names import code_names
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
 _STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"})
-_STORES_IN_CELLS = frozenset({"STORE_DEREF", "DELETE_DEREF"})
 #: Names of what changes attributes or variables by names given to it.
 _WRITERS = frozenset(
     {
@@ -66,18 +65,16 @@ class _Stored(frozenset[str]):
     in_cells: bool
 
 
-def _stored(codes: Iterable[CodeType]) -> _Stored:
-    names: set[str] = set()
-    in_cells = False
-    for code in codes:
-        for part in nested_codes(code):
-            for each in dis.get_instructions(part):
-                if each.opname in _STORES:
-                    names.add(each.argval)
-                elif each.opname in _STORES_IN_CELLS:
-                    in_cells |= each.argval in part.co_freevars
+def _stored(codes: Collection[CodeType]) -> _Stored:
+    names = {
+        each.argval
+        for code in codes
+        for part in nested_codes(code)
+        for each in dis.get_instructions(part)
+        if each.opname in _STORES
+    }
     found = _Stored(names)
-    found.in_cells = in_cells
+    found.in_cells = any(map(variables_set_by, codes))
     return found
 
 

@@ -54,18 +54,11 @@ _SETTERS = frozenset(
     {
         *_OF_OPERATORS.values(),
         *("_set_fp32_precision_setter", "_set_cublas_allow_tf32", "_set_onednn_allow_tf32"),
-        *("_set_deterministic_algorithms", "set_anomaly_enabled"),
-        *(
-            "_set_blas_preferred_backend",
-            "_set_linalg_preferred_backend",
-            "_set_sm_carveout_experimental",
-            "set_flush_denormal",
-        ),
-        *("_set_cudnn_depthwise_kernel", "_set_sdp_use_fa3", "set_num_threads"),
+        *("_set_blas_preferred_backend", "_set_linalg_preferred_backend", "_set_sdp_use_fa3"),
+        *("_set_sm_carveout_experimental", "_set_cudnn_depthwise_kernel", "set_num_threads"),
+        *("_set_deterministic_algorithms", "set_anomaly_enabled", "set_flush_denormal"),
     }
 )
-
-
 _LINALG: Any = torch._C._LinalgBackend
 
 
