@@ -58,6 +58,14 @@ bool is_list_or_tuple(py::handle object) {
   return PyList_CheckExact(object.ptr()) || PyTuple_CheckExact(object.ptr());
 }
 
+// Whether an object stands twice in a list or a tuple, which code may see (`image is target`).
+bool has_repeats(py::handle sequence) {
+  PyObject** items = PySequence_Fast_ITEMS(sequence.ptr());
+  std::vector<PyObject*> parts(items, items + PySequence_Fast_GET_SIZE(sequence.ptr()));
+  std::sort(parts.begin(), parts.end());
+  return std::adjacent_find(parts.begin(), parts.end()) != parts.end();
+}
+
 // A number that batches of the same layouts have in common; None where a batch is no plain list or
 // tuple of plain tensors.
 std::optional<std::size_t> layouts_hash(py::handle batch) {
@@ -85,6 +93,7 @@ class Layouts {
     if (!is_list_or_tuple(batch)) {
       throw py::type_error("layouts are those of a list or a tuple");
     }
+    if (has_repeats(batch)) throw py::type_error("layouts are those of different tensors");
     for (py::handle part : batch) {
       if (!is_plain(part)) throw py::type_error("layouts are those of plain tensors");
       layouts_.emplace_back(THPVariable_Unpack(part.ptr()));
@@ -96,6 +105,7 @@ class Layouts {
     if (PySequence_Fast_GET_SIZE(batch.ptr()) != static_cast<Py_ssize_t>(layouts_.size())) {
       return false;
     }
+    if (has_repeats(batch)) return false;
     for (std::size_t i = 0; i < layouts_.size(); ++i) {
       PyObject* part = PySequence_Fast_GET_ITEM(batch.ptr(), static_cast<Py_ssize_t>(i));
       if (!is_plain(part) || !layouts_[i].is_of(THPVariable_Unpack(part))) return false;

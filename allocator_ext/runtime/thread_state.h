@@ -94,7 +94,8 @@ class ThreadModes {
   ThreadModes() {
     const c10::AutogradState& autograd = c10::AutogradState::get_tls_state();
     gradients_ = {autograd.get_grad_mode(), autograd.get_inference_mode(),
-                  autograd.get_fw_grad_mode()};
+                  autograd.get_fw_grad_mode(), autograd.get_multithreading_enabled(),
+                  autograd.get_view_replay_enabled()};
     for (std::size_t i = 0; i < casts_.size(); ++i) {
       casts_[i] = at::autocast::is_autocast_enabled(AutocastState::kDevices[i]);
     }
@@ -122,7 +123,7 @@ class ThreadModes {
   }
 
   AutocastState autocast_ = AutocastState::here();
-  std::array<bool, 3> gradients_{};
+  std::array<bool, 5> gradients_{};
   std::array<bool, AutocastState::kDevices.size()> casts_{};
   std::array<std::size_t, 3> saving_{};
   std::vector<const void*> entered_;  // modes of functions, of dispatch; hooks for saved tensors

@@ -51,7 +51,7 @@ CONSTANTS: frozenset[type] = frozenset(
         *(types.MemberDescriptorType, types.MethodDescriptorType, types.WrapperDescriptorType),
         *(types.ClassMethodDescriptorType, operator.itemgetter, type(threading.Lock())),
         *(type(threading.RLock()), datetime.datetime, datetime.date, datetime.time, np.ufunc),
-        *(datetime.timedelta, datetime.timezone, decimal.Decimal, fractions.Fraction, uuid.UUID),
+        *(datetime.timedelta, datetime.timezone, fractions.Fraction, uuid.UUID),
         *(pathlib.PurePath, pathlib.PurePosixPath, pathlib.PosixPath, ipaddress.IPv4Address),
         *(pathlib.WindowsPath, pathlib.PureWindowsPath, type(sys.flags), type(sys.version_info)),
     }
@@ -61,6 +61,7 @@ CONSTANTS: frozenset[type] = frozenset(
 #: annotations, torch's operators.
 _CONSTANT_BASES: tuple[Any, ...] = (
     *(logging.Logger, logging.Handler, np.generic, np.dtype, np.ufunc, pathlib.PurePath),
+    decimal.Decimal,  # of which a walk notes that there are any
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
     *(typing.TypeVar, typing.ParamSpec, typing._Final),  # type: ignore[attr-defined]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 import functools
 import gc
 import sys
@@ -51,7 +52,9 @@ _NOISE_OF = {id(RemovableHandle): CLASS_NOISE | {"next_id"}}
 _SWITCHES = (dict, list, set, OrderedDict)
 _READ_FURTHER = (types.FunctionType, type)
 #: What code gets from trusted modules and may hold something of the user's.
-_READ_IN_TRUSTED = (types.ModuleType, types.FunctionType, type)
+_READ_IN_TRUSTED = (types.ModuleType, types.FunctionType, type, *_SWITCHES)
+#: But for what imports change, which lead to all modules there are.
+_OF_IMPORTS = sys.modules, sys.path_importer_cache, sys.meta_path, sys.path_hooks
 Skipped = Mapping[int, Collection[Any] | None]
 #: A function or class of the library's, or a module with the names that are read in it.
 Entry = tuple[Any, frozenset[str]]
@@ -101,6 +104,8 @@ class CodeWalk:
         self.handed_names: set[str] = set()
         #: Names of the trusted modules that code names.
         self.libraries: set[str] = set()
+        #: Libraries whose settings decide what comes of values and classes that were met.
+        self.governed: set[str] = set()
         #: Containers that were met and not looked into, as they have too many items.
         self.large: list[Any] = []
         #: Whether somebody holds what reads attributes by names given to it, by whatever name.
@@ -300,7 +305,8 @@ class CodeWalk:
         if is_a(value, types.ModuleType):
             self._read_module(value, names, trail)
         elif trusted and type(value) in _SWITCHES:
-            self._switch(value, trail)
+            if not any(value is one for one in _OF_IMPORTS):
+                self._switch(value, trail)
         elif not trusted or is_foreign(value) or is_a(value, _READ_FURTHER):
             self.reach(value, trail)
 
@@ -390,6 +396,8 @@ class CodeWalk:
         for base in kind.__mro__:
             if id(base) not in self.classes:
                 self.classes[id(base)] = base
+                if base is decimal.Decimal:
+                    self.governed.add("decimal")
                 if base.__flags__ & _IMMUTABLE or is_own_class(base) or self.passes_by(base):
                     continue
                 if not (is_trusted_class(base) and self._enters(base)):

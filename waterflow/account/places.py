@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # ruff: noqa: D102  (what the methods do is said once, in Place)
 import abc
+import decimal
 import functools
 import itertools
 import operator
@@ -346,6 +347,35 @@ class Registered(Place):
             told = (_TOLD.of(kind, token) for kind in self._classes)
             self._known, self._token = tuple(itertools.chain.from_iterable(told)), token
         return self._known
+
+
+class Settings(Place):
+    """By what libraries go that nobody passes to them: how decimals are rounded, what becomes of
+    numpy's overflows. They belong to the context of the job's Python."""
+
+    __slots__ = ("_libraries", "before")
+
+    def __init__(self, libraries: Collection[str]) -> None:
+        super().__init__(Trail(f"a setting of {' or '.join(sorted(libraries))}"))
+        self._libraries = sorted(libraries)
+        self.before = self.read()
+
+    def read(self) -> tuple[object, ...]:
+        """The settings as they are."""
+        return tuple(SETTINGS[library]() for library in self._libraries)
+
+
+def _of_decimals() -> tuple[object, ...]:
+    now = decimal.getcontext()
+    traps = tuple(signal.__name__ for signal, is_set in now.traps.items() if is_set)
+    return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
+
+
+#: By library, what it goes by.
+SETTINGS: dict[str, Callable[[], tuple[object, ...]]] = {
+    "decimal": _of_decimals,
+    "numpy": lambda: tuple(np.geterr().values()),
+}
 
 
 class _Told:

@@ -4,19 +4,25 @@ The calls are those seen while a step ran (`_C.Observer`), so nothing hides behi
 function is pure if its module only computes; what a pure module has that is not pure is named here,
 and so is what other modules have that is. All the rest, extension modules that nobody knows
 included, is impure. Calls that torch makes itself are torch's affair, but for those that set what
-operators ask for while they run.
+operators ask for while they run, and for the few functions by which torch reads and writes files,
+looks at the device's memory or starts compilers: these are known by their code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import inspect
+import os
 import threading
 import types
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import Call, code_names
@@ -27,6 +33,7 @@ from waterflow.common import switches
 if TYPE_CHECKING:
     from waterflow.account.account import Account
 
+_TORCH = os.path.join(torch.__path__[0], "")
 #: Modules of C functions that compute from their arguments, or move objects that an account sees.
 _PURE = frozenset(
     {
@@ -36,7 +43,7 @@ _PURE = frozenset(
         *("_typing", "_json", "datetime", "_datetime", "unicodedata"),
         *("_weakref", "_weakrefset", "weakref", "_contextvars", "_warnings", "_md5", "_sha1"),
         *("_sha2", "_sha256", "_sha512", "_sha3", "_blake2", "_hashlib", "_imp", "_opcode"),
-        *("_tokenize", "_codecs", "_ast", "_stat", "_csv", "_pickle", "numpy", "torch", "_locale"),
+        *("_tokenize", "_codecs", "_ast", "_stat", "_csv", "_pickle", "numpy", "torch"),
     }
 )
 #: What is not pure in them, and why.
@@ -52,11 +59,20 @@ _IMPURE = {
     "datetime.datetime.utcnow": "reads the clock",
     "datetime.datetime.today": "reads the clock",
     "datetime.date.today": "reads the clock",
+    "_csv.field_size_limit": "reads a setting",
+    "_csv.get_dialect": "reads what was registered",
+    "_csv.list_dialects": "reads what was registered",
+    "_weakref.getweakrefcount": "looks at who refers to an object",
+    "_weakref.getweakrefs": "looks at who refers to an object",
     "numpy.fromfile": "reads a file",
     "numpy.ndarray.tofile": "writes a file",
     "torch.TensorBase.data_ptr": "reads an address in memory",
     "torch.StorageBase.data_ptr": "reads an address in memory",
     "torch.TensorBase._version": "reads a tensor's version",
+    "torch.TensorBase.untyped_storage": "looks at a tensor's memory",
+    "torch.Event.elapsed_time": "reads the clock",
+    "torch.Event.query": "asks the device",
+    "torch.Stream.query": "asks the device",
 }
 #: What is pure in other modules.
 _PURE_FUNCTIONS = frozenset(
@@ -69,6 +85,38 @@ _PURE_FUNCTIONS = frozenset(
         *("_thread.RLock._is_owned", "sys.audit"),
     }
 )
+#: What of torch's own Python is not pure, by its file (with a slash at the end, all files below):
+#: some functions, or all (None), and why.
+_TORCHS_WORLDLY: dict[str, tuple[frozenset[str] | None, str]] = {
+    "__init__.py": (frozenset({"is_warn_always_enabled"}), "reads a setting"),
+    "_tensor.py": (frozenset({"is_shared"}), "looks at a tensor's memory"),
+    **dict.fromkeys(
+        ("random.py", "cuda/random.py"),
+        (frozenset({"initial_seed", "seed"}), "reads or draws a seed"),
+    ),
+    **dict.fromkeys(
+        ("serialization.py", "jit/_serialization.py", "export/__init__.py"),
+        (frozenset({"save", "load"}), "reads or writes a file"),
+    ),
+    **dict.fromkeys(
+        (
+            *("package/package_importer.py", "package/package_exporter.py"),
+            *("distributed/checkpoint/", "utils/model_zoo.py", "hub.py"),
+        ),
+        (None, "reads or writes a file"),
+    ),
+    **dict.fromkeys(
+        ("cuda/memory.py", "accelerator/memory.py", "utils/collect_env.py"),
+        (None, "asks the device"),
+    ),
+    "cuda/__init__.py": (
+        frozenset({"utilization", "temperature", "power_draw", "clock_rate", "memory_usage"}),
+        "asks the device",
+    ),
+    "cuda/streams.py": (frozenset({"elapsed_time", "query"}), "asks the device"),
+    "utils/benchmark/": (None, "reads the clock"),
+    "utils/cpp_extension.py": (None, "starts a compiler"),
+}
 #: What modules do whose functions are impure; for the message only.
 _REASONS = {
     "time": "reads the clock",
@@ -157,10 +205,34 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
         for function, code, line in calls
         for name, why in _judged(function, is_trusted_code(code))
     ]
+    users = [code for code in codes if not is_trusted_code(code)]
+    for code in users:
+        found += _attributes(code)
     for code in codes:
-        if not is_trusted_code(code):
-            found += _attributes(code)
+        if (why := _why_worldly(code)) is not None:
+            # Whoever calls it is not known; whose code has its name is what a user looks for.
+            named = [one for one in users if code.co_name in code_names(one).names]
+            where = named[0] if named else code
+            found.append(Impurity(code.co_qualname, where.co_filename, where.co_firstlineno, why))
     return found
+
+
+def _why_worldly(code: CodeType) -> str | None:
+    """Why a function of torch's own Python is not pure; None where it is, or is none of torch's."""
+    is_function = code.co_flags & inspect.CO_OPTIMIZED  # and no body of a module or a class
+    return _why_worldly_at(code.co_filename, code.co_name) if is_function else None
+
+
+@functools.cache
+def _why_worldly_at(filename: str, name: str) -> str | None:
+    if not filename.startswith(_TORCH):
+        return None
+    path = filename[len(_TORCH) :]
+    for place, (names, why) in _TORCHS_WORLDLY.items():
+        is_there = path.startswith(place) if place.endswith("/") else path == place
+        if is_there and (names is None or name in names):
+            return why
+    return None
 
 
 #: Modules of the standard library whose functions touch what lies outside of Python's objects.
@@ -202,6 +274,8 @@ def may_touch_the_world(account: Account) -> str | None:
         if library.partition(".")[0] in _WORLDLY:
             return library
     for code in account.codes:
+        if _why_worldly(code) is not None:
+            return code.co_qualname
         if not is_trusted_code(code) and (names := code_names(code).names & _WORLDLY_NAMES):
             return min(names)
     return None

@@ -613,6 +613,7 @@ _HOLDERS: dict[type, str] = {
     places.Function: "function",
     places.Tensor: "tensor",
     places.Registered: "before",
+    places.Settings: "before",
 }
 
 _PLACES: dict[type, Callable[[_Writer, Any], None]] = {
@@ -630,6 +631,7 @@ _PLACES: dict[type, Callable[[_Writer, Any], None]] = {
     places.Memory: _Writer._memory,
     places.Probed: _Writer._probed,
     places.Registered: _Writer._only_holders,
+    places.Settings: _Writer._only_holders,
 }
 
 #: What of an object cannot change; the first kind that fits counts.

@@ -9,6 +9,7 @@ none is either known not to change or *unwalkable*, and the account says so.
 from __future__ import annotations
 
 import abc
+import decimal
 import functools
 import gc
 import logging
@@ -64,6 +65,7 @@ _OF_LOGGERS = frozenset({"name", "parent", "handlers", "filters", "manager", "_c
 _OF_MANAGERS = frozenset({"_disable"})
 _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 
+_GET_LOGGER: types.CodeType = logging.getLogger.__code__
 _READ_ENVIRONMENT: types.CodeType = vars(type(os.environ))["__getitem__"].__code__
 
 
@@ -101,6 +103,10 @@ class Walk(CodeWalk):
         if self.executes(_READ_ENVIRONMENT):
             self._mapping(os.environ._data, Trail("os.environ"))  # type: ignore[attr-defined]
             del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
+        if self._codes is not None and self.executes(_GET_LOGGER):  # any, by its name
+            for name, logger in list(logging.root.manager.loggerDict.items()):
+                if is_a(logger, logging.Logger):
+                    self.reach(logger, Trail(f"logger {name!r}"))
         self._empty()
         if not self.is_whole:  # it tells nothing, so that it may as well end
             return
@@ -198,6 +204,10 @@ class Walk(CodeWalk):
             registered = places.Registered(tuple(abstract))
             self.guards.probe(places.Registered.read, registered, registered.before)
             self.places.append(registered)
+        if governed := places.SETTINGS.keys() & (self.libraries | self.governed):
+            settings = places.Settings(governed)
+            self.guards.probe(places.Settings.read, settings, settings.before)
+            self.places.append(settings)
 
     # Objects
 
@@ -239,6 +249,11 @@ class Walk(CodeWalk):
             self._logger(value, trail)
         elif not is_constant_class(kind):
             self._object(value, trail)
+        elif is_a(value, np.generic):
+            self.governed.add("numpy")
+
+    def _decimal(self, value: decimal.Decimal, trail: Trail) -> None:
+        self.governed.add("decimal")
 
     def _logger(self, value: logging.Logger, trail: Trail) -> None:
         """Which messages it lets through, and what users keep in it; everybody's, so that sharing
@@ -439,6 +454,7 @@ class Walk(CodeWalk):
         self._class(kind, Trail(kind.__qualname__))
 
     def _array(self, value: np.ndarray[Any, Any], trail: Trail) -> None:
+        self.governed.add("numpy")
         if value.nbytes > MOST_BYTES:
             self._refuse(value, trail, f"an array above {MOST_BYTES >> 20} MiB")
         elif value.flags.c_contiguous and value.dtype.kind in "biufc":
@@ -518,6 +534,7 @@ _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
     types.CellType: Walk._cell,
     type: Walk._class,
     types.ModuleType: Walk._module,
+    decimal.Decimal: Walk._decimal,
     np.ndarray: Walk._array,
     **dict.fromkeys(MEMORIES, Walk._memory),
     threading.local: Walk._refuse,  # looks come from other threads than steps

@@ -82,15 +82,26 @@ class FlatBatch:
 
 
 class _Tensors(list[torch.Tensor]):
-    """Those that were found in a batch.
+    """Those that were found in a batch, each once.
 
     Attributes:
         has_objects: as in `FlatBatch`.
         given: the numbers of the only ones that there may be, by their identities; None: any.
+        numbers: the numbers of those that were found, by their identities.
     """
 
     has_objects = False
     given: Mapping[int, int] | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers: dict[int, int] = {}
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Its number."""
+        number = self.numbers[id(tensor)] = len(self)
+        self.append(tensor)
+        return number
 
 
 def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
@@ -193,6 +204,9 @@ def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, R
         if id(value) not in tensors.given:
             raise _unknown(value)
         return tensors.given[id(value)], lambda _: value
+    known = tensors.numbers.get(id(value))
+    if known is not None:  # as code may see (`image is target`)
+        return ("again", known), lambda replaced: replaced[known]
     plain = type(value) in (torch.Tensor, torch.nn.Parameter, FakeTensor)
     if value.is_conj() or value.is_neg():
         raise UnknownLeafError(f"{type(value).__qualname__} that is a lazily conjugated view")
@@ -204,8 +218,7 @@ def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, R
         raise _unknown(value, " that was made in inference mode")
     if type(value) is not FakeTensor and (value.grad is not None or vars(value)):
         raise _unknown(value, " with attributes of its own")
-    index = len(tensors)
-    tensors.append(value)
+    index = tensors.add(value)
     layout = value.dtype, tuple(value.shape), value.stride(), value.requires_grad
     signature = (*layout, isinstance(value, torch.nn.Parameter))
     return signature, lambda replaced: replaced[index]
