@@ -1,10 +1,13 @@
 """Captures that jobs share: which jobs may, which may not, and equal numbers for all of them."""
 
 import collections
+import contextlib
+import decimal
 import functools
 import gc
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -372,3 +375,45 @@ def test_a_step_that_changes_a_batch_made_for_it_is_no_answer_for_data_that_are_
     assert first.losses == wf.run_eager(made("loads", True), threads=1).losses
     assert second.losses == wf.run_eager(made("keeps", False), threads=1).losses
     assert first.losses != second.losses
+
+
+@contextlib.contextmanager
+def decimals_of(digits):
+    with decimal.localcontext() as context:
+        context.prec = digits
+        yield
+
+
+def by_decimals(model, batch):
+    return plain(model, batch) * float(decimal.Decimal(1) / 3)
+
+
+def by_numpy(model, batch):
+    try:
+        return plain(model, batch) * (1.0 if np.isinf(np.float64(1) / np.float64(0)) else 0.0)
+    except FloatingPointError:
+        return plain(model, batch) * 3.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "around", "settings"),
+    [
+        (by_decimals, decimals_of, (28, 2)),
+        (by_numpy, lambda how: np.errstate(divide=how), ("ignore", "raise")),
+    ],
+)
+def test_jobs_that_were_submitted_under_other_settings_of_libraries_share_nothing(
+    loss, around, settings
+):
+    def make(name):
+        made = small("settings", steps=8)
+        return wf.Job(name, made.model, made.optimizer, loss, [rows(8)] * 8, seed=1, capture=True)
+
+    with wf.Engine(memory="64MB", threads=1) as engine:
+        for number, setting in enumerate((*settings, *settings)):
+            with around(setting):
+                expected = wf.run_eager(make("loop"), threads=1).losses
+                found = engine.submit(make(f"job-{number}")).result()
+            assert found.losses == expected
+            shared = None if number < 2 else f"job-{number - 2}"
+            assert found.capture_shared_with == shared
