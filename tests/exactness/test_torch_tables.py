@@ -28,7 +28,7 @@ OPAQUE = {
         # What they do depends on values, for some of them in the backward pass.
         *("corrcoef", "cov", "narrow", "nn_functional_gaussian_nll_loss", "tensor_split"),
         *("prod", "masked_prod", "masked_fill", "median", "masked_median", "nanmedian"),
-        *("cumprod", "masked_cumprod", "linalg_vander", "linalg_det"),
+        *("cumprod", "masked_cumprod", "linalg_vander", "linalg_det", "quantile", "nanquantile"),
         *("max_reduction_no_dim", "min_reduction_no_dim", "nn_functional_binary_cross_entropy"),
         # Their results or arguments are sparse.
         *("sparse_mm_reduce", "sparse_sampled_addmm", "to_sparse"),

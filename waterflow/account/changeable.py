@@ -60,7 +60,7 @@ def may_be_changed(kind: type, way: Way, origin: Origin, packages: Packages = Pa
         named = way.name.endswith("_") or way.name == "out" or arrays
         return way.how in ("item", "operator", "attribute") or named
     if way.name in ("out", "generator"):
-        return issubclass(kind, (torch.Generator, list))
+        return issubclass(kind, list if way.name == "out" else torch.Generator)
     if way.how == "attribute":
         if issubclass(kind, (type, FunctionType)):  # nobody sets those of what he was handed
             known = ("held", "class", "parameter") if issubclass(kind, type) else ("held",)

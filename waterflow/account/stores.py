@@ -176,6 +176,8 @@ class _Reading:
         stack = self._stack[:effect] if effect < 0 else [*self._stack, *[ANY] * effect]
         if each.opname == "FOR_ITER" and effect < 0:
             return self._stack[:-1]
+        if each.opname == "SEND":  # what the iterator returns is in place of what was sent
+            return [*self._stack[: effect - 1], ANY]
         return list(stack)
 
     # The stack
@@ -391,6 +393,15 @@ class _Reading:
         else:
             self._push(ANY)
 
+    def _send(self, each: dis.Instruction) -> None:
+        """Something is sent to what is below it, which is gone through."""
+        self._escape(self._pop())
+        self._iterate(each)
+
+    def _end_send(self, each: dis.Instruction) -> None:
+        _, returned = self._pops(2)
+        self._push(returned)
+
     def _copy(self, each: dis.Instruction) -> None:
         place = each.arg or 1
         self._push(self._stack[-place] if place <= len(self._stack) else ANY)
@@ -604,6 +615,8 @@ _METHODS: dict[_Operation, str] = {
     _Reading._add_to: "LIST_APPEND SET_ADD MAP_ADD LIST_EXTEND SET_UPDATE DICT_UPDATE DICT_MERGE",
     _Reading._unpack: "UNPACK_SEQUENCE UNPACK_EX",
     _Reading._iterate: "FOR_ITER",
+    _Reading._send: "SEND",
+    _Reading._end_send: "END_SEND",
     _Reading._copy: "COPY",
     _Reading._swap: "SWAP",
     _Reading._leave: "RETURN_VALUE RETURN_CONST RERAISE",

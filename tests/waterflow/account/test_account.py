@@ -509,15 +509,18 @@ def test_what_a_logger_lets_through_is_seen(name):
     assert taken.holds()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pytest would keep each
 def test_accounts_are_freed(world):
+    roots = {"model": world.model.cfg, "items": world.model.items}
     world.account()
+    Account.take(roots, world.names)
     gc.collect()
     watched = [world.model, world.model.cfg, world.model.items, state.loss, state.Net]
     before = [sys.getrefcount(each) for each in watched], len(gc.get_objects())
     for _ in range(30):
         world.account()
     for _ in range(1000):
-        Account.take({"model": world.model.cfg, "items": world.model.items}, world.names)
+        Account.take(roots, world.names)
     gc.collect()
     assert [sys.getrefcount(each) for each in watched] == before[0]
     assert len(gc.get_objects()) < before[1] + 100

@@ -63,6 +63,8 @@ class Slotted:
         (random.Random, "method", "gauss", True),
         (np.random.Generator, "method", "normal", True),
         (torch.Generator, "method", "generator", True),
+        (list, "method", "generator", False),
+        (list, "method", "out", True),
         (torch.Generator, "method", "manual_seed", True),
         (nn.Linear, "method", "load_state_dict", True),
     ],

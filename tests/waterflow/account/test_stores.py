@@ -120,6 +120,13 @@ class Holder:
     def iterator(self) -> Any:
         return next(self.stream)
 
+    def delegates(self) -> Iterator[Any]:
+        yield from self.stream
+
+    def changes_what_was_yielded(self) -> Iterator[Any]:
+        last = yield from self.stream
+        last.append(1)
+
     def deletes(self) -> None:
         del self.cache["a"]
         del self.last
@@ -146,6 +153,8 @@ class Holder:
         ("output", ("method", "out", "held buffer")),
         ("generator", ("method", "generator", "held source")),
         ("iterator", ("method", "__next__", "held stream")),
+        ("delegates", ("method", "__next__", "held stream")),
+        ("changes_what_was_yielded", ("method", "append", "unknown")),
         ("deletes", ("item", "", "held cache")),
         ("deletes", ("attribute", "last", "parameter self")),
     ],
@@ -219,6 +228,15 @@ def test_what_is_handed_on_may_be_found_again() -> None:
     assert {"given", "returned", "stored"} <= escaped
     assert "known" not in escaped
     assert {origin.name for origin in stores.aliases["other"]} == {"stored"}
+
+
+def test_what_is_yielded_from_another_is_handed_on_and_not_that_itself() -> None:
+    def delegates(self: Any) -> Iterator[Any]:
+        yield from self.rows
+
+    (found,) = stores_within(delegates.__code__)
+    assert {(one.kind, one.name) for one in found.escapes} >= {("below", "rows")}
+    assert ("held", "rows") not in {(one.kind, one.name) for one in found.escapes}
 
 
 def helper(found: Any) -> None:

@@ -121,11 +121,19 @@ def test_engines_of_the_process_that_forked_do_not_count():
     results = multiprocessing.get_context("fork").SimpleQueue()
 
     def train() -> None:
-        results.put(losses(make_job("child", model, model)))
+        try:
+            network()(torch.zeros(1, 4)).sum().backward()
+        except RuntimeError as refusal:  # torch's, where it is built for CUDA
+            results.put(str(refusal))
+        else:
+            results.put(losses(make_job("child", model, model)))
 
     with Held(model, model):
         child = multiprocessing.get_context("fork").Process(target=train)
         child.start()
         child.join(120)
         assert child.exitcode == 0
-    assert len(results.get()) == STEPS
+    found = results.get()
+    if isinstance(found, str):
+        pytest.skip(found)
+    assert len(found) == STEPS
