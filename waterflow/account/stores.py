@@ -140,7 +140,7 @@ class _Reading:
 
     def _note_reads(self) -> None:
         for each, then in itertools.pairwise(self._instructions):
-            if each.opname in _GETS and then.argval not in ADDING:
+            if each.opname in _GETS and not _is_called(each) and then.argval not in ADDING:
                 self._reads.add(each.argval)
 
     def _run(self) -> None:
@@ -292,7 +292,7 @@ class _Reading:
 
     def _load_attribute(self, each: dis.Instruction) -> None:
         value, name = self._pop(), each.argval
-        if each.opname == "LOAD_METHOD" or "NULL|self" in each.argrepr:
+        if _is_called(each):
             self._push(value._replace(method=name, called="", constant=None))
             self._push(value)
         else:
@@ -565,6 +565,11 @@ def _both(one: _Locals, two: _Locals) -> _Locals:
 
 def _names(each: dis.Instruction) -> tuple[str, ...]:
     return each.argval if isinstance(each.argval, tuple) else (each.argval,)
+
+
+def _is_called(each: dis.Instruction) -> bool:
+    """Whether an attribute is asked for as a method, to be called at once."""
+    return each.opname == "LOAD_METHOD" or "NULL|self" in each.argrepr
 
 
 def _line(each: dis.Instruction) -> int | None:

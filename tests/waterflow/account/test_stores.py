@@ -239,6 +239,15 @@ def test_what_is_yielded_from_another_is_handed_on_and_not_that_itself() -> None
     assert ("held", "rows") not in {(one.kind, one.name) for one in found.escapes}
 
 
+def test_methods_that_are_called_are_not_read() -> None:
+    def notes(self: Any, rows: Any) -> Any:
+        self.losses.append(rows.mean())
+        return self.last, rows.size(0)
+
+    (found,) = stores_within(notes.__code__)
+    assert found.reads == {"last"}
+
+
 def helper(found: Any) -> None:
     """Somebody's."""
 
