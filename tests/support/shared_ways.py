@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import os
 import queue
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 Tick = Callable[[], int]
 
@@ -176,6 +180,137 @@ def field_of_a_tuple() -> Callable[[], Tick]:
     return lambda: tick
 
 
+def taken_from_a_queue() -> Callable[[], Tick]:
+    found: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in range(5_000):
+        found.put(number)
+    return lambda: lambda: found.get()
+
+
+def zipped_iterator() -> Callable[[], Tick]:
+    """Moved by whoever goes through `zip`."""
+    numbers = itertools.count(1)
+    return lambda: lambda: next(iter([number for number, _ in zip(numbers, "a", strict=False)]))
+
+
+def iterator_handed_to_a_library() -> Callable[[], Tick]:
+    numbers = itertools.count(1)
+    return lambda: lambda: next(itertools.islice(numbers, 1))
+
+
+def iterator_unpacked() -> Callable[[], Tick]:
+    numbers = iter(list(range(2_000)))
+
+    def tick() -> int:
+        first, second = itertools.islice(numbers, 2)
+        return int(first + second)
+
+    return lambda: tick
+
+
+def iterator_delegated_to() -> Callable[[], Tick]:
+    numbers = itertools.count(1)
+
+    def delegated() -> Iterator[int]:
+        yield from numbers
+
+    return lambda: lambda: next(delegated())
+
+
+def method_bound_early() -> Callable[[], Tick]:
+    take = list(range(5_000)).pop
+    return lambda: lambda: take(0)
+
+
+def method_by_a_name_put_together() -> Callable[[], Tick]:
+    numbers, name = list(range(5_000)), "po"
+    return lambda: lambda: int(getattr(numbers, name + "p")(0))
+
+
+def default_of_another_function() -> Callable[[], Tick]:
+    held = lambda found=[0]: found  # noqa: E731
+
+    def tick() -> int:
+        held()[0] += 1
+        return held()[0]
+
+    return lambda: tick
+
+
+def argument_of_an_exception() -> Callable[[], Tick]:
+    found = [0]
+
+    def tick() -> int:
+        try:
+            raise KeyError(found)
+        except KeyError as error:
+            error.args[0][0] += 1
+        return found[0]
+
+    return lambda: tick
+
+
+def array_changed_by_a_function() -> Callable[[], Tick]:
+    found = np.zeros(1, np.int64)
+
+    def tick() -> int:
+        np.add.at(found, [0], 1)
+        return int(found[0])
+
+    return lambda: tick
+
+
+_KEPT: list[Count] = []
+
+
+def weak_reference() -> Callable[[], Tick]:
+    count = Count()
+    _KEPT.append(count)
+    found = weakref.ref(count)
+
+    def tick() -> int:
+        held = found()
+        assert held is not None
+        held.n += 1
+        return held.n
+
+    return lambda: tick
+
+
+def within(holder: Any) -> Callable[[], Tick]:
+    """A list in a container of a library's or of the user's."""
+
+    def tick() -> int:
+        holder["a"][0] += 1
+        return int(holder["a"][0])
+
+    return lambda: tick
+
+
+class Items:
+    def __init__(self) -> None:
+        self._held = {"a": [0]}
+
+    def __getitem__(self, key: str) -> list[int]:
+        return self._held[key]
+
+
+def in_a_read_only_view() -> Callable[[], Tick]:
+    return within(types.MappingProxyType({"a": [0]}))
+
+
+def in_a_dictionary_of_python() -> Callable[[], Tick]:
+    return within(collections.UserDict(a=[0]))
+
+
+def in_a_chain() -> Callable[[], Tick]:
+    return within(collections.ChainMap({}, {"a": [0]}))
+
+
+def in_a_container_of_ones_own() -> Callable[[], Tick]:
+    return within(Items())
+
+
 WAYS = {
     made.__name__.replace("_", " "): made
     for made in (
@@ -192,6 +327,21 @@ WAYS = {
         bound_argument,
         bound_object,
         field_of_a_tuple,
+        taken_from_a_queue,
+        zipped_iterator,
+        iterator_handed_to_a_library,
+        iterator_unpacked,
+        iterator_delegated_to,
+        method_bound_early,
+        method_by_a_name_put_together,
+        default_of_another_function,
+        argument_of_an_exception,
+        array_changed_by_a_function,
+        weak_reference,
+        in_a_read_only_view,
+        in_a_dictionary_of_python,
+        in_a_chain,
+        in_a_container_of_ones_own,
     )
 }
 
@@ -216,5 +366,16 @@ def apart() -> Iterator[tuple[str, Callable[[], Tick]]]:
     yield "a table that is read", lambda: lambda: len(table(3))
     yield "notes", lambda: noting
     yield "the environment read", lambda: reading
+    numbers, held = [1, 2, 3], {"a": [1]}
+
+    def going_through() -> int:
+        first, *_ = numbers
+        return first + sum(numbers) + len(list(zip(numbers, numbers, strict=True)))
+
+    def by_name() -> int:
+        return len(str(getattr(held, "ke" + "ys")))
+
+    yield "a list that is gone through", lambda: going_through
+    yield "own iterators", lambda: functools.partial(next, itertools.count(1))
     yield "own objects", lambda: Count().tick
     yield "own arguments", lambda: functools.partial(Count.tick, Count())

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.changing_names import READING
+from waterflow.account.changing_names import READING, TAKING
 from waterflow.account.class_parts import is_a, of_each_class, shared_attributes
 from waterflow.account.holders import (
     CONTAINERS,
@@ -61,6 +61,10 @@ def may_be_changed(kind: type, way: Way, origin: Origin, packages: Packages = Pa
         return way.how in ("item", "operator", "attribute") or named
     if way.name in ("out", "generator"):
         return issubclass(kind, list if way.name == "out" else torch.Generator)
+    if way.name in TAKING:
+        return is_queue(kind)
+    if way.name == "*" and way.how == "method":
+        return issubclass(kind, CONTAINERS) and not issubclass(kind, (tuple, frozenset))
     if way.how == "attribute":
         if issubclass(kind, (type, FunctionType)):  # nobody sets those of what he was handed
             known = ("held", "class", "parameter") if issubclass(kind, type) else ("held",)
@@ -80,6 +84,11 @@ def _is_users(kind: type, name: str, packages: Packages) -> bool:
     if type(found) is not FunctionType or is_trusted_code(found.__code__):
         return False
     return packages is not Packages.NONE or not packages.passes_file(found.__code__.co_filename)
+
+
+def is_queue(kind: type) -> bool:
+    """Whether something is taken from objects of a class by what only looks into dictionaries."""
+    return all(callable(getattr(kind, name, None)) for name in ("put", "get"))
 
 
 def changes_when_called(value: Any) -> bool:
@@ -120,7 +129,11 @@ def _changes_its_objects(kind: type) -> bool:
 def _changes_self(code: CodeType) -> bool:
     """Whether a method changes what is its own: its first parameter, or what is held by a name."""
     own = code.co_varnames[:1]
-    changes = (change for change in stores_of(code).changes if change.how != "cell")
+    changes = (
+        change
+        for change in stores_of(code).changes
+        if not (change.how == "cell" or change.name in TAKING)
+    )
     origins = (origin for change in changes for origin in change.origins)
     return any(o.kind in ("held", "below") or o.name in own for o in origins)
 

@@ -25,6 +25,8 @@ CHANGING = frozenset(
         *(name for name in dir(np.random.RandomState) if not name.startswith("_")),
     }
 )
+#: Methods by which something is taken from a queue; a dictionary is only looked into by them.
+TAKING = frozenset({"get", "get_nowait"})
 #: Those of them that only add to a list, which tells nothing to whoever does no more.
 ADDING = frozenset({"append", "extend"})
 #: Functions that change what they are given first.
@@ -33,6 +35,8 @@ CHANGES_FIRST = frozenset(
         *("next", "heappush", "heappop", "heapify", "heapreplace", "heappushpop", "insort"),
         *("insort_left", "insort_right", "shuffle", "copyto", "put", "place", "putmask"),
         *("fill_diagonal", "put_along_axis", "setitem", "delitem", "iconcat", "iadd", "ior"),
+        *("isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ixor"),
+        *("ilshift", "irshift", "memmove", "memset", "at"),  # the last of numpy's functions
     }
 )
 #: Built-in functions that keep nothing of what they are given, and change none of it.
@@ -43,6 +47,13 @@ HARMLESS = frozenset(
         *("repr", "float", "int", "bool", "abs", "round", "id", "hash", "reversed", "hasattr"),
         *("getattr", "type", "callable", "next", "super", "format", "divmod", "pow", "slice"),
         *("setattr", "delattr", "vars", "dir", "map", "filter"),
+    }
+)
+#: Those of them that go through what they are given.
+CONSUMING = frozenset(
+    {
+        *("list", "dict", "set", "tuple", "frozenset", "sorted", "sum", "min", "max", "any"),
+        *("all", "next"),
     }
 )
 #: Those of them whose results are numbers, texts, or nothing.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 import os
 import threading
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import (
@@ -12,6 +15,7 @@ from types import (
     CodeType,
     FunctionType,
     GetSetDescriptorType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -25,12 +29,18 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.class_parts import but_constants, in_slots, is_a
+from waterflow.account.class_parts import but_constants, in_slots, is_a, of_each_class
 from waterflow.account.origins import Origin, below
 from waterflow.account.stores import Stores
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
 MEMORIES = (torch.Tensor, np.ndarray)
+#: What shows what a dictionary holds; containers that have what they hold in their attributes.
+_VIEWS: tuple[Any, ...] = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+_OF_PYTHON = (
+    *(collections.UserDict, collections.UserList, collections.ChainMap),
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
+)
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 #: So far, and so many objects, is looked into containers.
 _DEPTH, _MOST_CONTENTS = 4, 10_000
@@ -67,10 +77,20 @@ class Holders:
         if origin.kind == "held":
             return self._held(origin.name)
         if origin.kind == "below":
-            return within(self._held(origin.name), themselves=False)
+            return self._within_held(origin.name)
         if origin.kind == "class":
             return self._own_classes
         return self._given(origin) if origin.kind == "parameter" else self._escaped
+
+    def _within_held(self, name: str) -> Iterator[Any]:
+        """What is contained in what is held by a name; where code of the user's says what that is,
+        anything that it has, or was handed on."""
+        held = list(self._held(name))
+        yield from within(held, themselves=False)
+        computing = [value for value in held if _says_what_it_contains(type(value))]
+        if computing:
+            yield from self._escaped
+            yield from within(one for value in computing for _, one in attributes_of(value))
 
     def known_by(self, origins: Iterable[Origin]) -> Iterable[Origin]:
         """These, and what is stored by their names while code runs."""
@@ -88,6 +108,11 @@ class Holders:
                 waiting += self._contents.get(origin.name, ())
         return found
 
+    @property
+    def iterators_handed_on(self) -> list[Any]:
+        """Those of `_escaped` that whoever has them moves by going through them."""
+        return [value for value in self._escaped if is_iterator(value)]
+
     @functools.cached_property
     def _escaped(self) -> list[Any]:
         """What anybody's code may have been handed, but for tensors: by the job's code, or bound to
@@ -99,13 +124,19 @@ class Holders:
                 held = self._plainly_held(origin.name)
                 for value in within(held, themselves=origin.kind == "held"):
                     found[id(value)] = value
+            elif origin.kind == "parameter" and origin.code is not None:
+                for function in self.functions.get(origin.code, ()):
+                    for value in within(_defaults(function, origin.name)):
+                        found[id(value)] = value
         return [value for value in found.values() if not is_a(value, torch.Tensor)]
 
     def _bound(self, value: Any) -> Iterable[Any]:
         """What a function is given whenever it is called by this name, but for methods of what has
-        them by its class."""
+        them by its class; what a weak reference returns."""
         if is_a(value, functools.partial):
             return *value.args, *value.keywords.values()
+        if is_a(value, weakref.ref):
+            return (weakref.ref.__call__(value),)
         function = value.__func__ if is_a(value, MethodType) else None
         if type(function) is not FunctionType or is_trusted_code(function.__code__):
             return ()
@@ -258,6 +289,18 @@ def _is_bare(value: Any) -> bool:
     return kind in _BARE or (kind is OrderedDict and not vars(value))
 
 
+@of_each_class
+def _says_what_it_contains(kind: type) -> bool:
+    """Whether a class of the user's has methods of its own for that."""
+    own = (one for one in kind.__mro__ if not is_trusted_class(one))
+    return any(name in vars(one) for one in own for name in ("__getitem__", "__iter__"))
+
+
+def is_iterator(value: Any) -> bool:
+    """Whether an object is moved by going through it."""
+    return hasattr(type(value), "__next__")
+
+
 def has_lock(value: Any) -> bool:
     """Whether an object has a lock of its own: it is made for several threads."""
     return _is_lock_among(attributes_of(value))
@@ -327,6 +370,10 @@ def within(values: Iterable[Any], themselves: bool = True) -> Iterator[Any]:
 
 def parts_of(value: Any) -> list[Any]:
     """What a container holds, or a module in its registries."""
+    if is_a(value, _VIEWS):
+        return gc.get_referents(value)
+    if is_a(value, _OF_PYTHON):
+        return list(vars(value).values())
     if is_a(value, dict):
         return list(dict.values(value))
     if is_a(value, nn.Module):

@@ -22,11 +22,13 @@ from waterflow.account.changing_names import (
     CHANGED_KEYWORDS,
     CHANGES_FIRST,
     COMPREHENSIONS,
+    CONSUMING,
     CONTENTS,
     HARMLESS,
     NEW,
     PLAIN_RESULTS,
     RETURNS_PART,
+    TAKING,
     TENSORS_VIEWS,
     TYPES,
     VIEWS,
@@ -308,6 +310,8 @@ class _Reading:
         if is_changing(name):  # a bound method, which somebody will call
             self._change("method", name, value.origins)
         held = frozenset({Origin("held", name)})
+        if name == "args" and value.origins <= UNKNOWN:  # of an exception, which holds them unseen
+            held |= UNKNOWN
         if name in VIEWS:
             held |= below(value.origins)
         elif name in TENSORS_VIEWS:  # of tensors that come from nowhere known nobody asks
@@ -372,6 +376,7 @@ class _Reading:
         """Adds to what a display or a comprehension makes."""
         values = self._pops(2 if each.opname == "MAP_ADD" else 1)
         if each.opname.endswith(("EXTEND", "UPDATE", "MERGE")):
+            self._consume(*values)
             values = [value.part() for value in values]
         place = each.arg or 1
         if place <= len(self._stack):
@@ -382,13 +387,19 @@ class _Reading:
         count = each.arg or 0
         if each.opname == "UNPACK_EX":
             count = (count & 0xFF) + 1 + (count >> 8)
-        part = self._pop().part()
-        self._stack += [part] * count
+        value = self._pop()
+        self._consume(value)
+        self._stack += [value.part()] * count
+
+    def _consume(self, *values: Value) -> None:
+        """These are gone through: an iterator is moved by that, and so is what is behind one (of
+        `zip`, say)."""
+        for value in values:
+            self._change("method", "__next__", value.all())
 
     def _iterate(self, each: dis.Instruction) -> None:
-        """The top is gone through: an iterator is moved by that."""
         if self._stack:
-            self._change("method", "__next__", self._stack[-1].origins)
+            self._consume(self._stack[-1])
             self._push(self._stack[-1].part())
         else:
             self._push(ANY)
@@ -497,6 +508,8 @@ class _Reading:
             self._change("method", name, called.origins)
             for value in given:
                 self._put(called, value)
+        elif name in TAKING:
+            self._change("method", name, called.origins)
         elif name in ("__setattr__", "__delattr__"):
             known = next((value.constant for value in given[-2:] if value.constant), None)
             first = given[0].origins if given else NOTHING
@@ -506,7 +519,7 @@ class _Reading:
         """What a function does to what it is given first."""
         first = given[0] if given else MADE
         if name == "next":
-            self._change("method", "__next__", first.origins)
+            self._consume(first)
         elif name in CHANGES_FIRST:
             self._change("item", "", first.origins)
             for value in given[1:]:
@@ -529,11 +542,15 @@ class _Reading:
         elif name == "getattr":
             known = given[1].constant if len(given) > 1 else None
             self._reads.add(known or "*")
+            if not known:  # perhaps a method that changes it
+                self._change("method", "*", first.origins)
             found = self._attribute(first, known) if known else ANY
             return either(found, container(given[2:]).part())
         elif name in ("map", "filter", "sorted", "min", "max"):  # may call what they are given
             for value in given:
                 self._escape(value)
+        if name in CONSUMING:
+            self._consume(*given)
         inner = container(value.part() for value in given)
         if name in PLAIN_RESULTS:
             return MADE

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
 
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.changing_names import is_in_place
+from waterflow.account.changing_names import TAKING, is_in_place
 from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.holders import cells_of
@@ -35,6 +35,10 @@ _MOST = 512
 _DATA = (DataLoader, Subset, TensorDataset)
 _CONTAINERS = (list, tuple, dict)
 _MISSING = object()
+
+
+#: What changes iterators and queues alone, which are not plain.
+_OF_OTHERS = {"__next__", *TAKING}
 
 
 def is_plain(roots: Iterable[Any]) -> bool:
@@ -96,7 +100,8 @@ class _Look:
         if vars(value) or is_trusted_code(code):
             return False
         for part in nested_codes(code):
-            if any(not (c.name == "__next__" or is_of_tensors(c)) for c in stores_of(part).changes):
+            changes = (one for one in stores_of(part).changes if one.name not in _OF_OTHERS)
+            if not all(map(is_of_tensors, changes)):
                 return False
         held = [cell.cell_contents for _, cell in cells_of(value)]
         held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]

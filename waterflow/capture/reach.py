@@ -5,10 +5,11 @@ from __future__ import annotations
 import builtins
 import functools
 import os
+import random
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,10 +26,11 @@ from waterflow.account.changeable import (
     has_attribute,
     is_compiled,
     is_looked_after,
+    is_queue,
     may_be_changed,
     memory_of,
 )
-from waterflow.account.changing_names import ADDING
+from waterflow.account.changing_names import ADDING, TAKING, is_changing
 from waterflow.account.class_parts import CONSTANTS, is_a, of_each_class
 from waterflow.account.code_names import code_names
 from waterflow.account.holders import (
@@ -38,6 +40,7 @@ from waterflow.account.holders import (
     Holders,
     attributes_of,
     cells_of,
+    is_iterator,
     parts_of,
     within,
 )
@@ -58,6 +61,8 @@ from waterflow.job.optimizer_state import trained_parameters
 
 #: Parameters of a job's functions that are its own objects, by their positions.
 _GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",), "on_step": ("",)}
+#: Whose methods, bound early, draw from a stream that all jobs have in common anyway.
+_OF_THE_PROCESS = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
 #: How objects of packages are changed by their own code, which is passed by.
 _CALL = "call"
 #: Names by which code reads the environment.
@@ -90,18 +95,21 @@ class Reach:
         kinds = {id(kind): kind for kind in map(type, self._holders.objects)}
         if self._packages is Packages.NONE or any(map(is_compiled, kinds.values())):
             changes += [call for stores in found for call in stores.calls]
-        iterates = any(map(_is_iterator, self._holders.with_names))
+        iterates = any(map(is_iterator, self._holders.with_names))
+        queues = any(map(is_queue, kinds.values()))
         self._changes = [
             change
             for change in changes
             if not (is_of_tensors(change) or _is_of_its_maker(change))
             and (iterates or change.name != "__next__")
+            and (queues or change.name not in TAKING)
         ]
 
     @property
     def changes_anything(self) -> bool:
         """Whether there is anything that is not made by its own code and may be changed by it."""
-        return bool(self._changes or self._optimizers or self._called_by_engine)
+        changes = self._changes or self._optimizers or self._called_by_engine
+        return bool(changes or self._handed_on)
 
     def may_change(self, other: Reach) -> Shared | None:
         """What it may change that the other's steps reach; None: nothing."""
@@ -150,6 +158,9 @@ class Reach:
                 self._ways_of.setdefault(key, set()).add(_CALL if way.how == _CALL else way.name)
         for value, where in self._makers:
             found.setdefault(id(value), (where, value))
+        for value in self._handed_on:
+            found.setdefault(id(value), ("whoever has it", value))
+            self._ways_of.setdefault(id(value), set()).add("*")
         for called in self._called_by_engine:
             found.setdefault(id(called), ("a call of it", called))
             self._ways_of.setdefault(id(called), set()).add(_CALL)
@@ -158,6 +169,19 @@ class Reach:
                 for key in (id(parameter), *memory_of(parameter)):
                     found.setdefault(key, (f"a {type(optimizer).__name__}", parameter))
         return found
+
+    @functools.cached_property
+    def _handed_on(self) -> list[Any]:
+        """What whoever has it changes: iterators that its code hands to other code, or to the
+        engine, as its data's does; what has a changing method of C's that is held by itself."""
+        bound = [one for one in self._holders.with_names if type(one) is BuiltinFunctionType]
+        found = [one.__self__ for one in bound if is_changing(one.__name__)]
+        found = [one for one in found if not any(one is known for known in _OF_THE_PROCESS)]
+        if is_iterator(self._job.data):
+            found.append(self._job.data)
+        if any(map(is_iterator, self._holders.with_names)):
+            found += self._holders.iterators_handed_on
+        return [one for one in found if not is_a(one, (ModuleType, type, type(None)))]
 
     @functools.cached_property
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -438,10 +462,6 @@ def _is_changed(value: Any, way: Way, known: bool) -> bool:
     if way.how == "attribute" and not known and not has_attribute(value, way.name):
         return False
     return not is_looked_after(value)
-
-
-def _is_iterator(value: Any) -> bool:
-    return hasattr(type(value), "__next__")
 
 
 def users_codes(accounts: Iterable[Account]) -> list[CodeType]:

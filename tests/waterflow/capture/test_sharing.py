@@ -65,6 +65,32 @@ def counted_by(tick: Tick, **given: Any) -> wf.Job:
     return job(loss=loss, **given)
 
 
+class Stream:
+    """Data that hands out what it was made of."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+    def __iter__(self) -> Any:
+        return self.found
+
+
+@pytest.mark.parametrize("made_of", [lambda found: found, Stream])
+@pytest.mark.filterwarnings("ignore::waterflow.SharingWarning")
+def test_jobs_whose_data_are_one_iterator_take_from_it_one_after_another(made_of: Any) -> None:
+    def made() -> list[wf.Job]:
+        torch.manual_seed(0)
+        found = iter([(IMAGES[:4] * scale, LABELS[:4]) for scale in range(1, 13)])
+        jobs = [job(data=made_of(found), steps=6) for _ in "ab"]
+        for name, each in zip("ab", jobs, strict=True):
+            each.name = name
+        return jobs
+
+    losses = [wf.run_eager(each, threads=1).losses for each in made()]
+    report = wf.run(made(), memory="64MiB", threads=1)
+    assert [report[name].losses for name in "ab"] == losses
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_whoever_shares_a_count_is_kept_apart_and_has_the_numbers_of_the_loop(way: str) -> None:
     def made() -> list[wf.Job]:
