@@ -191,6 +191,20 @@ class ForwardingAllocator : public c10::cuda::CUDACachingAllocator::CUDAAllocato
         });
   }
 
+  // Since torch 2.14
+  bool supportsUserMetadata() {
+    return forward_if_known<bool>(inner_,
+                                  [](auto& inner) -> decltype(inner.supportsUserMetadata()) {
+                                    return inner.supportsUserMetadata();
+                                  });
+  }
+  void annotateMemory(const void* pointer, const std::string& metadata) {
+    forward_if_known<void>(inner_,
+                           [&](auto& inner) -> decltype(inner.annotateMemory(pointer, metadata)) {
+                             return inner.annotateMemory(pointer, metadata);
+                           });
+  }
+
  protected:
   Inner& inner_;
 };

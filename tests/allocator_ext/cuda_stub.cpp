@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
+#include <torch/headeronly/version.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -119,6 +120,11 @@ std::atomic<CUDAAllocator*> allocator{new Before()};
 }
 
 void c10_cuda_check_implementation(int32_t, const char*, const char*, uint32_t, bool) {}
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14
+CUDAErrorLogCapture::CUDAErrorLogCapture() noexcept = default;
+void c10_cuda_check_implementation(int32_t, const char*, const char*, uint32_t, bool,
+                                   CUDAErrorLogCapture*) {}
+#endif
 DeviceIndex current_device() { return 0; }
 void set_device(DeviceIndex, bool) {}
 cudaStream_t CUDAStream::stream() const { return handle(id()); }

@@ -3,11 +3,12 @@
 A capture sees tensors as torch describes its kernels' results. For some, above all gradients of
 transposed tensors, the description has other strides than the kernel; what autograd does next may
 depend on that (a view, or a copy), and the captured step would fail, or compute in another order
-than the eager one. The rules here are those of the kernels of torch 2.11 to 2.13.
+than the eager one. The rules here are those of the kernels of torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,6 +100,18 @@ def _suggested(shape: torch.Size, like: Tensor) -> tuple[int, ...]:
     return _in_format(shape, suggest_memory_format(like))
 
 
+@functools.cache
+def _group_norm_keeps_format() -> bool:
+    """Whether the host's kernel lays its result out as what it is given: from torch 2.14 on."""
+    given = torch.empty(1, 2, 2, 2).contiguous(memory_format=torch.channels_last)
+    found = torch.native_group_norm(given, None, None, 1, 2, 4, 1, 1e-5)[0]
+    return not found.is_contiguous()
+
+
+def _of_group_norm(shape: torch.Size, like: Tensor) -> tuple[int, ...]:
+    return (_suggested if _group_norm_keeps_format() else _contiguous)(shape, like)
+
+
 def _in_format(shape: torch.Size, memory_format: torch.memory_format) -> tuple[int, ...]:
     return torch.empty(shape, device="meta", memory_format=memory_format).stride()
 
@@ -129,6 +142,8 @@ _RULES: dict[Any, tuple[Any, ...]] = {
 _HOST_RULES: dict[Any, tuple[Any, ...]] = {
     aten.native_batch_norm.default: (_suggested, 0),
     aten.native_batch_norm_backward.default: (_suggested, 1),
+    aten.native_group_norm.default: (_of_group_norm, 0),
+    aten.native_group_norm_backward.default: (_of_group_norm, 1),
     aten.log_sigmoid_forward.default: (_contiguous, 0),
     aten.reflection_pad2d.default: (_suggested, 0),  # as torch's description says from 2.12 on
     aten.reflection_pad2d_backward.default: (_suggested, 1),
