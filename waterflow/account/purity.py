@@ -117,6 +117,8 @@ _TORCHS_WORLDLY: dict[str, tuple[frozenset[str] | None, str]] = {
     "utils/benchmark/": (None, "reads the clock"),
     "utils/cpp_extension.py": (None, "starts a compiler"),
 }
+#: What of that could not be taken back.
+_FOR_GOOD = ("reads or writes a file", "starts a compiler")
 #: What modules do whose functions are impure; for the message only.
 _REASONS = {
     "time": "reads the clock",
@@ -274,7 +276,7 @@ def may_touch_the_world(account: Account) -> str | None:
         if library.partition(".")[0] in _WORLDLY:
             return library
     for code in account.codes:
-        if _why_worldly(code) is not None:
+        if _why_worldly(code) in _FOR_GOOD:
             return code.co_qualname
         if not is_trusted_code(code) and (names := code_names(code).names & _WORLDLY_NAMES):
             return min(names)

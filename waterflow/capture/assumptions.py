@@ -288,6 +288,8 @@ class Assumptions:
             state that cannot be looked at.
         """
         codes, calls = observer.codes(), observer.calls()
+        if any(map(_is_compilers, codes)):
+            return COMPILED
         impurities = impure_calls(calls, codes)
         if impurities:
             first = impurities[0]
@@ -314,8 +316,6 @@ class Assumptions:
         if self._account.unwalkable:
             path, kind = self._account.unwalkable[0]
             return f"the step can read {path}, a {kind}, whose state cannot be followed"
-        if any(map(_is_compilers, executed)):
-            return COMPILED
         for code in set(executed) - self._account.codes:
             imported = code.co_name == "<module>"  # by the step
             if not (imported or is_trusted_code(code) or is_generated_code(code)):
