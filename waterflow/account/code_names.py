@@ -38,8 +38,9 @@ _READ_BY_NAME = ("getattr", "hasattr")
 #: Functions of the standard library that read all attributes of what they are given.
 _READERS = frozenset(
     {
-        *((copy.__file__, name) for name in ("copy", "deepcopy", "_reconstruct")),
-        *((dataclasses.__file__, name) for name in ("_asdict_inner", "_astuple_inner", "_replace")),
+        # Not `__replace__`, which all data classes have from Python 3.13 on: who calls it counts.
+        *((copy.__file__, name) for name in ("copy", "deepcopy", "_reconstruct", "replace")),
+        *((dataclasses.__file__, name) for name in ("_asdict_inner", "_astuple_inner")),
         *((dataclasses.__file__, name) for name in ("asdict", "astuple", "replace")),
         *((inspect.__file__, name) for name in ("getmembers", "_getmembers", "getattr_static")),
     }
