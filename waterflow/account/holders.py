@@ -126,7 +126,8 @@ class Holders:
                     found[id(value)] = value
             elif origin.kind == "parameter" and origin.code is not None:
                 for function in self.functions.get(origin.code, ()):
-                    for value in within(_defaults(function, origin.name)):
+                    held = (d for d in _defaults(function, origin.name) if is_a(d, CONTAINERS))
+                    for value in within(held):
                         found[id(value)] = value
         return [value for value in found.values() if not is_a(value, torch.Tensor)]
 
