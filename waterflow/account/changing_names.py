@@ -25,10 +25,10 @@ CHANGING = frozenset(
         *(name for name in dir(np.random.RandomState) if not name.startswith("_")),
     }
 )
-#: Methods by which something is taken from a queue; a dictionary is only looked into by them.
-TAKING = frozenset({"get", "get_nowait"})
 #: Those of them that only add to a list, which tells nothing to whoever does no more.
 ADDING = frozenset({"append", "extend"})
+#: Methods by which something is taken from a queue; a dictionary is only looked into by them.
+TAKING = frozenset({"get", "get_nowait"})
 #: Functions that change what they are given first.
 CHANGES_FIRST = frozenset(
     {
@@ -52,8 +52,7 @@ HARMLESS = frozenset(
 #: Those of them that go through what they are given.
 CONSUMING = frozenset(
     {
-        *("list", "dict", "set", "tuple", "frozenset", "sorted", "sum", "min", "max", "any"),
-        *("all", "next"),
+        *("list", "dict", "set", "tuple", "frozenset", "sorted", "sum", "min", "max", "any", "all"),
     }
 )
 #: Those of them whose results are numbers, texts, or nothing.

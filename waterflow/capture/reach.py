@@ -62,7 +62,7 @@ from waterflow.job.optimizer_state import trained_parameters
 #: Parameters of a job's functions that are its own objects, by their positions.
 _GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",), "on_step": ("",)}
 #: Whose methods, bound early, draw from a stream that all jobs have in common anyway.
-_OF_THE_PROCESS = [random._inst, np.random.mtrand._rand]  # type: ignore[attr-defined]
+_OF_THE_PROCESS = {id(random._inst), id(np.random.mtrand._rand)}  # type: ignore[attr-defined]
 #: How objects of packages are changed by their own code, which is passed by.
 _CALL = "call"
 #: Names by which code reads the environment.
@@ -95,13 +95,13 @@ class Reach:
         kinds = {id(kind): kind for kind in map(type, self._holders.objects)}
         if self._packages is Packages.NONE or any(map(is_compiled, kinds.values())):
             changes += [call for stores in found for call in stores.calls]
-        iterates = any(map(is_iterator, self._holders.with_names))
+        self._iterates = any(map(is_iterator, self._holders.with_names))
         queues = any(map(is_queue, kinds.values()))
         self._changes = [
             change
             for change in changes
             if not (is_of_tensors(change) or _is_of_its_maker(change))
-            and (iterates or change.name != "__next__")
+            and (self._iterates or change.name != "__next__")
             and (queues or change.name not in TAKING)
         ]
 
@@ -176,12 +176,12 @@ class Reach:
         engine, as its data's does; what has a changing method of C's that is held by itself."""
         bound = [one for one in self._holders.with_names if type(one) is BuiltinFunctionType]
         found = [one.__self__ for one in bound if is_changing(one.__name__)]
-        found = [one for one in found if not any(one is known for known in _OF_THE_PROCESS)]
         if is_iterator(self._job.data):
             found.append(self._job.data)
-        if any(map(is_iterator, self._holders.with_names)):
+        if self._iterates:
             found += self._holders.iterators_handed_on
-        return [one for one in found if not is_a(one, (ModuleType, type, type(None)))]
+        nobodys = (ModuleType, type, type(None))
+        return [one for one in found if not (is_a(one, nobodys) or id(one) in _OF_THE_PROCESS)]
 
     @functools.cached_property
     def _optimizers(self) -> list[torch.optim.Optimizer]:

@@ -20,17 +20,11 @@ from tests.exactness.case import Net, Subject, at, batches, case, cross_entropy,
 # -- settings that nobody passes on
 
 
-@contextlib.contextmanager
-def decimals():
-    with decimal.localcontext():
-        yield
-
-
 def shortens_decimals():
     decimal.getcontext().prec = 2
 
 
-@case("recaptured", around=decimals)
+@case("recaptured", around=decimal.localcontext)
 def decimals_held_are_divided(live):
     one, three = decimal.Decimal(1), decimal.Decimal(3)
     decimal.getcontext().prec = 28
@@ -41,7 +35,7 @@ def decimals_held_are_divided(live):
     return job(mlp(), loss, on_step=at(4, live, shortens_decimals))
 
 
-@case("recaptured", around=decimals)
+@case("recaptured", around=decimal.localcontext)
 def decimals_made_in_the_step(live):
     decimal.getcontext().prec = 28
 
@@ -51,7 +45,7 @@ def decimals_made_in_the_step(live):
     return job(mlp(), loss, on_step=at(4, live, shortens_decimals))
 
 
-@case("recaptured", around=decimals)
+@case("recaptured", around=decimal.localcontext)
 def decimals_by_an_import_of_the_step(live):
     decimal.getcontext().prec = 28
 
@@ -63,7 +57,7 @@ def decimals_by_an_import_of_the_step(live):
     return job(mlp(), loss, on_step=at(4, live, shortens_decimals))
 
 
-@case("recaptured", around=decimals)
+@case("recaptured", around=decimal.localcontext)
 def decimal_attribute_is_rounded(live):
     decimal.getcontext().prec = 28
 
@@ -78,13 +72,7 @@ def decimal_attribute_is_rounded(live):
     return job(Scaled(), on_step=at(4, live, shortens_decimals))
 
 
-@contextlib.contextmanager
-def numpy_errors():
-    with np.errstate():
-        yield
-
-
-@case("recaptured", around=numpy_errors)
+@case("recaptured", around=np.errstate)
 def numpy_begins_to_raise(live):
     np.seterr(all="ignore")
 
@@ -98,7 +86,7 @@ def numpy_begins_to_raise(live):
     return job(mlp(), loss, on_step=at(4, live, lambda: np.seterr(all="raise")))
 
 
-@case("recaptured", around=numpy_errors)
+@case("recaptured", around=np.errstate)
 def numpy_numbers_of_the_model_begin_to_raise(live):
     np.seterr(all="ignore")
 
@@ -118,7 +106,7 @@ def numpy_numbers_of_the_model_begin_to_raise(live):
     return job(Scaled(), on_step=at(4, live, lambda: np.seterr(all="raise")))
 
 
-@case("recaptured", around=numpy_errors)
+@case("recaptured", around=np.errstate)
 def numpy_errors_are_asked_for(live):
     np.seterr(all="ignore")
 
