@@ -65,6 +65,13 @@ _CONSTANT_BASES: tuple[Any, ...] = (
     *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace),
     *(typing.TypeVar, typing.ParamSpec, typing._Final),  # type: ignore[attr-defined]
 )
+#: What shows what a dictionary holds.
+DICTIONARY_VIEWS: tuple[Any, ...] = (
+    types.MappingProxyType,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
 #: Named only: their classes have no public names in all versions.
 _CONSTANT_NAMES = frozenset(
     {"_abc_data", "PyCapsule", "_ArrayFunctionDispatcher", "instancemethod", "_tuplegetter"}

@@ -15,7 +15,6 @@ from types import (
     CodeType,
     FunctionType,
     GetSetDescriptorType,
-    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -29,14 +28,19 @@ from torch import nn
 from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.class_parts import but_constants, in_slots, is_a, of_each_class
+from waterflow.account.class_parts import (
+    DICTIONARY_VIEWS,
+    but_constants,
+    in_slots,
+    is_a,
+    of_each_class,
+)
 from waterflow.account.origins import Origin, below
 from waterflow.account.stores import Stores
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
 MEMORIES = (torch.Tensor, np.ndarray)
-#: What shows what a dictionary holds; containers that have what they hold in their attributes.
-_VIEWS: tuple[Any, ...] = (MappingProxyType, type({}.keys()), type({}.values()), type({}.items()))
+#: Containers that have what they hold in their attributes.
 _OF_PYTHON = (
     *(collections.UserDict, collections.UserList, collections.ChainMap),
     *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet),
@@ -371,7 +375,7 @@ def within(values: Iterable[Any], themselves: bool = True) -> Iterator[Any]:
 
 def parts_of(value: Any) -> list[Any]:
     """What a container holds, or a module in its registries."""
-    if is_a(value, _VIEWS):
+    if is_a(value, DICTIONARY_VIEWS):
         return gc.get_referents(value)
     if is_a(value, _OF_PYTHON):
         return list(vars(value).values())

@@ -41,7 +41,7 @@ from torch import nn
 
 from waterflow.account import places
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.class_parts import is_a, is_behind_function, of_each_class
+from waterflow.account.class_parts import DICTIONARY_VIEWS, is_a, is_behind_function, of_each_class
 from waterflow.account.code_names import code_names
 from waterflow.account.portable import NotPortableError, portable_name
 from waterflow.account.probes import UNSET, Memo, is_plain, told_apart
@@ -649,10 +649,7 @@ _DESCRIBERS: list[tuple[Any, Callable[[_Writer, Any], None]]] = [
     (Memo, _Writer._memo),
     (functools.singledispatchmethod, _Writer._dispatched),
     ((tuple, frozenset), _Writer._items),
-    (
-        (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())),
-        _Writer._view,
-    ),
+    (DICTIONARY_VIEWS, _Writer._view),
     (collections.defaultdict, _Writer._default_dictionary),
     (collections.deque, _Writer._deque),
     (slice, _Writer._slice),

@@ -30,6 +30,7 @@ from torch import nn
 from waterflow.account import places, probes
 from waterflow.account.class_parts import (
     CONSTANTS,
+    DICTIONARY_VIEWS,
     MEMORIES,
     base_of,
     is_a,
@@ -517,9 +518,7 @@ _METHODS: dict[type, Callable[[Walk, Any, Trail], None]] = {
     **dict.fromkeys(places.ITEM_BASES, Walk._items),
     tuple: Walk._fixed_items,
     frozenset: Walk._fixed_items,
-    **dict.fromkeys(
-        (types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items())), Walk._view
-    ),
+    **dict.fromkeys(DICTIONARY_VIEWS, Walk._view),
     types.FunctionType: Walk._function,
     types.MethodType: Walk._method,
     types.BuiltinFunctionType: Walk._bound,
