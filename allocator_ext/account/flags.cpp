@@ -20,10 +20,16 @@ Flags Flags::now() {
           context.userEnabledOverrideableSDP(),
           context.allowFP16BF16ReductionMathSDP(),
           context.userEnabledMkldnn(),
+          context.deterministicMkldnn(),
+          context.userEnabledNNPACK(),
+          context.allowFP16ReductionCPU(),
           context.userEnabledCuDNN(),
           context.benchmarkCuDNN(),
           context.deterministicCuDNN(),
           context.allowTF32CuDNN(),
+          context.linalgPreferredBackend(),
+          context.qEngine(),
+          context.checkSparseTensorInvariants(),
           context.sDPPriorityOrder()};
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 
 #include <array>
+#include <optional>
 
 #include "account/checks.h"
 
@@ -18,7 +19,11 @@ struct Flags {
   bool deterministic, warns_only, fills;
   at::Float32MatmulPrecision precision;
   bool flash, memory_efficient, math, cudnn_attention, overrideable, reduced_math;
-  bool mkldnn, cudnn, cudnn_benchmark, cudnn_deterministic, cudnn_tf32;
+  bool mkldnn, mkldnn_deterministic, nnpack, reduced_fp16;
+  bool cudnn, cudnn_benchmark, cudnn_deterministic, cudnn_tf32;
+  at::LinalgBackend linalg;
+  at::QEngine quantized;
+  std::optional<bool> sparse_invariants;
   std::array<at::SDPBackend, at::num_sdp_backends> order;  // of kinds of attention
 };
 

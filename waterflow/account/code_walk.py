@@ -213,6 +213,19 @@ class CodeWalk:
         self._cells(value, guarded=False)
         if keeps_switches(value.__code__.co_filename):
             self._globals_of(value)
+        elif self._codes is not None:
+            self._settings_of(value)
+
+    def _settings_of(self, value: types.FunctionType) -> None:
+        """What a function of the library's that runs reads of its module's plain variables, some of
+        which users set, as `tempfile.tempdir`."""
+        namespace = value.__globals__
+        for name in sorted(code_names(value.__code__).global_names & namespace.keys()):
+            found = namespace[name]
+            if type(found) in CONSTANTS:
+                self._named(namespace, name, Trail(f"global {name!r} of {_where(value.__code__)}"))
+            elif type(found) is types.FunctionType and found.__globals__ is namespace:
+                self.reach(found, Trail(name))
 
     def _defaults(self, value: types.FunctionType, trail: Trail) -> None:
         where = _where(value.__code__)

@@ -351,7 +351,7 @@ class Registered(Place):
 
 class Settings(Place):
     """By what libraries go that nobody passes to them: how decimals are rounded, what becomes of
-    numpy's overflows. They belong to the context of the job's Python."""
+    numpy's overflows, how it prints. They belong to the context of the job's Python."""
 
     __slots__ = ("_libraries", "before")
 
@@ -371,10 +371,14 @@ def _of_decimals() -> tuple[object, ...]:
     return now.prec, now.rounding, now.Emin, now.Emax, now.capitals, now.clamp, traps
 
 
+def _of_numpy() -> tuple[object, ...]:
+    return tuple(map(str, (*np.geterr().values(), *np.get_printoptions().values())))
+
+
 #: By library, what it goes by.
 SETTINGS: dict[str, Callable[[], tuple[object, ...]]] = {
     "decimal": _of_decimals,
-    "numpy": lambda: tuple(np.geterr().values()),
+    "numpy": _of_numpy,
 }
 
 

@@ -59,6 +59,14 @@ _IMPURE = {
     "datetime.datetime.utcnow": "reads the clock",
     "datetime.datetime.today": "reads the clock",
     "datetime.date.today": "reads the clock",
+    **dict.fromkeys(
+        (
+            *("datetime.datetime.fromtimestamp", "datetime.date.fromtimestamp"),
+            *("datetime.datetime.timestamp", "datetime.datetime.astimezone"),
+        ),
+        "goes by the time zone",
+    ),
+    **dict.fromkeys(("datetime.date.strftime", "datetime.time.strftime"), "goes by the locale"),
     "_csv.field_size_limit": "reads a setting",
     "_csv.get_dialect": "reads what was registered",
     "_csv.list_dialects": "reads what was registered",
@@ -142,6 +150,8 @@ _IMPURE_ATTRIBUTES = {
     "f_locals": "reads another function's variables",
     "__subclasses__": "looks for classes that no code shows",
 }
+#: Functions that give a module by its name.
+_IMPORTERS = frozenset({"import_module", "__import__"})
 
 
 class Impurity(NamedTuple):
@@ -319,6 +329,6 @@ def _attributes(code: CodeType) -> Iterator[Impurity]:
     names = code_names(code).names
     for name in names & _IMPURE_ATTRIBUTES.keys():
         yield Impurity(name, code.co_filename, code.co_firstlineno, _IMPURE_ATTRIBUTES[name])
-    if {"sys", "modules"} <= names or "import_module" in names:
+    if {"sys", "modules"} <= names or not _IMPORTERS.isdisjoint(names):
         why = "reads modules by names that no code shows"
         yield Impurity("sys.modules", code.co_filename, code.co_firstlineno, why)

@@ -49,7 +49,7 @@ _RECORDS = ("optuna.storages.", "optuna.trial._frozen.", "optuna.distributions."
 #: Told by the interpreter: a class of C's may have something else of that name for its objects.
 _module_of = type.__dict__["__module__"].__get__
 #: Their modules keep switches and hooks that users set.
-_SWITCHED = ("torch.nn", "torch.optim")
+_SWITCHED = ("torch.nn", "torch.optim", "torch.distributions")
 
 
 def _folders(*packages: str) -> tuple[str, ...]:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import datetime
 import decimal
+import functools
 import logging
+import os
 import sys
 import tempfile
+import time
+import types
 import weakref
 from pathlib import Path
 from unittest import mock
@@ -116,6 +121,16 @@ def numpy_errors_are_asked_for(live):
     return job(mlp(), loss, on_step=at(4, live, lambda: np.seterr(all="raise")))
 
 
+@case("recaptured", around=np.printoptions)
+def numpy_prints_otherwise(live):
+    np.set_printoptions(precision=8)
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * (np.get_printoptions()["precision"] / 8)
+
+    return job(mlp(), loss, on_step=at(4, live, lambda: np.set_printoptions(precision=3)))
+
+
 @contextlib.contextmanager
 def csv_limit():
     before = csv.field_size_limit(1000)
@@ -210,6 +225,138 @@ def list_hung_on_numpy(live):
         return cross_entropy(model, batch) * np.scales_of_the_case[0]
 
     return job(mlp(), loss, on_step=at(4, live, lambda: LISTED.__setitem__(0, 3.0)))
+
+
+# -- plain variables of libraries' modules
+
+
+@case("recaptured", around=lambda: mock.patch.object(tempfile, "tempdir", "a"), alone=True)
+def folder_of_temporary_files(live):
+    tempfile.tempdir = "a"
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * len(tempfile.gettempdir())
+
+    return job(mlp(), loss, on_step=at(4, live, lambda: setattr(tempfile, "tempdir", "bcd")))
+
+
+@contextlib.contextmanager
+def strategy():
+    before = torch.multiprocessing.get_sharing_strategy()
+    try:
+        yield
+    finally:
+        torch.multiprocessing.set_sharing_strategy(before)
+
+
+@case("recaptured", around=strategy, alone=True)
+def strategy_of_sharing(live):
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
+    change = functools.partial(torch.multiprocessing.set_sharing_strategy, "file_system")
+
+    def loss(model, batch):
+        is_short = torch.multiprocessing.get_sharing_strategy() == "file_system"
+        return cross_entropy(model, batch) * (3.0 if is_short else 1.0)
+
+    return job(mlp(), loss, on_step=at(4, live, change))
+
+
+class Told(torch.distributions.Normal):
+    """A distribution of the user's."""
+
+
+@contextlib.contextmanager
+def divergences():
+    known = torch.distributions.kl._KL_REGISTRY
+    before = dict(known)
+    try:
+        yield
+    finally:
+        known.clear()
+        known.update(before)
+        torch.distributions.kl._KL_MEMOIZE.clear()
+
+
+@case("opaque", "recaptured", around=divergences, alone=True)
+def divergence_of_a_pair_is_registered(live):
+    torch.distributions.kl._KL_REGISTRY.pop((Told, Told), None)
+    torch.distributions.kl._KL_MEMOIZE.clear()
+    one, other = (Told(0.0, scale, validate_args=False) for scale in (1.0, 2.0))
+
+    def change():
+        torch.distributions.register_kl(Told, Told)(lambda p, q: torch.tensor(3.0))
+
+    def loss(model, batch):
+        divergence = torch.distributions.kl_divergence(one, other)
+        return cross_entropy(model, batch) * float(divergence)
+
+    return job(mlp(), loss, on_step=at(4, live, change))
+
+
+@contextlib.contextmanager
+def invariants():
+    checks = torch.sparse.check_sparse_tensor_invariants
+    was_on = checks.is_enabled()
+    try:
+        yield
+    finally:
+        (checks.enable if was_on else checks.disable)()
+
+
+@case("recaptured", around=invariants, alone=True)
+def sparse_tensors_begin_to_be_checked(live):
+    torch.sparse.check_sparse_tensor_invariants.disable()
+    wrong = torch.tensor([[0, 9]]), torch.ones(2)
+
+    def loss(model, batch):
+        try:
+            torch.sparse_coo_tensor(*wrong, (3,))
+        except RuntimeError:
+            return cross_entropy(model, batch) * 3.0
+        return cross_entropy(model, batch)
+
+    change = torch.sparse.check_sparse_tensor_invariants.enable
+    return job(mlp(), loss, on_step=at(4, live, change))
+
+
+# -- modules by their names
+
+
+@case("opaque", around=lambda: mock.patch.dict(sys.modules), alone=True)
+def module_by_its_name(live):
+    module = sys.modules["module_of_the_case"] = types.ModuleType("module_of_the_case")
+    module.scale = 1.0
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * __import__("module_of_the_case").scale
+
+    return job(mlp(), loss, on_step=at(4, live, lambda: setattr(module, "scale", 3.0)))
+
+
+# -- the time zone
+
+
+@contextlib.contextmanager
+def zone():
+    with mock.patch.dict(os.environ):
+        yield
+    time.tzset()
+
+
+def moves_to(name):
+    os.environ["TZ"] = name
+    time.tzset()
+
+
+@case("opaque", around=zone, alone=True)
+def hour_of_the_first_second(live):
+    moves_to("UTC")
+
+    def loss(model, batch):
+        hour = datetime.datetime.fromtimestamp(0).hour
+        return cross_entropy(model, batch) * (1 + hour)
+
+    return job(mlp(), loss, on_step=at(4, live, functools.partial(moves_to, "Asia/Tokyo")))
 
 
 # -- what torch's own Python reads from outside
