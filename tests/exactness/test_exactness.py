@@ -142,7 +142,7 @@ OPAQUE = [n for n in NAMES if CASES[n].expected == ("opaque",) and n not in _NO_
 @pytest.mark.parametrize("name", OPAQUE[::10])
 def test_an_opaque_step_says_where(name):
     """The report names a file and a line, for every tenth of the cases that cannot be captured."""
-    subject = CASES[name].fresh()
     with CASES[name].around():
+        subject = CASES[name].fresh()
         report = wf.run([subject.job], memory=MEMORY, threads=1).jobs["case"]
     assert any(re.search(r"\w+\.py\W+(line )?\d+", note) for note in report.notes), report.notes
