@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import mmap
 import os
 import queue
 import types
@@ -13,7 +14,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import networkx
 import numpy as np
+from scipy import sparse
+from sklearn.preprocessing import StandardScaler
 
 Tick = Callable[[], int]
 
@@ -311,6 +315,52 @@ def in_a_container_of_ones_own() -> Callable[[], Tick]:
     return within(Items())
 
 
+def memory_read_by_bytes() -> Callable[[], Tick]:
+    memory = mmap.mmap(-1, 1 << 12)
+    memory[:] = bytes(range(256)) * 16
+    return lambda: memory.read_byte
+
+
+def field_set_by_an_array() -> Callable[[], Tick]:
+    array = np.zeros(1)
+
+    def tick() -> int:
+        array.setfield(array[0] + 1, np.float64)
+        return int(array[0])
+
+    return lambda: tick
+
+
+def sparse_matrix() -> Callable[[], Tick]:
+    matrix = sparse.lil_matrix((3, 3))
+
+    def tick() -> int:
+        matrix[0, 0] = matrix[0, 0] + 1
+        return int(matrix.sum())
+
+    return lambda: tick
+
+
+def estimator_fitted_further() -> Callable[[], Tick]:
+    scaler = StandardScaler()
+
+    def tick() -> int:
+        scaler.partial_fit([[1.0]])
+        return int(scaler.n_samples_seen_)
+
+    return lambda: tick
+
+
+def graph_that_grows() -> Callable[[], Tick]:
+    graph = networkx.Graph()
+
+    def tick() -> int:
+        graph.add_node(len(graph))
+        return len(graph)
+
+    return lambda: tick
+
+
 WAYS = {
     made.__name__.replace("_", " "): made
     for made in (
@@ -342,6 +392,11 @@ WAYS = {
         in_a_dictionary_of_python,
         in_a_chain,
         in_a_container_of_ones_own,
+        memory_read_by_bytes,
+        field_set_by_an_array,
+        sparse_matrix,
+        estimator_fitted_further,
+        graph_that_grows,
     )
 }
 
@@ -375,6 +430,8 @@ def apart() -> Iterator[tuple[str, Callable[[], Tick]]]:
     def by_name() -> int:
         return len(str(getattr(held, "ke" + "ys")))
 
+    scaler = StandardScaler().fit([[1.0], [2.0]])
+    yield "a fitted estimator", lambda: lambda: int(scaler.transform([[3.0]])[0, 0])
     yield "a list that is gone through", lambda: going_through
     yield "own iterators", lambda: functools.partial(next, itertools.count(1))
     yield "own objects", lambda: Count().tick

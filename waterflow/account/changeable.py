@@ -33,7 +33,9 @@ from waterflow.account.trust import (
 )
 
 #: Methods by which arrays are changed that other objects have, too.
-_OF_ARRAYS = frozenset({"fill", "put", "sort", "partition", "byteswap", "resize", "setflags"})
+_OF_ARRAYS = frozenset(
+    {"fill", "put", "sort", "partition", "byteswap", "resize", "setflags", "setfield"}
+)
 _IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
 
 
@@ -83,7 +85,7 @@ def _is_users(kind: type, name: str, packages: Packages) -> bool:
     found = getattr(kind, name)
     if type(found) is not FunctionType or is_trusted_code(found.__code__):
         return False
-    return packages is not Packages.NONE or not packages.passes_file(found.__code__.co_filename)
+    return not packages.passes_file(found.__code__.co_filename)
 
 
 def is_queue(kind: type) -> bool:

@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-#: Methods that change what they are called on: of containers, arrays, iterators, files, modules,
-#: generators of random numbers.
+#: Methods that change what they are called on: of containers, arrays, iterators, files, memory,
+#: modules, generators of random numbers, estimators, images.
 CHANGING = frozenset(
     {
         *("append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse", "update"),
@@ -17,6 +17,8 @@ CHANGING = frozenset(
         *("frombytes", "fromlist", "send", "throw", "close", "__next__", "__setitem__"),
         *("__delitem__", "__iadd__", "__ior__", "seek", "read", "readline", "readlines"),
         *("readinto", "read1", "write", "writelines", "truncate", "set_", "resize"),
+        *("setfield", "read_byte", "write_byte", "fit", "partial_fit", "fit_transform"),
+        *("fit_predict", "set_params", "putpixel", "putdata", "putalpha", "paste", "thumbnail"),
         *("execute", "commit", "load_state_dict", "zero_grad", "manual_seed", "set_state"),
         *("register_buffer", "register_module", "register_parameter", "register_forward_hook"),
         *("register_forward_pre_hook", "register_full_backward_hook", "register_hook"),

@@ -353,7 +353,8 @@ def _defaults(function: FunctionType, name: str) -> Iterator[Any]:
     code = function.__code__
     known = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
-    found = dict(zip(known[len(known) - len(defaults) :], defaults, strict=True))
+    # Whoever wraps a function may give the wrapper more defaults than it has parameters.
+    found = dict(zip(reversed(known), reversed(defaults), strict=False))
     found.update(function.__kwdefaults__ or {})
     if name in found:
         yield found[name]

@@ -149,6 +149,8 @@ class Sharing:
         """Why the two may not train side by side: what one of them may change; None: they may."""
         try:
             return self._common_mode(other) or self._changing(other)
+        except Exception as error:  # two jobs' affair, and nobody else's
+            return f"Python that could not be looked into ({type(error).__name__}: {error})"
         finally:
             self._reach = other._reach = None  # what was met is not to live on
 

@@ -116,6 +116,22 @@ def test_what_tells_no_job_of_another_keeps_none_apart(what: str, make: Any) -> 
     assert reason(counted_by(make()), counted_by(make())) is None
 
 
+@pytest.mark.filterwarnings("ignore::waterflow.SharingWarning")
+def test_jobs_that_cannot_be_looked_into_train_one_after_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ValueError("an object that nobody knows")
+
+    monkeypatch.setattr(Sharing, "_changing", fails)
+    jobs = [job(steps=3), job(steps=3)]
+    jobs[0].name, jobs[1].name = "ab"
+    report = wf.run(jobs, memory="64MiB", threads=1)
+    assert report.ok
+    (note,) = [note for note in report["b"].notes if "looked into" in note]
+    assert "an object that nobody knows" in note
+
+
 def test_that_a_pair_has_an_object_in_common_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = Metric()
     first, second, third = (Sharing(job(**evaluation(metric))) for _ in range(3))
