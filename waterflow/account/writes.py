@@ -16,6 +16,7 @@ from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes, variables_set_by
 from waterflow.account.code_names import code_names
+from waterflow.account.probes import Memo
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
 _STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"})
@@ -35,6 +36,13 @@ _SWITCHES = re.compile(
     r"\w*"
 )
 _OF_FUNCTIONS = frozenset({"__defaults__", "__kwdefaults__", "__code__"})
+#: By the kind of what is read, names of what sets it without a way to it.
+_SETTERS: dict[type[places.Place], frozenset[str]] = {
+    places.Settings: frozenset(
+        {"getcontext", "setcontext", "seterr", "seterrcall", "set_printoptions"}
+    ),
+    places.Registered: frozenset({"register"}),
+}
 
 
 def may_change(writer: Account, read: Account) -> bool:
@@ -49,6 +57,9 @@ def may_change(writer: Account, read: Account) -> bool:
     codes = [code for code in writer.codes if writer.executes(code) and not is_trusted_code(code)]
     named = frozenset[str]().union(*(code_names(code).names for code in codes))
     if not named.isdisjoint(_WRITERS | _VARIABLES) or any(map(_SWITCHES.fullmatch, named)):
+        return True
+    kinds = set(map(type, read.places))
+    if any(kind in kinds and not named.isdisjoint(names) for kind, names in _SETTERS.items()):
         return True
     stored = _stored(codes)
     shared = {_identity(place) for place in writer.places} - {None}
@@ -86,6 +97,8 @@ def _identity(place: places.Place) -> int | None:
         return id(place.kind)
     if isinstance(place, places.Function):
         return id(place.function)
+    if isinstance(place, places.Probed):  # a call fills it
+        return id(place.holder) if type(place.holder) is Memo else None
     return id(place.cell) if isinstance(place, places.Cell) else None
 
 
@@ -95,6 +108,8 @@ def _is_met(place: places.Place, stored: _Stored, read: Account) -> bool:
         return stored.in_cells
     if isinstance(place, places.Names):
         return not stored.isdisjoint(place.trails)
+    if isinstance(place, places.Probed):
+        return read.names is None or "cache_info" in read.names
     if isinstance(place, places.ClassAttributes) and is_trusted_class(place.kind):
         return not stored.isdisjoint(place.before)
     return bool(stored) and (

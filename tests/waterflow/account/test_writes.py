@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import abc
+import decimal
+import functools
 import os
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -89,9 +93,31 @@ def sets_own():
     return found
 
 
+class Kind(metaclass=abc.ABCMeta):
+    """Classes can be registered with it."""
+
+
+@functools.cache
+def remembering(number):
+    return number
+
+
+def sets_printing():
+    np.set_printoptions(precision=3)
+
+
+def sets_rounding():
+    decimal.getcontext().prec = 3
+
+
+def registers():
+    Kind.register(int)
+
+
 def reads_all(x=None):
     layer = nn.Linear(2, 2)
-    return LEVEL, MODULE.level, Levels.level, helper(), TABLE["level"], layer, os.environ["HOME"]
+    held = isinstance(layer, Kind), str(np.zeros(1)), remembering.cache_info()
+    return LEVEL, MODULE.level, Levels.level, helper(), TABLE["level"], held, os.environ["HOME"]
 
 
 #: Code, and whether it may change what `reads_all` reads.
@@ -108,6 +134,10 @@ WRITERS = {
     "a switch": (sets_switch, True),
     "a hook": (sets_hook, True),
     "torch's code": (patches, True),
+    "how numpy prints": (sets_printing, True),
+    "how decimals are rounded": (sets_rounding, True),
+    "what a class is told of": (registers, True),
+    "how much is remembered": (lambda: remembering(3), True),
     "what it has made": (sets_own, False),
     "a function that it calls, too": (lambda: helper(3.0), False),
     "nothing": (lambda x: x + 1, False),
