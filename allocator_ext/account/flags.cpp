@@ -1,6 +1,7 @@
 #include "account/flags.h"
 
 #include <c10/core/DefaultDtype.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 namespace py = pybind11;
 
@@ -12,6 +13,8 @@ Flags Flags::now() {
           context.deterministicAlgorithms(),
           context.deterministicAlgorithmsWarnOnly(),
           context.deterministicFillUninitializedMemory(),
+          torch::autograd::AnomalyMode::is_enabled(),
+          torch::autograd::AnomalyMode::should_check_nan(),
           context.float32MatmulPrecision(),
           context.userEnabledFlashSDP(),
           context.userEnabledMemEfficientSDP(),

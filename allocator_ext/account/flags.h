@@ -16,7 +16,7 @@ struct Flags {
   bool operator==(const Flags&) const = default;
 
   c10::ScalarType dtype;
-  bool deterministic, warns_only, fills;
+  bool deterministic, warns_only, fills, finds_anomalies, looks_for_nan;
   at::Float32MatmulPrecision precision;
   bool flash, memory_efficient, math, cudnn_attention, overrideable, reduced_math;
   bool mkldnn, mkldnn_deterministic, nnpack, reduced_fp16;

@@ -31,9 +31,10 @@ _WRITERS = frozenset(
 _VARIABLES = frozenset({"environ", "environb", "putenv", "unsetenv"})
 #: Names of what sets torch's switches, which belong to the process, and its hooks of all modules.
 _SWITCHES = re.compile(
-    r"backends|use_deterministic_algorithms|sdpa_kernel|register_module_\w+|_?set_(default_|"
-    r"deterministic_|float32_matmul_precision|num_\w*threads|flush_denormal|autocast_|grad_enabled)"
-    r"\w*"
+    r"backends|use_deterministic_algorithms|sdpa_kernel|register_(module_|kl)\w*|_?set_(default_|"
+    r"deterministic_|float32_matmul_precision|num_\w*threads|flush_denormal|autocast_|grad_enabled|"
+    r"detect_anomaly|anomaly_|sharing_strategy|swap_module|overwrite_module)\w*|detect_anomaly|"
+    r"check_sparse_tensor_invariants|__future__"
 )
 _OF_FUNCTIONS = frozenset({"__defaults__", "__kwdefaults__", "__code__"})
 #: By the kind of what is read, names of what sets it without a way to it.

@@ -79,6 +79,14 @@ def sets_switch():
     torch.set_default_dtype(torch.float32)
 
 
+def looks_for_anomalies():
+    torch.autograd.set_detect_anomaly(True)
+
+
+def sets_strategy():
+    torch.multiprocessing.set_sharing_strategy("file_system")
+
+
 def sets_hook():
     nn.modules.module.register_module_forward_hook(print)
 
@@ -95,6 +103,10 @@ def sets_own():
 
 class Kind(metaclass=abc.ABCMeta):
     """Classes can be registered with it."""
+
+    @abc.abstractmethod
+    def kind(self):
+        """Which it is."""
 
 
 @functools.cache
@@ -132,6 +144,8 @@ WRITERS = {
     "by a dictionary": (sets_by_dictionary, True),
     "the environment": (sets_variable, True),
     "a switch": (sets_switch, True),
+    "anomaly mode": (looks_for_anomalies, True),
+    "a strategy": (sets_strategy, True),
     "a hook": (sets_hook, True),
     "torch's code": (patches, True),
     "how numpy prints": (sets_printing, True),
