@@ -84,6 +84,11 @@ class Seen:
         """Whether code of the user's may look at an optimizer's defaults."""
         return _reads_defaults(self.codes)
 
+    @functools.cached_property
+    def asks_for_switches(self) -> bool:
+        """Whether it asks torch for its switches."""
+        return any(map(switches.are_asked_by, self.codes))
+
     def __or__(self, other: Seen) -> Seen:
         """What two eager steps have executed."""
         any_name = self.names is None or other.names is None
@@ -205,7 +210,11 @@ class Assumptions:
     @property
     def guards(self) -> list[Any]:
         """What the fast look looks at, in the extension's form; another list after `narrow`."""
-        return [self._own, self._calls, *self._account.guards]
+        asked = []
+        if self.seen is not None and self.seen.asks_for_switches:
+            asked.append(_C.Guards())
+            switches.watch_all(asked[0], self._switches)
+        return [self._own, self._calls, *asked, *self._account.guards]
 
     def hold(self) -> bool:
         """Whether everything is as it was: the fast look, before each step."""

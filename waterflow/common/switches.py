@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 _TORCH = torch.__path__[0]
+#: Where torch's Python tells switches to whoever asks, but for one that is always watched.
+_ANSWERS, _WATCHED = os.path.join(_TORCH, "backends", ""), os.path.join(_TORCH, "backends", "mha")
 
 #: What decides while a step is traced of which operators it is made: its graph has what was chosen.
 _OF_TRACES = {
@@ -70,6 +75,7 @@ class _Switch(NamedTuple):
 def _switches() -> Iterator[_Switch]:
     yield _Switch(torch.get_default_dtype, torch.set_default_dtype)
     yield _Switch(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled)
+    yield _Switch(_paths_of_einsum, lambda value: _set_paths_of_einsum(*value))
     yield _Switch(
         lambda: (
             torch.are_deterministic_algorithms_enabled(),
@@ -98,6 +104,20 @@ def _switches() -> Iterator[_Switch]:
 
 def _of_torch(read: Callable[[], object], write: Callable[..., object]) -> _Switch:
     return _Switch(read, lambda value: write(*value) if isinstance(value, tuple) else write(value))
+
+
+def _paths_of_einsum() -> tuple[object, object]:
+    einsum: Any = torch.backends.opt_einsum
+    return einsum.enabled, einsum.strategy
+
+
+def _set_paths_of_einsum(enabled: bool, strategy: str | None) -> None:
+    einsum: Any = torch.backends.opt_einsum
+    if einsum.strategy != strategy:  # which cannot be set where it means nothing
+        with contextlib.suppress(ValueError):
+            einsum.strategy = strategy
+    if einsum.enabled != enabled:
+        einsum.enabled = enabled
 
 
 def _precision(backend: str, kind: str) -> _Switch:
@@ -132,6 +152,21 @@ def watch(guards: Any) -> None:
     are as they are."""
     guards.flags(torch.nn.Module, _users_methods)
     guards.keys(vars(torch.backends.mha), ["_is_fastpath_enabled"])
+
+
+def watch_all(guards: Any, before: tuple[object, ...]) -> None:
+    """The same as long as all of them are as `before`: for steps whose own Python asks for them."""
+    guards.probe(_now, torch, before)
+
+
+def _now(_: object) -> tuple[object, ...]:
+    return now()
+
+
+def are_asked_by(code: CodeType) -> bool:
+    """Whether code is torch's that tells somebody a switch."""
+    filename = code.co_filename
+    return filename.startswith(_ANSWERS) and not filename.startswith(_WATCHED)
 
 
 def is_set_by(function: object) -> bool:

@@ -8,7 +8,7 @@ import functools
 import torch
 from torch import nn
 
-from tests.exactness.case import STEPS, batches, case, cross_entropy, job, mlp, sgd
+from tests.exactness.case import STEPS, at, batches, case, cross_entropy, job, mlp, sgd
 from waterflow.common import switches
 
 CUDA, MKLDNN = torch.backends.cuda, torch.backends.mkldnn
@@ -106,6 +106,38 @@ def toggled(name, put, is_on):
 
 for name, switch in SWITCHES.items():
     toggled(name, *switch)
+
+
+# -- asked for by the step's own Python alone
+
+
+def asked(name, is_on, switch_on):
+    """Enters a case whose loss asks for a switch that a callback moves."""
+
+    def by_the_loss(live):
+        was_on = is_on()
+        loss = lambda m, b: cross_entropy(m, b) * (1.0 if is_on() == was_on else 2.0)  # noqa: E731
+        return job(mlp(), loss, on_step=at(4, live, switch_on))
+
+    by_the_loss.__name__ = f"{name}_asked_for_by_the_loss"
+    case_alone("recaptured")(by_the_loss)
+
+
+asked(
+    "precision_of_recurrent_layers",
+    lambda: MKLDNN.rnn.fp32_precision == "bf16",
+    lambda: setattr(MKLDNN.rnn, "fp32_precision", "bf16"),
+)
+asked(
+    "accumulation_in_half_precision",
+    lambda: CUDA.matmul.allow_fp16_accumulation,
+    lambda: setattr(CUDA.matmul, "allow_fp16_accumulation", True),
+)
+asked(
+    "paths_of_einsum",
+    lambda: torch.backends.opt_einsum.strategy == "greedy",
+    lambda: setattr(torch.backends.opt_einsum, "strategy", "greedy"),
+)
 
 
 # -- set for a part of each step and put back: the operators of a graph would ask in vain
