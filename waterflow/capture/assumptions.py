@@ -119,17 +119,31 @@ class JobStructure:
         return JobStructure(self.key, self.structure.without_tensors())
 
 
-class OwnGradients:
-    """The gradients that a step of the user's own finds; other steps begin without any.
+class FoundGradients:
+    """The gradients that a step finds: one of the user's own those of its parameters; any those of
+    tensors that it does not train, where its Python asks for gradients.
 
     They are known weakly: whether somebody has them is asked elsewhere.
+
+    Attributes:
+        are_foreign: whether there are such tensors.
     """
 
     def __init__(self, job: Job) -> None:
-        own: list[torch.Tensor] = []
-        if job.step is not None:
-            own = [*job.root.parameters(), *trained_parameters(job.optimizer)]
-        self._found = [(leaf, None if leaf.grad is None else ref(leaf.grad)) for leaf in own]
+        trained = trained_parameters(job.optimizer)
+        own = [] if job.step is None else [*job.root.parameters(), *trained]
+        self._known = set(map(id, (*own, *trained)))
+        self._own = self._found = _with_gradients(own)
+        self.are_foreign = False
+
+    def read_by(self, seen: Seen, account: Account) -> None:
+        """From here on of what a step reads that executes what was seen, too."""
+        names = seen.users_names
+        others = account.instances(torch.Tensor) if names is None or "grad" in names else ()
+        leaves = [one for one in others if id(one) not in self._known and one.is_leaf]
+        foreign = [one for one in leaves if one.requires_grad or one.grad is not None]
+        self.are_foreign = bool(foreign)
+        self._found = self._own + _with_gradients(foreign)
 
     def layouts(self) -> tuple[Layout | None, ...]:
         """What a trace sees of them."""
@@ -143,6 +157,12 @@ class OwnGradients:
             if now is not (None if known is None else known()) or (now is None) != (known is None):
                 return False
         return True
+
+
+def _with_gradients(
+    leaves: Iterable[torch.Tensor],
+) -> list[tuple[torch.Tensor, ref[torch.Tensor] | None]]:
+    return [(leaf, None if leaf.grad is None else ref(leaf.grad)) for leaf in leaves]
 
 
 class Assumptions:
@@ -181,12 +201,10 @@ class Assumptions:
             self._own.slot(job, Job.__dict__[name])
         switches.watch(self._own)
         self._calls = watch_calls(job)
-        self._gradients = OwnGradients(job)
-        if job.step is not None:
-            self._own.probe(OwnGradients.are_there, self._gradients, True)
+        self._gradients = FoundGradients(job)
         self.seen = seen
         self._account = self._take(seen, names)
-        self._look = caller.look_at(self.guards)
+        self._look = self._look_now()
 
     def narrowed(self, seen: Seen) -> Assumptions:
         """What a step takes for granted that executes no more than was seen."""
@@ -210,11 +228,18 @@ class Assumptions:
     @property
     def guards(self) -> list[Any]:
         """What the fast look looks at, in the extension's form; another list after `narrow`."""
-        asked = []
-        if self.seen is not None and self.seen.asks_for_switches:
-            asked.append(_C.Guards())
-            switches.watch_all(asked[0], self._switches)
-        return [self._own, self._calls, *asked, *self._account.guards]
+        return [self._own, self._calls, self._asked, *self._account.guards]
+
+    def _look_now(self) -> Any:
+        """The fast look at the account, and at what only some steps ask for."""
+        self._asked = _C.Guards()
+        if self.seen is not None:
+            if self.seen.asks_for_switches:
+                switches.watch_all(self._asked, self._switches)
+            self._gradients.read_by(self.seen, self._account)
+        if self._job.step is not None or self._gradients.are_foreign:
+            self._asked.probe(FoundGradients.are_there, self._gradients, True)
+        return self._caller.look_at(self.guards)
 
     def hold(self) -> bool:
         """Whether everything is as it was: the fast look, before each step."""
@@ -306,7 +331,7 @@ class Assumptions:
         if self.seen is None or not self.seen.codes.issuperset(codes):
             self.seen = Seen.by(observer)
             self._account = self._take(self.seen)
-            self._look = self._caller.look_at(self.guards)
+            self._look = self._look_now()
         return self._hidden(codes)
 
     def renew(self) -> None:
@@ -316,7 +341,7 @@ class Assumptions:
             former = self._account, self._look
             names = self._account.names if self.seen is None else None
             self._account = self._take(self.seen, names)
-            self._look = self._caller.look_at(self.guards)
+            self._look = self._look_now()
             if not former[1].holds():
                 self._account, self._look = former
 

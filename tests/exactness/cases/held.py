@@ -12,9 +12,20 @@ import weakref
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.exactness.case import KEPT, Subject, batches, case, cross_entropy, every, job, mlp, sgd
+from tests.exactness.case import (
+    KEPT,
+    Subject,
+    at,
+    batches,
+    case,
+    cross_entropy,
+    every,
+    job,
+    mlp,
+    sgd,
+)
 
 
 def normed():
@@ -338,3 +349,40 @@ def another_thread_reads(live):
         return errors
 
     return Subject(job(model, data=batches(40), epochs=3), extra)
+
+
+# -- gradients of what the job does not train
+
+
+def asks_for_gradient_of(weight):
+    def loss(model, batch):
+        return cross_entropy(model, batch) * (1.0 if weight.grad is None else 2.0)
+
+    return loss
+
+
+@case("opaque")
+def gradient_made_by_the_callback(live):
+    weight = nn.Parameter(torch.ones(1))
+    change = lambda: (weight * 2).sum().backward()  # noqa: E731
+    return job(mlp(), asks_for_gradient_of(weight), on_step=at(4, live, change))
+
+
+@case("opaque")
+def gradient_made_by_the_data(live):
+    weight = nn.Parameter(torch.ones(1))
+
+    class Rows(Dataset):
+        seen = 0
+
+        def __len__(self):
+            return 80
+
+        def __getitem__(self, place):
+            self.seen += 1
+            if live and self.seen == 33:
+                (weight * 2).sum().backward()
+            rows, labels = batches(10)[place // 8]
+            return rows[place % 8], labels[place % 8]
+
+    return job(mlp(), asks_for_gradient_of(weight), data=DataLoader(Rows(), 8))
