@@ -215,10 +215,7 @@ def in_slots(value: Any) -> Iterator[tuple[str, Any]]:
 def own_attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """What is in an object's slots and its dictionary; no code of its class is run."""
     yield from in_slots(value)
-    try:
-        yield from object.__getattribute__(value, "__dict__").items()
-    except AttributeError:  # it has none
-        return
+    yield from (_C.instance_dict(value) or {}).items()
 
 
 def is_behind_function(owner: object) -> bool:
@@ -259,16 +256,13 @@ MEMORIES: tuple[type, ...] = (bytearray, array.array, memoryview)
 def shared_attributes(value: Any) -> dict[str, Any] | None:
     """The dictionary of an object's attributes, where somebody else has that, too, as all objects
     of some classes have the same state; None where it is the object's alone, or it has none."""
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None
+    held = _C.instance_dict(value)
     return held if type(held) is dict and sys.getrefcount(held) > _REFERENCES else None
 
 
 def _references() -> int:
     """How many `shared_attributes` counts where nobody else has it."""
-    held = object.__getattribute__(types.SimpleNamespace(), "__dict__")
+    held = _C.instance_dict(types.SimpleNamespace())
     return sys.getrefcount(held) + 1  # its object's, which has gone
 
 

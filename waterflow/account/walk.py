@@ -220,7 +220,11 @@ class Walk(CodeWalk):
                 self.is_whole = False
                 self.unwalkable.append((trail, excess))
                 return
-            self._walk(*self._waiting.popleft())
+            value, trail = self._waiting.popleft()
+            try:
+                self._walk(value, trail)
+            except Exception as error:  # of a class that answers itself what Python asks it
+                self._refuse(value, trail, f"thing that raises {type(error).__name__}")
 
     def _excess(self) -> str:
         """Of what there is too much; nothing of nothing."""

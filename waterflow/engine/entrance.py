@@ -83,7 +83,11 @@ class Entrance:
             if not begins:
                 continue
             with self._beginning:
-                error = self._why_refused(job)
+                error: Exception | None
+                try:
+                    error = self._why_refused(job)
+                except Exception as found:  # of its data's own: it ends this job alone
+                    error = found
                 if error is None:
                     job.start()
             if error is not None:

@@ -141,6 +141,24 @@ def test_nobodys_code_runs():
     assert walk.guards.holds()
 
 
+class _Answering(type):
+    def __getattribute__(cls, name):
+        raise RuntimeError(f"somebody asks for {name}")
+
+
+def test_what_cannot_be_walked_is_told_and_stops_nobody():
+    class Own:
+        @property
+        def __dict__(self):
+            raise RuntimeError("somebody asks for attributes")
+
+    answering, last = _Answering("Answering", (), {}), [1]
+    walk = walked(first=[Own(), answering], second=last)
+    (trail, what), *others = walk.unwalkable
+    assert (str(trail), what, others) == ("first[1]", "thing that raises RuntimeError", [])
+    assert met(walk, last)
+
+
 def test_what_is_put_aside_is_walked_last_and_skipped_where_nothing_else_leads_to_it():
     inner, outer = {"rate": 1.0}, {"rate": 2.0}
     owner = {"inner": inner, "outer": outer}

@@ -132,6 +132,41 @@ def test_jobs_that_cannot_be_looked_into_train_one_after_another(
     assert "an object that nobody knows" in note
 
 
+class _Answering(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(f"somebody asks for {name}")
+
+
+class _OfItsOwn:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("somebody asks for attributes")
+
+
+@pytest.mark.parametrize("make", [_OfItsOwn, lambda: _Answering("Answering", (), {})])
+@pytest.mark.filterwarnings("ignore::waterflow.SharingWarning")
+def test_objects_that_answer_themselves_stop_no_job(make: Any) -> None:
+    found = make()
+
+    class Batches:
+        def __iter__(self) -> Any:
+            yield from [(IMAGES[:4], LABELS[:4])] * (1 if found is not None else 2)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return plain_loss(model, batch) * (1.0 if found is not None else 2.0)
+
+    def made() -> list[wf.Job]:
+        torch.manual_seed(0)
+        jobs = [job(loss=loss, data=Batches(), steps=5) for _ in "ab"]
+        for name, each in zip("ab", jobs, strict=True):
+            each.name = name
+        return jobs
+
+    losses = [wf.run_eager(each, threads=1).losses for each in made()]
+    report = wf.run(made(), memory="64MiB", threads=1)
+    assert [report[name].losses for name in "ab"] == losses
+
+
 def test_that_a_pair_has_an_object_in_common_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     metric = Metric()
     first, second, third = (Sharing(job(**evaluation(metric))) for _ in range(3))
