@@ -331,6 +331,16 @@ def field_set_by_an_array() -> Callable[[], Tick]:
     return lambda: tick
 
 
+def array_that_grows() -> Callable[[], Tick]:
+    array = np.zeros(1)
+
+    def tick() -> int:
+        array.resize(len(array) + 1, refcheck=False)
+        return len(array)
+
+    return lambda: tick
+
+
 def sparse_matrix() -> Callable[[], Tick]:
     matrix = sparse.lil_matrix((3, 3))
 
@@ -394,6 +404,7 @@ WAYS = {
         in_a_container_of_ones_own,
         memory_read_by_bytes,
         field_set_by_an_array,
+        array_that_grows,
         sparse_matrix,
         estimator_fitted_further,
         graph_that_grows,

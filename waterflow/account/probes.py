@@ -183,12 +183,15 @@ def array_kept(array: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], bool]
 
 
 def put_back_array(array: np.ndarray[Any, Any], kept: tuple[np.ndarray[Any, Any], bool]) -> None:
-    """Gives an array back its values, their shape, and whether it can be written to."""
+    """Gives an array back its values, their type, number and shape, and whether it can be written
+    to."""
     values, writeable = kept
-    if array.dtype != values.dtype or array.size != values.size:
-        return
-    with contextlib.suppress(ValueError, AttributeError):  # not this array's to say
+    with contextlib.suppress(ValueError, AttributeError, TypeError):  # not this array's to say
         array.flags.writeable = True
+        if array.dtype != values.dtype:
+            array.dtype = values.dtype  # type: ignore[misc]
+        if array.size != values.size:
+            array.resize(values.shape, refcheck=False)
         if array.shape != values.shape:
             array.shape = values.shape
         np.copyto(array, values)

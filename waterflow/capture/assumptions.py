@@ -293,11 +293,12 @@ class Assumptions:
         trail = self._account.trail_of(defaults)
         return trail is None or trail.endswith(".defaults")
 
-    def restore(self) -> None:
-        """Puts the state back, after a trace has run the user's code."""
+    def restore(self) -> list[str]:
+        """Puts the state back, after a trace has run the user's code; returns what could not be."""
         switches.put_back(self._switches)
-        if not self._caller.look(self._account.holds):
-            self._caller.look(self._account.restore)
+        if self._caller.look(self._account.holds):
+            return []
+        return self._caller.look(self._account.restore)
 
     def risk(self) -> str | None:
         """What a trace may move for good: then observed steps have to show first that they do not.

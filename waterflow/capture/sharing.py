@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -258,6 +259,8 @@ class Sharing:
 
 def _note_common(kinds: frozenset[Hashable], found: Shared, look: int) -> None:
     """Remembers what two jobs have in common, where that can be told from others later."""
+    if isinstance(found.value, np.ndarray):  # numpy resizes none to which there are weak references
+        return
     try:
         value = weakref.ref(found.value)
     except TypeError:

@@ -4,7 +4,7 @@ away, and with all that it has changed put back."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +28,10 @@ class TraceWatch:
 
     Attributes:
         assumptions: what the traces take for granted: the state before them.
+        left: what of that they have changed and could not be put back.
     """
+
+    left: Sequence[str] = ()
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class TraceWatch:
         return problem
 
     def _put_back(self) -> None:
-        self.assumptions.restore()
+        self.left = self.assumptions.restore()
         self._streams.restore(self._before)
         for group, before in zip(self._job.optimizer.param_groups, self._groups, strict=False):
             if moved_numbers(before, group):

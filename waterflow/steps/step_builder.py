@@ -241,9 +241,17 @@ class StepBuilder:
         """Inside, the user's code may be traced for such batches."""
         self.trials.demand(signature)
         patience = self._patience(signature) if self.trials.may_precede(signature) else None
-        with TraceWatch(self.job, self.rng, self.caller, self.trials.seen, patience) as watch:
-            self.trials.demand_for(signature, watch.assumptions)
-            yield watch
+        watch = TraceWatch(self.job, self.rng, self.caller, self.trials.seen, patience)
+        try:
+            with watch:
+                self.trials.demand_for(signature, watch.assumptions)
+                yield watch
+        finally:
+            if watch.left:
+                self.opacity.note(
+                    f"{watch.left[0]} was changed by a trace and could not be put back: the job is "
+                    "that change ahead of its loop. Give it capture=False"
+                )
 
     def _patience(self, signature: Hashable) -> float:
         """Seconds that a look may take: steps that need a trial are no better captured then."""

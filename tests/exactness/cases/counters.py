@@ -278,6 +278,39 @@ def counter_in_an_array(live):
 
 
 @case("opaque")
+def array_that_grows(live):
+    held = np.zeros(1)
+
+    def weight():
+        held.resize(len(held) + 1, refcheck=False)
+        return len(held)
+
+    return job(mlp(), weighted(weight, live))
+
+
+@case("opaque")
+def array_of_objects_that_shrinks(live):
+    held = np.array([None] * 40)
+
+    def weight():
+        held.resize(len(held) - 1, refcheck=False)
+        return len(held) / 40
+
+    return job(mlp(), weighted(weight, live))
+
+
+@case("opaque")
+def array_whose_type_alternates(live):
+    held = np.ones(4)
+
+    def weight():
+        held.dtype = np.float32 if held.dtype == np.float64 else np.float64
+        return len(held)
+
+    return job(mlp(), weighted(weight, live))
+
+
+@case("opaque")
 def itertools_count(live):
     return job(mlp(), weighted(functools.partial(next, itertools.count(1)), live))
 

@@ -171,3 +171,16 @@ def test_no_count_is_lost_where_another_job_is_traced(policy):
     assert report.ok, [job.error for job in report]
     assert SHARED["calls"] == 60
     assert report.jobs["counts"].losses == wf.run_eager(job_of(steps=60), threads=1).losses
+
+
+def test_what_cannot_be_put_back_after_a_trace_is_said():
+    held = np.zeros(2, dtype=[("a", "f4")])
+
+    def loss(model, batch):
+        names = held.dtype.names  # which belong to the type, and no copy of the array keeps
+        held.dtype.names = ("b",) if names == ("a",) else ("a",)
+        return F.mse_loss(model(batch[0]), batch[1])
+
+    with pytest.warns(wf.OpaqueStepWarning, match="could not be put back"):
+        report = wf.run([job_of(loss)], memory=MEMORY).jobs["a"]
+    assert any("could not be put back" in note for note in report.notes)
