@@ -117,9 +117,9 @@ class Attributes(Place):
 
 
 class ClassAttributes(Place):
-    """Attributes of a class's own."""
+    """Attributes of a class's own, and what it is derived from."""
 
-    __slots__ = ("before", "kind", "watched")
+    __slots__ = ("bases", "before", "kind", "watched")
 
     def __init__(
         self,
@@ -130,8 +130,11 @@ class ClassAttributes(Place):
     ) -> None:
         super().__init__(trail)
         self.kind, self.before, self.watched = kind, dict(before), watched
+        self.bases = kind.__bases__
 
     def restore(self) -> None:
+        if self.kind.__bases__ != self.bases:
+            self.kind.__bases__ = self.bases
         current = dict(vars(self.kind))
         for name in current:
             if name not in self.before and self.watched(name):

@@ -148,6 +148,7 @@ _REASONS = {
 _IMPURE_ATTRIBUTES = {
     "_version": "reads a tensor's version",
     "f_locals": "reads another function's variables",
+    "cache_info": "reads how often results were asked for",
     "__subclasses__": "looks for classes that no code shows",
 }
 #: Functions that give a module by its name.

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from waterflow.capture.tracing import capture_error, users_line
 from waterflow.executor.device.base import Device
 from waterflow.executor.plan.piled_step import Piles
 from waterflow.executor.plan.step_memory import StepMemory
@@ -77,6 +78,13 @@ class StepProfiler:
             profile = dataclasses.replace(kept, name=self.binder.job.name)
             if profile.num_nodes != len(step.compiled.tape):
                 raise AssertionError("a profile does not match its step")
+            if profile.surviving_bytes and not step.graph.outputs:
+                job = self.binder.job
+                raise capture_error(
+                    job.name,
+                    "what it makes outlives it in a tensor that others have (`Tensor.set_`, say)",
+                    users_line(None, job.function),
+                )
             step.memory = StepMemory(profile, self.device.alignment)
             step.piles = Piles(step.memory)
 

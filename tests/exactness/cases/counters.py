@@ -311,6 +311,48 @@ def array_whose_type_alternates(live):
 
 
 @case("opaque")
+def memory_exchanged_by_the_step(live):
+    held = torch.zeros(1)
+
+    def weight():
+        held.set_(torch.zeros(held.numel() + 1))
+        return held.numel()
+
+    return job(mlp(), weighted(weight, live))
+
+
+@case("opaque")
+def hits_of_a_cache(live):
+    @functools.lru_cache
+    def remembered(number):
+        return number
+
+    def weight():
+        remembered(1)
+        return 1 + remembered.cache_info().hits
+
+    return job(mlp(), weighted(weight, live))
+
+
+@case("opaque")
+def bases_of_a_class_alternate(live):
+    class One:
+        scale = 1.0
+
+    class Two:
+        scale = 2.0
+
+    class Scaled(One):
+        pass
+
+    def weight():
+        Scaled.__bases__ = (Two,) if Scaled.__bases__ == (One,) else (One,)
+        return Scaled.scale
+
+    return job(mlp(), weighted(weight, live))
+
+
+@case("opaque")
 def itertools_count(live):
     return job(mlp(), weighted(functools.partial(next, itertools.count(1)), live))
 
