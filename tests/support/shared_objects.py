@@ -316,6 +316,24 @@ def noting_in(notes: dict[str, Any]) -> Callable[..., torch.Tensor]:
     return loss
 
 
+class _Answering(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(f"somebody asks for {name}")
+
+
+class OfItsOwn:
+    """An object that answers itself what Python asks it for its attributes."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("somebody asks for attributes")
+
+
+def answering_class() -> Any:
+    """A class that does so, whatever it is asked for."""
+    return _Answering("Answering", (), {})
+
+
 SHARED = (
     *("metric", "criterion", "module", "hook", "collate", "batches", "global", "default"),
     *("closure", "iterator", "generator of tensors", "array", "deque", "scheduler", "curriculum"),

@@ -51,6 +51,8 @@ _READ_ALL = ("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgette
 #: Names that read by names given to them, or everything, and are no functions that anybody calls.
 _READ_UNSEEN = frozenset({"__dict__", "__getstate__", "__getattribute__", "__globals__"})
 _CALLABLES = ("getattr", "hasattr", "vars", "dir")
+#: Functions that give a module by its name.
+IMPORTERS = frozenset({"import_module", "__import__"})
 
 
 class CodeNames(NamedTuple):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from waterflow.account.class_parts import is_a
-from waterflow.account.code_names import Call, code_names
+from waterflow.account.code_names import IMPORTERS, Call, code_names
 from waterflow.account.trust import is_standard_file, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.common import switches
@@ -151,8 +151,6 @@ _IMPURE_ATTRIBUTES = {
     "cache_info": "reads how often results were asked for",
     "__subclasses__": "looks for classes that no code shows",
 }
-#: Functions that give a module by its name.
-_IMPORTERS = frozenset({"import_module", "__import__"})
 
 
 class Impurity(NamedTuple):
@@ -330,6 +328,6 @@ def _attributes(code: CodeType) -> Iterator[Impurity]:
     names = code_names(code).names
     for name in names & _IMPURE_ATTRIBUTES.keys():
         yield Impurity(name, code.co_filename, code.co_firstlineno, _IMPURE_ATTRIBUTES[name])
-    if {"sys", "modules"} <= names or not _IMPORTERS.isdisjoint(names):
+    if {"sys", "modules"} <= names or not IMPORTERS.isdisjoint(names):
         why = "reads modules by names that no code shows"
         yield Impurity("sys.modules", code.co_filename, code.co_firstlineno, why)

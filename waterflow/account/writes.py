@@ -15,7 +15,7 @@ from types import CodeType
 from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes, variables_set_by
-from waterflow.account.code_names import code_names
+from waterflow.account.code_names import IMPORTERS, code_names
 from waterflow.account.probes import Memo
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
@@ -25,7 +25,7 @@ _WRITERS = frozenset(
     {
         *("setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "__globals__", "vars"),
         *("globals", "locals", "exec", "eval", "cell_contents", "f_globals", "modules"),
-        *("__import__", "import_module"),
+        *IMPORTERS,
     }
 )
 _VARIABLES = frozenset({"environ", "environb", "putenv", "unsetenv"})

@@ -30,6 +30,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.account.bytecode import imports_of, nested_codes
 from waterflow.account.class_parts import CLASS_NOISE
+from waterflow.account.code_names import IMPORTERS
 from waterflow.capture.fingerprint_parts import (
     BUILT_IN_BASES,
     content_of,
@@ -43,7 +44,7 @@ from waterflow.common.environment import is_library
 #: Functions and attributes by which code reads what no walk can see.
 _READS_OUTSIDE = {
     *("open", "read_text", "read_bytes", "load", "memmap", "fromfile", "loadtxt"),
-    *("environ", "getenv", "argv", "eval", "exec", "__import__", "import_module", "globals"),
+    *("environ", "getenv", "argv", "eval", "exec", "globals", *IMPORTERS),
 }
 
 #: A data class's fields are told by its annotations and its functions.

@@ -83,11 +83,7 @@ class Entrance:
             if not begins:
                 continue
             with self._beginning:
-                error: Exception | None
-                try:
-                    error = self._why_refused(job)
-                except Exception as found:  # of its data's own: it ends this job alone
-                    error = found
+                error = self._why_refused(job)
                 if error is None:
                     job.start()
             if error is not None:
@@ -112,18 +108,18 @@ class Entrance:
                 return True
         return False
 
-    def _why_refused(self, job: JobRun) -> JobError | None:
-        """Why a new job's data cannot be read beside the others; where they can, those that read
-        the same memory know of it."""
-        one = self._drawing_from(generators_of(job.job.data))
-        if one is not None:
-            return _shared_generator(one, job)
-        other = self._in_another_engine(job)
-        if other is not None:
-            return _trained_elsewhere(job, other)
+    def _why_refused(self, job: JobRun) -> Exception | None:
+        """Why a new job's data cannot be read beside the others, whatever they raise when they are
+        looked at included; where they can, those that read the same memory know of it."""
         try:
+            one = self._drawing_from(generators_of(job.job.data))
+            if one is not None:
+                return _shared_generator(one, job)
+            other = self._in_another_engine(job)
+            if other is not None:
+                return _trained_elsewhere(job, other)
             job.data.join(other.data for other in self._under_way)
-        except JobError as error:
+        except Exception as error:
             return error
         return None
 

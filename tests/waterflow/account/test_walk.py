@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.shared_objects import OfItsOwn, answering_class
 from waterflow.account.code_walk import Late
 from waterflow.account.walk import Limits, Walk
 
@@ -141,19 +142,9 @@ def test_nobodys_code_runs():
     assert walk.guards.holds()
 
 
-class _Answering(type):
-    def __getattribute__(cls, name):
-        raise RuntimeError(f"somebody asks for {name}")
-
-
 def test_what_cannot_be_walked_is_told_and_stops_nobody():
-    class Own:
-        @property
-        def __dict__(self):
-            raise RuntimeError("somebody asks for attributes")
-
-    answering, last = _Answering("Answering", (), {}), [1]
-    walk = walked(first=[Own(), answering], second=last)
+    last = [1]
+    walk = walked(first=[OfItsOwn(), answering_class()], second=last)
     (trail, what), *others = walk.unwalkable
     assert (str(trail), what, others) == ("first[1]", "thing that raises RuntimeError", [])
     assert met(walk, last)

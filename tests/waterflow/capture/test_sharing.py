@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from tests.support.shared_objects import (
     Locked,
     Metric,
     OfClass,
+    OfItsOwn,
     OwnNotes,
     Reading,
+    answering_class,
     evaluation,
     job,
     plain_loss,
@@ -65,6 +68,20 @@ def counted_by(tick: Tick, **given: Any) -> wf.Job:
     return job(loss=loss, **given)
 
 
+def named(jobs: list[wf.Job]) -> list[wf.Job]:
+    """The two jobs, called a and b."""
+    for name, each in zip("ab", jobs, strict=True):
+        each.name = name
+    return jobs
+
+
+def assert_numbers_of_the_loops(made: Callable[[], list[wf.Job]]) -> None:
+    """Jobs a and b, made anew for each run, have the losses of one loop after the other."""
+    losses = [wf.run_eager(each, threads=1).losses for each in made()]
+    report = wf.run(made(), memory="64MiB", threads=1)
+    assert [report[name].losses for name in "ab"] == losses
+
+
 class Stream:
     """Data that hands out what it was made of."""
 
@@ -81,34 +98,25 @@ def test_jobs_whose_data_are_one_iterator_take_from_it_one_after_another(made_of
     def made() -> list[wf.Job]:
         torch.manual_seed(0)
         found = iter([(IMAGES[:4] * scale, LABELS[:4]) for scale in range(1, 13)])
-        jobs = [job(data=made_of(found), steps=6) for _ in "ab"]
-        for name, each in zip("ab", jobs, strict=True):
-            each.name = name
-        return jobs
+        return named([job(data=made_of(found), steps=6) for _ in "ab"])
 
-    losses = [wf.run_eager(each, threads=1).losses for each in made()]
-    report = wf.run(made(), memory="64MiB", threads=1)
-    assert [report[name].losses for name in "ab"] == losses
+    assert_numbers_of_the_loops(made)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_whoever_shares_a_count_is_kept_apart_and_has_the_numbers_of_the_loop(way: str) -> None:
     def made() -> list[wf.Job]:
         tick, jobs = WAYS[way](), []
-        for number, name in enumerate("ab"):
+        for number in range(2):
             torch.manual_seed(number)
-            made = counted_by(tick(), steps=400 + number)
-            made.name = name
-            jobs.append(made)
-        return jobs
+            jobs.append(counted_by(tick(), steps=400 + number))
+        return named(jobs)
 
     found = reason(*made())
     assert found is not None
     assert "may change" in found
-    losses = [wf.run_eager(each, threads=1).losses for each in made()]
     with pytest.warns(wf.SharingWarning, match="trains when job 'a' has ended"):
-        report = wf.run(made(), memory="64MiB", threads=1)
-    assert [report[name].losses for name in "ab"] == losses
+        assert_numbers_of_the_loops(made)
 
 
 @pytest.mark.parametrize(("what", "make"), apart(), ids=[what for what, _ in apart()])
@@ -124,26 +132,13 @@ def test_jobs_that_cannot_be_looked_into_train_one_after_another(
         raise ValueError("an object that nobody knows")
 
     monkeypatch.setattr(Sharing, "_changing", fails)
-    jobs = [job(steps=3), job(steps=3)]
-    jobs[0].name, jobs[1].name = "ab"
-    report = wf.run(jobs, memory="64MiB", threads=1)
+    report = wf.run(named([job(steps=3), job(steps=3)]), memory="64MiB", threads=1)
     assert report.ok
     (note,) = [note for note in report["b"].notes if "looked into" in note]
     assert "an object that nobody knows" in note
 
 
-class _Answering(type):
-    def __getattribute__(cls, name: str) -> Any:
-        raise RuntimeError(f"somebody asks for {name}")
-
-
-class _OfItsOwn:
-    @property
-    def __dict__(self) -> Any:  # type: ignore[override]
-        raise RuntimeError("somebody asks for attributes")
-
-
-@pytest.mark.parametrize("make", [_OfItsOwn, lambda: _Answering("Answering", (), {})])
+@pytest.mark.parametrize("make", [OfItsOwn, answering_class])
 @pytest.mark.filterwarnings("ignore::waterflow.SharingWarning")
 def test_objects_that_answer_themselves_stop_no_job(make: Any) -> None:
     found = make()
@@ -157,14 +152,9 @@ def test_objects_that_answer_themselves_stop_no_job(make: Any) -> None:
 
     def made() -> list[wf.Job]:
         torch.manual_seed(0)
-        jobs = [job(loss=loss, data=Batches(), steps=5) for _ in "ab"]
-        for name, each in zip("ab", jobs, strict=True):
-            each.name = name
-        return jobs
+        return named([job(loss=loss, data=Batches(), steps=5) for _ in "ab"])
 
-    losses = [wf.run_eager(each, threads=1).losses for each in made()]
-    report = wf.run(made(), memory="64MiB", threads=1)
-    assert [report[name].losses for name in "ab"] == losses
+    assert_numbers_of_the_loops(made)
 
 
 def test_that_a_pair_has_an_object_in_common_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
