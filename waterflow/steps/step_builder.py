@@ -9,6 +9,7 @@ import time
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
+from waterflow.account.purity import undisturbed
 from waterflow.capture.assumptions import Assumptions, JobStructure, Seen
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.forward import ForwardTrace, trace_forward
@@ -153,9 +154,12 @@ class StepBuilder:
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
+        """Inside, the capture is made or found, and nothing else waited for. What that makes stays,
+        and is no garbage."""
         began = time.perf_counter()
         try:
-            yield
+            with undisturbed():
+                yield
         finally:
             self.seconds += time.perf_counter() - began
 
