@@ -109,7 +109,9 @@ class CapturedSteps:
             found = self._steps.persistent.state_holds() and self._steps.cache.is_fresh(batch)
             found = found and self._steps.caller.opaque is None
             self._looked = batch, self.begun, found
-        return found and self._version == self._steps.persistent.version
+        if batch.specialization is None:
+            return found and not self.tensors_have_changed
+        return found and self._is_collected_for(batch.specialization)
 
     def ready_step(self, batch: PreparedBatch) -> PreparedStep | None:
         """The step to run on this batch, where a lane is all that it needs: None where it is new,
@@ -143,7 +145,14 @@ class CapturedSteps:
 
     def lacks_tensors(self, specialization: Specialization) -> bool:
         """Whether its step has not got the job's tensors, or not those that they are now."""
-        return self.tensors_have_changed or specialization.steady not in self._bound
+        is_bound = specialization.steady in self._bound
+        return not (is_bound and self._is_collected_for(specialization))
+
+    def _is_collected_for(self, specialization: Specialization) -> bool:
+        """Whether the tensors that the steps are bound to are those that this one knows by their
+        names: two may have changed places for a while, in which another was captured."""
+        version = self._steps.persistent.version
+        return self._version == version == specialization.collected
 
     @property
     def tensors_have_changed(self) -> bool:
@@ -269,7 +278,7 @@ class CapturedSteps:
         found, step_of = self._watched, batch.specialization
         if found is None or step_of is not found.specialization or found.between is not between:
             return None
-        is_bound = found.step in self._bound and self._version == self._steps.persistent.version
+        is_bound = found.step in self._bound and self._is_collected_for(step_of)
         if self.exclusive or not (is_bound and self._has_room(batch)):
             return None
         if self._steps.caller.opaque is not None:

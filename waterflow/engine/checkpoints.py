@@ -8,6 +8,7 @@ its own writes the copy.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import math
 import threading
@@ -66,7 +67,8 @@ def snapshot(run: JobRun, before: Attributes, state: str = RUNNING) -> JobSnapsh
         evaluations=list(report.evaluations),
         epoch_ends=list(report.epoch_ends),
     )
-    return run.look(lambda: take(run.job, progress, before))
+    taken = run.look(lambda: take(run.job, progress, before))
+    return dataclasses.replace(taken, job=run.name)  # which a callback may call something else
 
 
 class Checkpoints:

@@ -101,12 +101,18 @@ class RunContext:
         *arguments: Parameters.args,
         **options: Parameters.kwargs,
     ) -> Outcome[Value] | None:
-        """Runs something of the user's; an error ends this job alone, and None is returned.
+        """Runs something of the user's, or what looks at objects of his, which may raise anything;
+        an error ends this job alone, and None is returned.
 
         What runs below this is no closure: the error's frames would keep what it encloses.
+
+        Raises:
+            DeviceLostError: the device fails every call from now on.
         """
         try:
             return Outcome(action(*arguments, **options))
+        except DeviceLostError:
+            raise
         except BaseException as error:  # a callback may raise SystemExit, too
             job.fail(error)
             return None

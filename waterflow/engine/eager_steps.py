@@ -88,6 +88,7 @@ class EagerSteps:
         self._needs = needs
         self._python = python
         self._events = events
+        self._name = steps.job.name  # by which it is known, whatever a callback calls it
         self._ran_in_arena = False  # since what one needs was last measured
         self._peak_before = 0  # the job's in the arena, before that
         self.room: EagerRoom | None = None
@@ -151,8 +152,11 @@ class EagerSteps:
     def is_as_found(self) -> bool:
         """Whether the job holds between steps what it held when its room was opened."""
         persistent = self._steps.persistent
-        as_known = persistent.state_holds() and persistent.gradients_hold
-        return as_known and not self._captured.tensors_have_changed
+        try:
+            as_known = persistent.state_holds() and persistent.gradients_hold
+            return as_known and not self._captured.tensors_have_changed
+        except Exception:  # whoever accounts for what has changed meets it again
+            return False
 
     @property
     def is_fine(self) -> bool:
@@ -331,7 +335,7 @@ class EagerSteps:
 
     def _begin(self) -> None:
         self._captured.begin()
-        self._events.publish(EagerStepBegun(self._job.name))
+        self._events.publish(EagerStepBegun(self._name))
 
     @property
     def _breaks_limit(self) -> bool:
@@ -435,7 +439,7 @@ class EagerSteps:
         assert step is not None
         captured.begin()
         specialization.runs += 1
-        self._events.publish(EagerStepBegun(self._job.name))
+        self._events.publish(EagerStepBegun(self._name))
         captured.forget(step)
         with captured.checks.timed(captured.begun):
             checked = check_step(
@@ -448,7 +452,7 @@ class EagerSteps:
                 compare=captured.checks.compares,
             )
         if captured.checks.compares:
-            self._events.publish(StepChecked(self._job.name))
+            self._events.publish(StepChecked(self._name))
         differs = checked.difference is not None
         if differs and not self._steps.cache.is_fresh(batch):
             return checked.loss  # something was changed while they ran: it is captured anew

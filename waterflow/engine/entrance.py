@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import torch
 
-from waterflow.common.errors import BudgetError, JobError
+from waterflow.common.errors import JobError
 from waterflow.engine.admission import Admission
 from waterflow.engine.context import RunContext
 from waterflow.engine.in_flight import StepsInFlight
@@ -167,7 +167,7 @@ class Entrance:
         self._in_flight.complete_all()  # its last step may have ended it
         if not job.ended:
             self._context.arena.synchronize()
-            job.suspend(self._context.residency)
+            self._context.run_isolated(job, job.suspend, self._context.residency)
             self._admission.somebody_left()
         self._context.wake()
 
@@ -192,7 +192,7 @@ class Entrance:
                 continue
             try:
                 self._admission.check(job, residents)
-            except (BudgetError, JobError) as error:
+            except Exception as error:  # it looks at all that the jobs have
                 job.fail(error)
                 continue
             if not self._admission.fits_beside(job, needs):
@@ -222,7 +222,7 @@ class Entrance:
             context.lanes.commit()
             job.move_in(context.residency)
             job.captured.open_input(None, context.lanes, context.residency)
-        except (RuntimeError, JobError) as error:
+        except Exception as error:
             job.fail(error)
             context.check_device()
         context.lanes.device.release_unused()

@@ -209,18 +209,24 @@ class _Stretch:
         """Runs steps on this lane until the stretch is over."""
         try:
             while (taken := self._next(lane)) is not None:
-                job, fed, seen = taken
-                if fed.boundary:
-                    evaluate = functools.partial(self._evaluate, job)
-                    pass_boundary(self._context, self._in_flight, job, fed, evaluate)
-                    self._give_back(job, captured=False)
-                elif self._is_captured(job, fed):
-                    self._run_captured(lane, job, fed, seen)
-                else:
-                    self._run_eager(lane, job, fed)
+                job, fed, _ = taken
+                captured = self._is_captured(job, fed)
+                try:
+                    self._context.run_isolated(job, self._serve_job, lane, *taken)
+                finally:
+                    self._give_back(job, captured)
         except BaseException:
             self._end()
             raise
+
+    def _serve_job(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch], seen: int) -> None:
+        if fed.boundary:
+            evaluate = functools.partial(self._evaluate, job)
+            pass_boundary(self._context, self._in_flight, job, fed, evaluate)
+        elif self._is_captured(job, fed):
+            self._run_captured(lane, job, fed, seen)
+        else:
+            self._run_eager(lane, job, fed)
 
     # Who runs next
 
@@ -366,7 +372,6 @@ class _Stretch:
         if left is not None:
             self.left.append((job, left))
             self._end()
-        self._give_back(job, captured=True)
 
     def _run_step(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]) -> None:
         assert fed.item is not None
@@ -384,7 +389,6 @@ class _Stretch:
             if not launch.has_failed:
                 job.captured.send_ahead(job.next_batch())
             self._in_flight.settle(launch)
-        self._give_back(job, captured=True)
 
     def _begin(
         self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch]
@@ -420,7 +424,6 @@ class _Stretch:
                 self._settle(job)
             with self._context.state:
                 self._set_over(not (job.ended or job.eager.is_as_found))
-        self._give_back(job, captured=False)
 
     def _settle(self, job: JobRun) -> None:
         """After eager steps, while no plan counts on the memory as it is: what they have kept is

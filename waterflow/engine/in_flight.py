@@ -198,7 +198,7 @@ def drop_gradients(context: RunContext, job: JobRun) -> None:
     """Lets go of the gradients of the job's last step, unless its callback is yet to see them: it
     waits for an evaluation. Between steps, with the lock for Python."""
     if job.ended or not job.loop.owes_callback:
-        job.eager.drop_gradients(context.residency)
+        context.run_isolated(job, job.eager.drop_gradients, context.residency)
 
 
 def pass_boundary(

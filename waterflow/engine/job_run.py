@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import operator
@@ -195,6 +196,7 @@ class JobRun:
         # Its parts know it weakly: its model and data are gone with the last who holds it, without
         # a garbage collection, which may be long in coming.
         in_turn, callback = _Weakly(self._python), _Weakly(self._callback)
+        self._submitted_data = job.data
         self.data = DataMemory(job.name, job.data)
         self.sharing = Sharing(job)
         self.eager = EagerSteps(
@@ -202,7 +204,7 @@ class JobRun:
             *(self.data, side_by_side or SideBySide()),
         )
         self.loop = UserLoop(job, in_turn, _Weakly(self.end), events, callback)
-        self.loop.check_epoch = self.data.check
+        self.loop.check_epoch = _Weakly(self._check_epoch)
         self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
@@ -281,7 +283,7 @@ class JobRun:
 
     def _callback(self, function: Callable[[], Result]) -> Result:
         """Runs a callback of the job's in its context, on the thread on which callbacks run."""
-        callbacks, name = self._callbacks, self.job.name
+        callbacks, name = self._callbacks, self.name
         if not callbacks.in_caller:
             return self._python(functools.partial(callbacks.run, name, function))
         # A trace may run while somebody waits for the callback, but not beside it.
@@ -317,6 +319,17 @@ class JobRun:
             return function()
         run = caller.run_apart if self.may_fetch_ahead() else caller.run
         return run(self._rng, function)
+
+    def _check_epoch(self) -> None:
+        """Before a new epoch: raises where the loop would read other batches than it gets."""
+        self.data.check()
+        if self.job.data is not self._submitted_data:
+            raise JobError(
+                f"job {self.name!r}: its data were replaced while it trains (by a "
+                f"{type(self.job.data).__name__}), and it has been reading those that it was "
+                "submitted with. Give it one object that yields other batches from some epoch on, "
+                "or stop it and submit a new job"
+            )
 
     def _tell_ready(self) -> None:
         self._on_ready(self.state is not JobState.RUNNING)
@@ -683,6 +696,7 @@ class JobRun:
             return  # what is to be captured anew takes a round
         if cache.step_for(fed.item.specialization) is None:
             return
+        cache.collect_for(fed.item.specialization)
         if self.captured.tensors_have_changed:
             self.account(residency)
         self.captured.choose(fed.item, residency)
@@ -786,8 +800,13 @@ class JobRun:
             self.tell_of_needs()
 
     def move_out(self, residency: Residency) -> None:
-        """Gives up the places of a job that has ended; its tensors are in ordinary memory again."""
-        self.eager.forget_gradients()
+        """Gives up the places of a job that has ended; its tensors are in ordinary memory again.
+
+        Its Python may have left objects that raise when they are looked at. What is found by way of
+        them stays where it is, and keeps its memory; what had a place goes all the same.
+        """
+        with contextlib.suppress(Exception):
+            self.eager.forget_gradients()
         if self.resident:
             self._give_up_places(residency)
         if self.is_parked:
@@ -821,14 +840,15 @@ class JobRun:
         if self.steps.prefetcher is not None and self.steps.prefetcher.block is not None:
             yield self.steps.prefetcher.block
 
-    def _own_tensors(self) -> Iterator[torch.Tensor]:
-        self.steps.cache.collect_persistent()  # an eager step may have replaced some
-        yield from self.steps.persistent.all()
-        yield from self._made_by_step()
+    def _own_tensors(self) -> list[torch.Tensor]:
+        with contextlib.suppress(Exception):
+            self.steps.cache.collect_persistent()  # an eager step may have replaced some
+        return [*self.steps.persistent.all(), *_as_far_as_possible(self._made_by_step())]
 
-    def _known_tensors(self) -> Iterator[torch.Tensor]:
-        for module in self.job.root.modules():
-            yield from _tensors_in(vars(module))
+    def _known_tensors(self) -> list[torch.Tensor]:
+        return _as_far_as_possible(
+            tensor for module in _modules(self.job) for tensor in _tensors_in(vars(module))
+        )
 
 
 class _Weakly(Generic[Result]):
@@ -844,6 +864,18 @@ class _Weakly(Generic[Result]):
         owner = self._owner()
         assert owner is not None
         return self._function(owner, *arguments)  # type: ignore[no-any-return]
+
+
+def _modules(job: Job) -> Iterator[torch.nn.Module]:
+    yield from job.root.modules()
+
+
+def _as_far_as_possible(found: Iterator[Result]) -> list[Result]:
+    """What there is, until it raises."""
+    before: list[Result] = []
+    with contextlib.suppress(Exception):
+        before.extend(found)  # which keeps what comes before an error
+    return before
 
 
 def _into(returned: list[Result], function: Callable[[], Result]) -> None:

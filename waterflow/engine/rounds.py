@@ -15,7 +15,7 @@ from waterflow.engine.job_run import JobRun
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.executor.data.feeder import FeedItem
 from waterflow.executor.run.eager_room import OpenRoom
-from waterflow.steps.prepared import PreparedBatch, PreparedStep
+from waterflow.steps.prepared import PreparedBatch
 
 
 class RoundExecutor:
@@ -64,21 +64,20 @@ class RoundExecutor:
             if job.captured.runs_apart(batch.value):
                 apart.append((job, dataclasses.replace(fed, item=batch.value)))
                 continue
-            step = self._loaded(job, batch.value)
-            if step is None:
+            loaded = self._loaded(job, batch.value)
+            if loaded is None:
                 continue
-            scheduled = ScheduledStep(job, step.value, batch.value, job.loop.rates())
-            if step.value.creates_state:
-                self._run_first(scheduled)
+            if loaded.value.step.creates_state:
+                self._run_first(loaded.value)
             else:
-                captured.append(scheduled)
+                captured.append(loaded.value)
         if captured:
             self._run_together(captured)
         for job, fed in apart:
             if job.gives_way:
                 job.feeder.put_back([fed])
             else:
-                self._run_apart(job, fed, alone=not captured)
+                self._context.run_isolated(job, self._run_apart, job, fed, alone=not captured)
 
     def _entered(self, job: JobRun, fed: FeedItem[PreparedBatch]) -> Outcome[PreparedBatch] | None:
         """The batch, in its epoch, ready for the user's Python as it is now; None where the job
@@ -92,16 +91,16 @@ class RoundExecutor:
             return None
         return context.run_isolated(job, job.refresh, fed.item, context.residency)
 
-    def _loaded(self, job: JobRun, batch: PreparedBatch) -> Outcome[PreparedStep] | None:
+    def _loaded(self, job: JobRun, batch: PreparedBatch) -> Outcome[ScheduledStep] | None:
         """The step to run, bound and with its batch; None where that ends the job."""
         return self._context.run_isolated(job, self._load, job, batch)
 
-    def _load(self, job: JobRun, batch: PreparedBatch) -> PreparedStep:
+    def _load(self, job: JobRun, batch: PreparedBatch) -> ScheduledStep:
         context = self._context
         step = job.captured.choose(batch, context.residency)
         job.captured.open_input(batch, context.lanes, context.residency)
         job.captured.load(step, batch)
-        return step
+        return ScheduledStep(job, step, batch, job.loop.rates())
 
     def _run_first(self, scheduled: ScheduledStep) -> None:
         """The step that creates the optimizer's state runs alone; then the state is put away."""

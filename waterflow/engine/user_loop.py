@@ -44,6 +44,7 @@ class UserLoop:
         callback: the same for its callback, which may have a thread of its own.
         """
         self._job = job
+        self._name = job.name  # by which it is known, whatever a callback calls it
         self._python = python
         self._callback = callback or python
         self._times = EvaluationTimes(job)
@@ -133,7 +134,7 @@ class UserLoop:
             self.check_epoch()
         while self.epoch < epoch:
             self.epoch += 1
-            self._events.publish(EpochEntered(self._job.name, self.epoch, self._begun))
+            self._events.publish(EpochEntered(self._name, self.epoch, self._begun))
             self._step_scheduler("epoch", self._latest_loss)
 
     def step_queued(self) -> None:
@@ -156,7 +157,7 @@ class UserLoop:
         job = self._job
         self.steps += 1
         self._latest_loss = loss
-        self._events.publish(StepDone(job.name, self.steps, loss))
+        self._events.publish(StepDone(self._name, self.steps, loss))
         check_finite(job, self.steps, loss)
         if self.waits_for_loss:
             self._step_scheduler("step", loss)
@@ -171,7 +172,7 @@ class UserLoop:
         unanswered, self._unanswered = self._unanswered, None
         self.evaluated = self.steps
         if found.values is not None:
-            self._events.publish(Evaluated(self._job.name, self.steps, found.values))
+            self._events.publish(Evaluated(self._name, self.steps, found.values))
         stops = found.stops
         if unanswered is not None:
             stops = self._stops(*unanswered, found.values) or stops
@@ -228,7 +229,7 @@ class UserLoop:
             first, self.steps = self.steps + 1, self.steps + len(losses)
             self._begun = self.steps
             self._latest_loss = losses[-1]
-            self._events.publish_train(TrainRan(self._job.name, first, losses, spans))
+            self._events.publish_train(TrainRan(self._name, first, losses, spans))
 
     def _catch_up(self, losses: Sequence[float]) -> None:
         for loss in losses:

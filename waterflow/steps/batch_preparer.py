@@ -159,7 +159,7 @@ class BatchPreparer:
                 self._refuse_what_is_opaque()
             return PreparedBatch(prepared.batch)
         if self._cache.is_fresh(prepared):
-            return prepared
+            return self._collected_for(prepared)
         if self._job.step is None and has_own_zero_grad(self._job.optimizer):
             raise JobError(
                 f"job {self._job.name!r}: its optimizer's zero_grad was replaced after captured "
@@ -168,6 +168,11 @@ class BatchPreparer:
             )
         prepared = self._prepared(prepared.batch, lambda: None, self._cache.valid)
         self._latest = prepared.specialization
+        return self._collected_for(prepared)
+
+    def _collected_for(self, prepared: PreparedBatch) -> PreparedBatch:
+        if prepared.specialization is not None:
+            self._cache.collect_for(prepared.specialization)
         return prepared
 
     @property

@@ -162,7 +162,10 @@ class PersistentTensors:
 
     def state_holds(self) -> bool:
         """Whether the optimizer's state has the entries that it had when it was last collected."""
-        return self._entries.holds(self._job.optimizer)
+        try:
+            return self._entries.holds(self._job.optimizer)
+        except Exception:  # the optimizer can be looked at no more: whoever collects meets it again
+            return False
 
     def has_all(self, state: Iterable[Hashable]) -> bool:
         """Whether all these entries of the optimizer's state are there."""
@@ -303,8 +306,9 @@ def persistent_tensors(job: Job) -> dict[Input, torch.Tensor]:
     return {meaning: tensor for meaning, tensor in found.items() if _has_memory(tensor)}
 
 
-def _has_memory(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not is_unmade(tensor)
+def _has_memory(tensor: Any) -> bool:
+    is_tensor = isinstance(tensor, torch.Tensor)  # modules hold whatever was put there
+    return is_tensor and tensor.layout == torch.strided and not is_unmade(tensor)
 
 
 def is_lazy(model: torch.nn.Module) -> bool:

@@ -80,6 +80,7 @@ class Specialization:
         steady: every later step.
         checked: steps that an eager step has confirmed.
         runs: how many steps were made of it so far.
+        collected: the version of the job's tensors, by their names, with which it was right last.
         outgrown: whether another capture for such batches has been counted since.
         offer: the same to other jobs (`shared_captures`), until all that can be learnt of who may
             have it is learnt; None where nobody may.
@@ -91,6 +92,7 @@ class Specialization:
     steady: PreparedStep | None = None
     checked: set[PreparedStep] = field(default_factory=set)
     runs: int = 0
+    collected: int = -1
     outgrown: bool = False
     offer: Any = None
 

@@ -250,6 +250,13 @@ class StepCache:
             self._kept.clear()
         self._persistent.note_size()
 
+    def collect_for(self, specialization: Specialization) -> None:
+        """Collects them where they were collected for another capture since this one was used: by
+        the names that it knows them by they may be others, and be those of before again."""
+        if specialization.collected != self._persistent.version:
+            self.collect_persistent()
+            specialization.collected = self._persistent.version
+
     def _is_over(self, first: PreparedStep) -> bool:
         """Whether all that a first step creates is there."""
         if first not in self._over:
@@ -285,6 +292,7 @@ class StepCache:
                 "and a callback may hold the former one",
                 users_line(None, self._job.function),
             )
+        specialization.collected = self._persistent.version
         self._kept.add(flat.signature, specialization)
         self.captures += 1
         return specialization

@@ -302,3 +302,75 @@ def spectral_norm_of_old(live):
     model = mlp()
     nn.utils.spectral_norm(model[0])
     return job(model)
+
+
+# -- something changes places, and later back: captures of before are right again
+
+
+def swapped(name, swap, make_model=mlp, make_optimizer=sgd):
+    """Enters a case whose callback changes the model after step 4, and back after step 8."""
+
+    def make(live):
+        model = make_model()
+        optimizer = make_optimizer(model)
+
+        def change(step):
+            if step in (4, 8):
+                swap(model, optimizer)
+
+        on_step = every(live, change)
+        return job(model, optimizer=optimizer, on_step=on_step, steps=14)
+
+    make.__name__ = name
+    case(*KEPT)(make)
+
+
+def square():
+    return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 4))
+
+
+class Shifted(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 32))
+        self.register_buffer("shift", torch.ones(32))
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x)) * self.scale + self.shift)
+
+
+def _swap_buffers(model, optimizer):
+    model.scale, model.shift = model.shift, model.scale
+
+
+def _swap_weights(model, optimizer):
+    model[0].weight, model[2].weight = model[2].weight, model[0].weight
+
+
+def _swap_layers(model, optimizer):
+    model[0], model[2] = model[2], model[0]
+
+
+def _swap_trained(model, optimizer):
+    parameters = optimizer.param_groups[0]["params"]
+    parameters[0], parameters[2] = parameters[2], parameters[0]
+
+
+def _swap_momenta(model, optimizer):
+    one, two = model[0].weight, model[2].weight
+    state = optimizer.state
+    state[one], state[two] = state[two], state[one]
+
+
+def _tie_or_untie(model, optimizer):
+    mine = optimizer.param_groups[0]["params"][2]
+    is_tied = model[2].weight is model[0].weight
+    model[2].weight = mine if is_tied else model[0].weight
+
+
+swapped("buffers_swapped_and_back", _swap_buffers, Shifted)
+swapped("weights_swapped_and_back", _swap_weights, square)
+swapped("layers_swapped_and_back", _swap_layers, square)
+swapped("trained_parameters_swapped_and_back", _swap_trained, square)
+swapped("momenta_swapped_and_back", _swap_momenta, square)
+swapped("tied_and_untied", _tie_or_untie, square)
