@@ -1,4 +1,5 @@
-"""What code names: the functions inside it, the modules that it imports."""
+"""What code says by its instructions: the functions inside it, the modules that it imports, whether
+it catches errors."""
 
 from __future__ import annotations
 
@@ -43,6 +44,33 @@ def _written_imports(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]],
         if instruction.opname != "EXTENDED_ARG":
             before = [before[-1], instruction.argval]
     return tuple(found)
+
+
+#: Errors that no operator on tensors raises.
+_OTHERS_ERRORS = frozenset(
+    {"AttributeError", "KeyError", "NameError", "StopIteration", "ImportError"}
+    | {"ModuleNotFoundError", "OSError", "FileNotFoundError", "UnicodeDecodeError"}
+)
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def catches(code: types.CodeType) -> bool:
+    """Whether code goes on after an error that an operator on tensors may have raised."""
+    if not code.co_exceptiontable:
+        return False
+    if "suppress" in code.co_names:  # contextlib's
+        return True
+    found = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    for place, each in enumerate(found):
+        if each.opname == "CHECK_EXC_MATCH":  # behind what is caught, one or several
+            last = found[place - 1]
+            count = last.arg or 0 if last.opname == "BUILD_TUPLE" else -1
+            caught = [last] if count < 0 else found[place - 1 - count : place - 1]
+            if not all(one.argval in _OTHERS_ERRORS for one in caught):
+                return True
+        elif each.opname == "PUSH_EXC_INFO" and found[place + 1].opname == "POP_TOP":
+            return True  # whatever comes
+    return False
 
 
 @functools.lru_cache(maxsize=1 << 13)

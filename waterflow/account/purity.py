@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from waterflow.account.bytecode import catches
 from waterflow.account.class_parts import is_a
 from waterflow.account.code_names import IMPORTERS, Call, code_names
-from waterflow.account.trust import is_standard_file, is_trusted_code
+from waterflow.account.trust import is_package_file, is_standard_file, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.common import switches
 
@@ -219,6 +220,9 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
     users = [code for code in codes if not is_trusted_code(code)]
     for code in users:
         found += _attributes(code)
+        if catches(code) and not is_package_file(code.co_filename):
+            why = "catches errors that may come from its operators, and in a graph nobody does"
+            found.append(Impurity(code.co_qualname, code.co_filename, code.co_firstlineno, why))
     for code in codes:
         if (why := _why_worldly(code)) is not None:
             # Whoever calls it is not known; whose code has its name is what a user looks for.

@@ -9,6 +9,7 @@ from tests.exactness.cases import (
     counters,  # noqa: F401
     data,  # noqa: F401
     draws,  # noqa: F401
+    errors,  # noqa: F401
     held,  # noqa: F401
     hidden,  # noqa: F401
     hyperparameters,  # noqa: F401

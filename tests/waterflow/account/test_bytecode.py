@@ -1,8 +1,10 @@
-"""What code names: functions inside it, modules that it imports."""
+"""What code says by its instructions: functions inside it, imports, whether it catches errors."""
+
+import contextlib
 
 import pytest
 
-from waterflow.account.bytecode import imports_of, nested_codes
+from waterflow.account.bytecode import catches, imports_of, nested_codes
 
 pytestmark = pytest.mark.virtual
 
@@ -46,3 +48,58 @@ def test_relative_imports_are_those_of_their_package():
 def test_a_relative_import_outside_of_any_package_keeps_its_dots():
     """It raises when it runs; looking at it must not."""
     assert imported("from .c import two") == [(".c", ("two",))]
+
+
+def of_one_kind():
+    try:
+        outer()
+    except ValueError:
+        return None
+    return outer
+
+
+def of_several_kinds():
+    try:
+        outer()
+    except (KeyError, IndexError):
+        return None
+    return outer
+
+
+def of_all_kinds():
+    try:
+        outer()
+    except:  # noqa: E722
+        return None
+    return outer
+
+
+def suppressed():
+    with contextlib.suppress(ValueError):
+        outer()
+
+
+def others():
+    try:
+        outer()
+    except (KeyError, AttributeError):
+        return None
+    return outer
+
+
+def cleaned_up():
+    try:
+        with contextlib.nullcontext():
+            outer()
+    finally:
+        outer()
+
+
+@pytest.mark.parametrize("function", [of_one_kind, of_several_kinds, of_all_kinds, suppressed])
+def test_code_that_goes_on_after_errors_of_operators(function):
+    assert catches(function.__code__)
+
+
+@pytest.mark.parametrize("function", [others, cleaned_up, outer])
+def test_code_that_does_not(function):
+    assert not catches(function.__code__)
