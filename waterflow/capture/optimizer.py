@@ -22,6 +22,7 @@ from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.stride_rules import CaptureMode
+from waterflow.capture.torchs_calls import has_own_step
 from waterflow.capture.trace_diff import Place, live_constants, sure_constants
 from waterflow.capture.traced_floats import (
     Expression,
@@ -258,6 +259,8 @@ class Attempt:
             parameter.grad = given.get(("gradient", index))
         state = self._state_for(parameters, given)
         groups = self._traced_groups(parameters, given)
+        if has_own_step(self.job.optimizer):
+            raise NotCapturableError("its step was replaced on the object (optimizer.step = ...)")
         shadow = shadow_optimizer(self.job.optimizer, [dict(group) for group in groups], state)
         update_parameters(self.job, shadow)
         check_groups(groups, shadow.param_groups)

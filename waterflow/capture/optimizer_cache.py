@@ -21,6 +21,7 @@ from waterflow.capture.forward import ForwardTrace
 from waterflow.capture.join import gradient_layouts
 from waterflow.capture.optimizer import OptimizerTrace, trace_optimizer
 from waterflow.capture.side_effects import TraceWatch
+from waterflow.capture.torchs_calls import has_own_step
 from waterflow.capture.traced_floats import traceable
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import (
@@ -139,9 +140,8 @@ def _key(
         attributes["param_groups"] = _with_stand_ins(attributes["param_groups"], parameters)
     attributes["state"] = state
     attributes.pop("_opt_called", None)  # a note for schedulers, as is their wrapper of step()
-    step: Any = attributes.get("step")
-    if getattr(step, "_wrapped_by_lr_sched", False) and step.__wrapped__ is type(own).step:
-        del attributes["step"]
+    if not has_own_step(own):
+        attributes.pop("step", None)
     clipping = tuple(job.rules[:2]), tuple(clip_order(job))
     fingerprint = Fingerprint()
     try:

@@ -36,6 +36,15 @@ def has_own_zero_grad(optimizer: torch.optim.Optimizer) -> bool:
     return own or not is_trusted_code(torchs.__code__)
 
 
+def has_own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the object has a ``step`` that is not its class's, even within the wrapper of torch's
+    schedulers: that knows the optimizer, and nothing that stands for it in a trace."""
+    step: Any = vars(optimizer).get("step")
+    if getattr(step, "_wrapped_by_lr_sched", False):
+        return step.__wrapped__ is not type(optimizer).step
+    return step is not None
+
+
 def clips_by_others(job: Job) -> bool:
     """Whether its gradients are clipped by functions that are not torch's own."""
     if not job.rules.clips:

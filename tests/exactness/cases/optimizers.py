@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import types
 
 import torch
 from torch import nn, optim
@@ -236,3 +237,37 @@ def sparse_gradients(live):
 @case("opaque", "captured", "opaque optimizer", matters=False)
 def sparse_adam(live):
     return _embedding(True, functools.partial(optim.SparseAdam, lr=0.1))
+
+
+# -- a step of the object's own
+
+
+def _shrinking(model, step, live):
+    """A step that is the one that was there, and more from the sixth on."""
+    made = itertools.count(1)
+
+    def stepping(*given):
+        step(*given)
+        if live and next(made) > 5:
+            with torch.no_grad():
+                model[0].weight.mul_(0.9)
+
+    return stepping
+
+
+@case("opaque", "opaque optimizer")
+def step_replaced_on_the_object(live):
+    model = mlp()
+    optimizer = sgd(model)
+    optimizer.step = _shrinking(model, optimizer.step, live)
+    return job(model, optimizer=optimizer)
+
+
+@case("opaque", "opaque optimizer")
+def step_replaced_within_a_schedulers_wrapper(live):
+    model = mlp()
+    optimizer = sgd(model)
+    step = _shrinking(model, type(optimizer).step, live)
+    optimizer.step = types.MethodType(lambda self, closure=None: step(self), optimizer)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    return job(model, optimizer=optimizer, scheduler=scheduler)

@@ -71,21 +71,6 @@ def halved_groups(parameters, rates):
     return optim.SGD([{"params": part, "lr": rate} for part, rate in pairs], momentum=0.9)
 
 
-def wrapped(parameters, factor):
-    """A step that somebody has put another in front of."""
-    own = optim.SGD(parameters, lr=0.1)
-    step = own.step
-
-    def scaled(closure=None):
-        for group in own.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.mul_(factor)
-        return step(closure)
-
-    own.step = scaled
-    return own
-
-
 def together(named):
     """The same jobs, one by one by the plain loop and all in one engine, must train alike."""
     reference = [build(name, Mlp, **options) for name, options in named.items()]
@@ -143,7 +128,6 @@ def test_trials_with_schedulers_share_them(traced):
         each(Masked, scale=(1.0, 2.0)),
         each(Masked, signs=((1.0,), (1.0, 0.5))),
         each(hooked, factor=(0.5, 2.0)),
-        each(wrapped, factor=(0.5, 2.0)),
         {
             f"{norm}": {"optimizer": partial(optim.SGD, lr=0.1), "clip_grad_norm": norm}
             for norm in (0.1, 0.2)
@@ -158,7 +142,7 @@ def test_trials_with_schedulers_share_them(traced):
     ],
     ids=[
         *("momentum", "decay", "nesterov", "maximize", "tensor_rates"),
-        *("attribute", "list", "hooks", "wrapped", "clipping", "frozen"),
+        *("attribute", "list", "hooks", "clipping", "frozen"),
     ],
 )
 def test_what_an_optimizer_does_otherwise_is_traced_for_itself(jobs, traced):
