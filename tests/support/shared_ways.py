@@ -4,11 +4,14 @@ anew for each job."""
 from __future__ import annotations
 
 import collections
+import configparser
 import functools
 import itertools
 import mmap
 import os
 import queue
+import random
+import struct
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,8 +19,11 @@ from typing import Any
 
 import networkx
 import numpy as np
+import torch
 from scipy import sparse
 from sklearn.preprocessing import StandardScaler
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 Tick = Callable[[], int]
 
@@ -371,6 +377,149 @@ def graph_that_grows() -> Callable[[], Tick]:
     return lambda: tick
 
 
+def generator_of_numpys_bound_early() -> Callable[[], Tick]:
+    draw = np.random.default_rng(0).integers
+    return lambda: lambda: int(draw(1000))
+
+
+def old_generator_of_numpys_bound_early() -> Callable[[], Tick]:
+    draw = np.random.RandomState(0).randint
+    return lambda: lambda: int(draw(1000))
+
+
+def generator_of_pythons_bound_early() -> Callable[[], Tick]:
+    draw = random.Random(0).randrange
+    return lambda: lambda: draw(1000)
+
+
+def generator_bound_to_a_function() -> Callable[[], Tick]:
+    source = torch.Generator().manual_seed(0)
+    draw = functools.partial(torch.randint, 1000, (), generator=source)
+    return lambda: lambda: int(draw())
+
+
+def generator_among_keywords() -> Callable[[], Tick]:
+    given = {"generator": torch.Generator().manual_seed(0)}
+    return lambda: lambda: int(torch.randint(1000, (), **given))
+
+
+def generator_of_a_loader() -> Callable[[], Tick]:
+    data = TensorDataset(torch.arange(1000))
+    loader = DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(0))
+    return lambda: lambda: int(next(iter(loader))[0])
+
+
+def running_statistics() -> Callable[[], Tick]:
+    """Of a module that nobody trains, in training mode."""
+    norm = nn.BatchNorm1d(2).requires_grad_(False)
+
+    def tick() -> int:
+        norm(torch.ones(2, 2))
+        assert norm.num_batches_tracked is not None
+        return int(norm.num_batches_tracked)
+
+    return lambda: tick
+
+
+def spectral_norm() -> Callable[[], Tick]:
+    torch.manual_seed(0)
+    norm = nn.utils.parametrizations.spectral_norm(nn.Linear(64, 64)).requires_grad_(False)
+    return lambda: lambda: int(norm(torch.ones(64)).abs().sum() * 1e4)
+
+
+def tensors_in_a_list() -> Callable[[], Tick]:
+    held = torch.zeros(1)
+
+    def tick() -> int:
+        torch._foreach_add_([held], 1)
+        return int(held)
+
+    return lambda: tick
+
+
+def weights_taken_from_a_vector() -> Callable[[], Tick]:
+    held = nn.Linear(2, 2).requires_grad_(False)
+    nn.init.zeros_(held.weight)
+    nn.init.zeros_(held.bias)
+
+    def tick() -> int:
+        found = nn.utils.parameters_to_vector(held.parameters()) + 1
+        nn.utils.vector_to_parameters(found, held.parameters())
+        return int(held.bias[0])
+
+    return lambda: tick
+
+
+def weights_drawn_anew() -> Callable[[], Tick]:
+    held = nn.Linear(2, 2).requires_grad_(False)
+    held.weight.zero_()
+
+    def tick() -> int:
+        found = int(held.weight.sum().abs() * 1e4)
+        held.reset_parameters()
+        return found
+
+    return lambda: tick
+
+
+def average_of_weights() -> Callable[[], Tick]:
+    average = torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1)).requires_grad_(False)
+
+    def tick() -> int:
+        average.update_parameters(nn.Linear(1, 1))
+        return int(average.n_averaged)
+
+    return lambda: tick
+
+
+def output_bound_to_a_function() -> Callable[[], Tick]:
+    held = torch.zeros(1)
+    add = functools.partial(torch.add, held, 1, out=held)
+    return lambda: lambda: int(add())
+
+
+def output_given_by_its_place() -> Callable[[], Tick]:
+    held = np.zeros(1)
+
+    def tick() -> int:
+        np.add(held, 1, held)
+        return int(held[0])
+
+    return lambda: tick
+
+
+def bytes_packed_into() -> Callable[[], Tick]:
+    held = bytearray(8)
+
+    def tick() -> int:
+        struct.pack_into("q", held, 0, struct.unpack_from("q", held)[0] + 1)
+        return int(held[0])
+
+    return lambda: tick
+
+
+def attribute_set_by_a_bound_function() -> Callable[[], Tick]:
+    held = types.SimpleNamespace(n=0)
+    put = functools.partial(setattr, held, "n")
+
+    def tick() -> int:
+        put(held.n + 1)
+        return int(held.n)
+
+    return lambda: tick
+
+
+def settings_read_from_a_file() -> Callable[[], Tick]:
+    held = configparser.ConfigParser()
+    held["a"] = {"n": "0"}
+
+    def tick() -> int:
+        held.set("a", "n", str(held.getint("a", "n") + 1))
+        return held.getint("a", "n")
+
+    return lambda: tick
+
+
 WAYS = {
     made.__name__.replace("_", " "): made
     for made in (
@@ -408,6 +557,23 @@ WAYS = {
         sparse_matrix,
         estimator_fitted_further,
         graph_that_grows,
+        generator_of_numpys_bound_early,
+        old_generator_of_numpys_bound_early,
+        generator_of_pythons_bound_early,
+        generator_bound_to_a_function,
+        generator_among_keywords,
+        generator_of_a_loader,
+        running_statistics,
+        spectral_norm,
+        tensors_in_a_list,
+        weights_taken_from_a_vector,
+        weights_drawn_anew,
+        average_of_weights,
+        output_bound_to_a_function,
+        output_given_by_its_place,
+        bytes_packed_into,
+        attribute_set_by_a_bound_function,
+        settings_read_from_a_file,
     )
 }
 
@@ -444,6 +610,23 @@ def apart() -> Iterator[tuple[str, Callable[[], Tick]]]:
     scaler = StandardScaler().fit([[1.0], [2.0]])
     yield "a fitted estimator", lambda: lambda: int(scaler.transform([[3.0]])[0, 0])
     yield "a list that is gone through", lambda: going_through
+    norm = nn.BatchNorm1d(2).eval()
+    used = np.add
+
+    def summing() -> int:
+        return int(used(1, 2) + np.add(numbers, 1)[0])
+
+    yield "running statistics that are read", lambda: lambda: int(norm(torch.ones(2, 2))[0, 0])
+    yield "own statistics", lambda: functools.partial(counted, nn.BatchNorm1d(2))
+    yield "own generators", lambda: functools.partial(random.Random(0).randrange, 1000)
+    yield "everybody's generator", lambda: functools.partial(random.randrange, 1000)
+    yield "results of numpy's", lambda: summing
     yield "own iterators", lambda: functools.partial(next, itertools.count(1))
     yield "own objects", lambda: Count().tick
     yield "own arguments", lambda: functools.partial(Count.tick, Count())
+
+
+def counted(norm: nn.BatchNorm1d) -> int:
+    norm(torch.ones(2, 2))
+    assert norm.num_batches_tracked is not None
+    return int(norm.num_batches_tracked)

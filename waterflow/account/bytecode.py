@@ -49,7 +49,7 @@ def _written_imports(code: types.CodeType) -> tuple[tuple[str, tuple[str, ...]],
 #: Errors that no operator on tensors raises.
 _OTHERS_ERRORS = frozenset(
     {"AttributeError", "KeyError", "NameError", "StopIteration", "ImportError"}
-    | {"ModuleNotFoundError", "OSError", "FileNotFoundError", "UnicodeDecodeError"}
+    | {"ModuleNotFoundError", "OSError", "FileNotFoundError", "FloatingPointError"}
 )
 
 

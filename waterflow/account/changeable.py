@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import queue
+import random
 from collections.abc import Iterator
+from contextvars import ContextVar
 from types import CodeType, FunctionType, MethodDescriptorType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from waterflow.account.bytecode import nested_codes
 from waterflow.account.changing_names import READING, TAKING
@@ -37,6 +40,15 @@ _OF_ARRAYS = frozenset(
     {"fill", "put", "sort", "partition", "byteswap", "resize", "setflags", "setfield"}
 )
 _IN_PLACE = {"|=": "__ior__", "&=": "__iand__", "-=": "__isub__", "^=": "__ixor__"}
+#: Whoever uses one moves it: by a method that was bound early, an argument, a sampler.
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+#: What draws from these draws from a stream that all jobs have in common anyway.
+OF_THE_PROCESS = {
+    *(id(random._inst), id(np.random.mtrand._rand)),  # type: ignore[attr-defined]
+    *map(id, (torch.default_generator, *torch.cuda.default_generators)),
+}
+#: Observers note what they see in either mode.
+_OBSERVERS = ("torch.ao.", "torch.quantization.")
 
 
 class Way(NamedTuple):
@@ -62,7 +74,9 @@ def may_be_changed(kind: type, way: Way, origin: Origin, packages: Packages = Pa
         named = way.name.endswith("_") or way.name == "out" or arrays
         return way.how in ("item", "operator", "attribute") or named
     if way.name in ("out", "generator"):
-        return issubclass(kind, list if way.name == "out" else torch.Generator)
+        return issubclass(kind, (list, bytearray) if way.name == "out" else torch.Generator)
+    if issubclass(kind, ContextVar):  # each job has a context of its own
+        return False
     if way.name in TAKING:
         return is_queue(kind)
     if way.name == "*" and way.how == "method":
@@ -157,6 +171,39 @@ def has_attribute(value: Any, name: str) -> bool:
     return own or name == "*" or any(name in vars(kind) for kind in kinds)
 
 
+def moved_by_use(value: Any) -> Iterator[Any]:
+    """What is changed by whoever uses an object, whatever the code says that does so: a generator
+    of random numbers, buffers that a module of torch's writes to when it is called (running
+    statistics, the vectors of a spectral norm)."""
+    if is_a(value, _GENERATORS):
+        if id(value) not in OF_THE_PROCESS:
+            yield value
+    elif is_a(value, nn.Module) and _writes_to_buffers(value):
+        yield from (buffer for buffer in vars(value)["_buffers"].values() if buffer is not None)
+
+
+def _writes_to_buffers(module: nn.Module) -> bool:
+    """Whether torch's own code may do so; what a user's `forward` does, its bytecode tells."""
+    kind, held = type(module), vars(module)
+    if type(held.get("_buffers")) is not dict or not held["_buffers"]:
+        return False
+    if not (held.get("training") or kind.__module__.startswith(_OBSERVERS)):
+        return False
+    return is_a(module, _NormBase) or _is_called_as_torchs(kind)
+
+
+@of_each_class
+def _is_called_as_torchs(kind: type) -> bool:
+    forward = getattr(kind, "forward", None)
+    return type(forward) is FunctionType and is_trusted_code(forward.__code__)
+
+
+def keys_of(value: Any) -> Iterator[int]:
+    """What stands for an object: its identity, and what `memory_of` says."""
+    yield id(value)
+    yield from memory_of(value)
+
+
 def memory_of(value: Any) -> Iterator[int]:
     """What else stands for an object: an array's memory, attributes that others have, too."""
     if (shared := shared_attributes(value)) is not None:
@@ -165,3 +212,5 @@ def memory_of(value: Any) -> Iterator[int]:
         yield value.untyped_storage()._cdata
     elif is_a(value, np.ndarray) and value.base is not None:
         yield id(value.base)
+        if is_a(value.base, torch.Tensor):
+            yield from memory_of(value.base)

@@ -22,6 +22,8 @@ CHANGING = frozenset(
         *("execute", "commit", "load_state_dict", "zero_grad", "manual_seed", "set_state"),
         *("register_buffer", "register_module", "register_parameter", "register_forward_hook"),
         *("register_forward_pre_hook", "register_full_backward_hook", "register_hook"),
+        *("reset_parameters", "reset_running_stats", "update_parameters", "set"),
+        *("add_section", "remove_section", "remove_option", "read_dict", "read_string"),
         *(name for name in dir(random.Random) if not name.startswith("_")),
         *(name for name in dir(np.random.Generator) if not name.startswith("_")),
         *(name for name in dir(np.random.RandomState) if not name.startswith("_")),
@@ -41,6 +43,18 @@ CHANGES_FIRST = frozenset(
         *("ilshift", "irshift", "memmove", "memset", "at"),  # the last of numpy's functions
     }
 )
+#: Functions that change any of what they are given: memory, modules' weights.
+_CHANGES_ALL = frozenset(
+    {
+        *("update_bn", "vector_to_parameters", "swap_tensors", "pack_into"),
+        *("l1_unstructured", "random_unstructured", "ln_structured", "random_structured"),
+        *("global_unstructured", "custom_from_mask"),
+    }
+)
+#: Torch's functions on lists of tensors, which change these where they end as others do.
+_OF_LISTS = ("_foreach_", "_fused_", "_amp_foreach_")
+#: How many arguments numpy's functions read; one more they write to.
+INPUTS = {name: found.nin for name, found in vars(np).items() if isinstance(found, np.ufunc)}
 #: Built-in functions that keep nothing of what they are given, and change none of it.
 HARMLESS = frozenset(
     {
@@ -102,6 +116,11 @@ ANYTHING = frozenset({"exec", "eval", "globals"})
 def is_in_place(name: str) -> bool:
     """Whether a function or method is called as torch's are that change what they are given."""
     return name.endswith("_") and not name.startswith("_")
+
+
+def changes_all(name: str) -> bool:
+    """Whether a function changes any of what it is given."""
+    return name in _CHANGES_ALL or (name.startswith(_OF_LISTS) and name.endswith("_"))
 
 
 def is_changing(name: str) -> bool:

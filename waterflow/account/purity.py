@@ -178,6 +178,8 @@ def observer() -> _C.Observer:
     return _C.Observer(is_seen_through)
 
 
+_CATCHES = "catches errors that may come from its operators, and in a graph nobody does"
+
 _entrance = threading.Lock()
 #: How many threads have stopped collections, and whether there were any before the first did.
 _inside = 0
@@ -221,8 +223,8 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
     for code in users:
         found += _attributes(code)
         if catches(code) and not is_package_file(code.co_filename):
-            why = "catches errors that may come from its operators, and in a graph nobody does"
-            found.append(Impurity(code.co_qualname, code.co_filename, code.co_firstlineno, why))
+            where = code.co_filename, code.co_firstlineno
+            found.append(Impurity(code.co_qualname, *where, _CATCHES))
     for code in codes:
         if (why := _why_worldly(code)) is not None:
             # Whoever calls it is not known; whose code has its name is what a user looks for.

@@ -25,6 +25,7 @@ from waterflow.account.changing_names import (
     CONSUMING,
     CONTENTS,
     HARMLESS,
+    INPUTS,
     NEW,
     PLAIN_RESULTS,
     RETURNS_PART,
@@ -32,6 +33,7 @@ from waterflow.account.changing_names import (
     TENSORS_VIEWS,
     TYPES,
     VIEWS,
+    changes_all,
     is_changing,
     is_in_place,
 )
@@ -50,6 +52,7 @@ from waterflow.account.origins import (
 )
 
 _Locals = dict[str, Value]
+_NUMPY = {Origin("held", "np"), Origin("held", "numpy")}
 
 
 class Change(NamedTuple):
@@ -487,6 +490,10 @@ class _Reading:
         if objects:
             self._calls[Change("call", name, objects, self._code, self._line)] = None
         self._call_function(name, called, given)
+        is_numpys = not (called.method and _NUMPY.isdisjoint(objects))  # as far as can be told
+        if name in INPUTS and is_numpys:  # what is given after the inputs
+            for value in given[INPUTS[name] : len(given) - len(keywords)]:
+                self._change("method", "out", value.origins)
         for keyword, value in zip(keywords, given[-len(keywords) :], strict=False):
             if keyword in CHANGED_KEYWORDS:
                 self._change("method", keyword, value.origins)
@@ -518,6 +525,12 @@ class _Reading:
     def _call_function(self, name: str, called: Value, given: list[Value]) -> None:
         """What a function does to what it is given first."""
         first = given[0] if given else MADE
+        if changes_all(name):
+            for value in given:
+                self._changes_memory(value)
+        if any(value.called in ("setattr", "delattr") for value in given):  # whoever calls that
+            for value in given:
+                self._change("attribute", "*", value.origins)
         if name == "next":
             self._consume(first)
         elif name in CHANGES_FIRST:
@@ -526,6 +539,12 @@ class _Reading:
                 self._put(first, value)
         elif is_in_place(name) or _is_of_type(called):
             self._change("method", name, first.origins)
+
+    def _changes_memory(self, value: Value) -> None:
+        """Tensors, arrays, bytes or a module, or those in a list, are written to."""
+        origins = value.all() | value.part().all()
+        self._change("method", "out", origins)
+        self._change("method", "load_state_dict", origins)
 
     def _built_in(self, name: str, given: list[Value]) -> Value:
         first = given[0] if given else MADE

@@ -3,8 +3,8 @@ they look at gradients."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -14,18 +14,33 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from waterflow.account.account import Account
 from waterflow.account.purity import undisturbed
-from waterflow.account.trust import Packages, is_of_trusted_classes, is_trusted_code
+from waterflow.account.trust import (
+    Packages,
+    is_of_trusted_classes,
+    is_package_file,
+    is_trusted_code,
+)
 from waterflow.account.writes import may_change
 from waterflow.capture.data_tensors import (
     LIMITS,
     identities_of_batches,
     makes_batches_anew,
+    memories_of,
+    overlap,
     tensors_of_batches,
 )
+from waterflow.capture.gradient_use import (
+    function_of,
+    made_before,
+    names_gradients_as_words,
+    uses_gradients,
+)
 from waterflow.executor.data.batches import tensors_behind
-from waterflow.executor.device.storages import storage_key
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in, schedulers_in
+
+#: What runs when an object is made, and then no more.
+_MAKERS = ("__init__", "__post_init__")
 
 
 def may_fetch_ahead(
@@ -50,7 +65,7 @@ def may_fetch_ahead(
     if _runs_torchs_code_alone(job):
         tensors = tensors_of_batches(job.data) if plain else tensors_behind(job.data)
         if tensors is not None:
-            return set(map(storage_key, tensors)).isdisjoint(map(storage_key, written))
+            return not overlap(memories_of(tensors), memories_of(written))
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
         changed.update(model=job.root, on_step=job.on_step)
@@ -58,49 +73,84 @@ def may_fetch_ahead(
     # By way of another job, a callback may change that one's data, too.
     if not rest.is_whole or rest.instances(Job):
         return False
+    changing = memories_of(rest.own_objects)
     known = identities_of_batches(job.data) if plain else None
     if known is not None:
-        return not rest.has_any(known)
+        shares = overlap(memories_of(tensors_of_batches(job.data) or ()), changing)
+        return not (shares or rest.has_any(known))
     data = Account.take({"data": job.data}, limits=LIMITS)
-    if data.unwalkable or data.reaches(rest):
+    if data.unwalkable or data.reaches(rest) or overlap(memories_of(data.own_objects), changing):
         return False
     return plain or not any(may_change(data, each) for each in read)  # no code makes a list's
 
 
-def looks_at_gradients(job: Job) -> bool:
-    """Whether a callback may read ``p.grad`` or step another optimizer."""
+def callbacks_use_gradients(job: Job) -> bool:
+    """Whether a callback or scheduler may read ``p.grad`` or step an optimizer."""
     roots: dict[str, Any] = {"on_step": job.on_step, "scheduler": job.scheduler}
     if job.step is not None:  # whose gradients are there between two steps, for evaluations, too
         roots["evaluate"] = job.evaluate
-    elif not _has_callbacks(job):
+    if all(root is None for root in roots.values()):
         return False
-    # A scheduler has the job's optimizer, whose own code may well look at gradients: in steps.
-    skip = {id(each): ("optimizer",) for each in schedulers_in(job.scheduler) if _is_torchs(each)}
+    stepped = schedulers_in(job.scheduler)
+    uses = functools.partial(uses_gradients, own=_optimizers_of(job), stepped=stepped)
+    return _shows(roots, Packages.BUT_REPORTERS, uses, unknown=True)
+
+
+def data_use_gradients(job: Job) -> bool:
+    """Whether code of the user's that makes batches may. Data that reach more than can be looked at
+    are held to be what most data are."""
+    if type(job.data) in (list, tuple) or tensors_behind(job.data) is not None:
+        return False
+    # What packages make batches by is about other gradients, where it names any.
+    roots = {"data": job.data, "its code": function_of(job.data)}
+    uses = functools.partial(
+        uses_gradients, own=_optimizers_of(job), counts=_is_users, names=names_gradients_as_words
+    )
+    return _shows(roots, Packages.NONE, uses, unknown=False)
+
+
+def looks_at_gradients(job: Job) -> bool:
+    """Whether the job's Python between two steps may read ``p.grad`` or step an optimizer."""
+    return callbacks_use_gradients(job) or data_use_gradients(job)
+
+
+def _shows(
+    roots: dict[str, Any], packages: Packages, uses: Callable[[Account], bool], unknown: bool
+) -> bool:
+    """Whether what code between steps reaches shows that it uses gradients; `unknown`: the answer
+    where it reaches too much."""
+    reached = _reached(roots, packages, {})
+    if not reached.is_whole or not uses(reached):
+        return unknown and not reached.is_whole
+    # Perhaps it was only the code by which a trainer has made its optimizer.
+    made = {id(kind): _MAKERS for kind in made_before(reached)}
+    return not made or uses(_reached(roots, packages, made))
+
+
+def _reached(
+    roots: dict[str, Any], packages: Packages, skip: Mapping[int, tuple[str, ...]]
+) -> Account:
+    """All that code between steps reaches, but for the optimizers of torch's schedulers, whose own
+    code may well look at gradients: in steps."""
+    more = list(filter(_is_torchs, schedulers_in(roots.get("scheduler"))))
     with undisturbed():  # what callbacks reach may be tens of thousands of objects
-        reached = Account.take(
-            roots,
-            skip=skip,
-            executed_only=True,
-            packages=Packages.BUT_REPORTERS,
-            limits=LIMITS,
-        )
-    codes = [code for code in reached.codes if not is_trusted_code(code)]
-    if not reached.is_whole or any(map(_names_gradients, codes)):
-        return True
-    own = job.optimizer, *optimizers_in(job.optimizer)
-    optimizers = reached.instances(torch.optim.Optimizer)
-    return not all(any(one is optimizer for one in own) for optimizer in optimizers)
+        while True:
+            skip = {**skip, **{id(each): ("optimizer",) for each in more}}
+            found = Account.take(
+                roots, skip=skip, executed_only=True, packages=packages, limits=LIMITS
+            )
+            met = (*found.instances(LRScheduler), *found.instances(ReduceLROnPlateau))
+            more = [each for each in met if id(each) not in skip]
+            if not more:
+                return found
 
 
-#: Names about gradients by which nobody comes to see one.
-_HARMLESS = re.compile(r"(no|enable|zero)_grad|requires_grad_?|(set|is)_grad_enabled")
-#: Words that have nothing to do with gradients.
-_OTHER_WORDS = re.compile(r"(up|down|de)grad(e[drs]?|ing|able|ation)|gradual(ly)?", re.IGNORECASE)
+def _optimizers_of(job: Job) -> tuple[torch.optim.Optimizer, ...]:
+    return job.optimizer, *optimizers_in(job.optimizer)
 
 
-def _names_gradients(code: CodeType) -> bool:
-    names = (name for name in code.co_names if "grad" in name and not _HARMLESS.fullmatch(name))
-    return "grad" in code.co_consts or any("grad" in _OTHER_WORDS.sub("", name) for name in names)
+def _is_users(code: CodeType) -> bool:
+    return not (is_trusted_code(code) or is_package_file(code.co_filename))
 
 
 def _runs_torchs_code_alone(job: Job) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from waterflow.account.account import Account
+from waterflow.account.class_parts import MEMORIES, is_a
 from waterflow.account.trust import (
     Packages,
     is_package_class,
@@ -79,6 +80,44 @@ def identities_of_batches(batches: Iterable[Any]) -> set[int] | None:
     found.update(map(id, tensors))
     found.update(map(storage_key, tensors))
     return found
+
+
+def memories_of(values: Iterable[Any]) -> list[tuple[int, int]]:
+    """Where the memory of tensors, arrays and buffers among objects begins and ends. By that one
+    tells what is shared with arrays, of which torch knows no storage, and with tensors made of
+    them, each of which has a storage of its own over the same memory."""
+    found = (_memory_of(value) for value in values)
+    return [(begin, end) for begin, end in found if end > begin]
+
+
+def _memory_of(value: Any) -> tuple[int, int]:
+    if is_a(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_meta:
+            return 0, 0
+        storage = value.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    if is_a(value, MEMORIES):
+        try:
+            value = np.asarray(memoryview(value))
+        except ValueError:  # it was released, and has none
+            return 0, 0
+    if not is_a(value, np.ndarray) or value.size == 0:
+        return 0, 0
+    begin = end = value.__array_interface__["data"][0]
+    for size, stride in zip(value.shape, value.strides, strict=True):
+        begin, end = begin + min(0, (size - 1) * stride), end + max(0, (size - 1) * stride)
+    return begin, end + value.itemsize
+
+
+def overlap(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> bool:
+    """Whether a part of memory is among both."""
+    ends = ((end, owner) for owner, parts in enumerate((some, others)) for end in parts)
+    reached = [0, 0]
+    for (begin, end), owner in sorted(ends):
+        if begin < reached[1 - owner]:
+            return True
+        reached[owner] = max(reached[owner], end)
+    return False
 
 
 def tensors_in(data: Any) -> list[torch.Tensor] | None:

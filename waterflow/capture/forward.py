@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ def trace_forward(job: Job, batch: FlatBatch, watch: TraceWatch | None = None) -
             return trace_forward(job, batch, watch)
     step = _Step(job, batch)
     try:
-        recording = watch.run(lambda: _trace(step))
+        recording = watch.run(lambda: _trace(step, watch.assumptions.account.codes))
     except UnkeptChangeError as error:
         raise capture_error(job.name, str(error), users_line(None, job.function)) from error
     except Exception as error:
@@ -171,11 +172,11 @@ def check_trace(
     _check_batch_unchanged(job, result)
 
 
-def _trace(step: _Step) -> Recording:
+def _trace(step: _Step, code: Collection[CodeType]) -> Recording:
     mode = CaptureMode()
     fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
     fakes += [fake_twin(mode, tensor, step.job.device) for tensor in step.batch.tensors]
-    return trace(step, mode, fakes, step.own)
+    return trace(step, mode, fakes, step.own, code=code)
 
 
 def _foreign_gradient(job: Job, foreign: Sequence[torch.Tensor]) -> str | None:

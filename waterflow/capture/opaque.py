@@ -7,11 +7,16 @@ from typing import Any
 
 import torch
 
-from waterflow.capture.callbacks import looks_at_gradients
+from waterflow.account.account import Account
+from waterflow.account.trust import Packages, is_of_trusted_classes, is_trusted_code
+from waterflow.capture.callbacks import callbacks_use_gradients, data_use_gradients
 from waterflow.capture.caller import CallerContext
-from waterflow.capture.torchs_calls import clips_by_others, has_own_zero_grad
+from waterflow.capture.data_tensors import LIMITS
+from waterflow.capture.gradient_use import names_gradients
+from waterflow.capture.torchs_calls import clips_by_others, has_own_step, has_own_zero_grad
 from waterflow.capture.tracing import users_line
 from waterflow.job.job import Job
+from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import needs_closure
 
 #: Why steps stay eager Python that run what ``torch.compile`` makes: other kernels, for other bits.
@@ -19,6 +24,8 @@ COMPILED = (
     "the step runs what torch.compile has made of it, which need not have the numbers of the "
     "operators it was made of (leave torch.compile out, and it may be captured)"
 )
+
+_OUTSIDE = "gradients add up at parameters that its optimizer does not train"
 
 
 def why_opaque(job: Job, caller: CallerContext) -> str | None:
@@ -39,11 +46,36 @@ def why_opaque(job: Job, caller: CallerContext) -> str | None:
         return COMPILED
     if job.keep_grads:
         return "callbacks are to see gradients (keep_grads=True)"
+    outside = job.step is None and _has_gradients_outside(job)
+    if outside and _runs_users_code(optimizer):
+        return f"{_OUTSIDE}, and hooks or a step of the optimizer's own may look at them"
     # Found by names, so perhaps wrongly: no reason to refuse a job that insists on capture.
-    if job.capture == "auto" and looks_at_gradients(job):
-        where = users_line(None, job.on_step or getattr(job.scheduler, "step", None))
-        return f"a callback may look at gradients, or step another optimizer ({where})"
+    if outside and job.capture == "auto" and _step_names_gradients(job):
+        return f"{_OUTSIDE}, and the step's code names gradients"
+    if job.capture == "auto" and callbacks_use_gradients(job):
+        asked = job.on_step or getattr(job.scheduler, "step", None) or job.evaluate
+        return f"a callback may look at gradients, or step an optimizer ({users_line(None, asked)})"
+    if job.capture == "auto" and data_use_gradients(job):
+        where = users_line(None, getattr(type(job.data), "__iter__", None))
+        return f"the data may look at gradients, or step an optimizer ({where})"
     return None
+
+
+def _has_gradients_outside(job: Job) -> bool:
+    """Whether it has parameters that get gradients which nothing drops, so that they add up."""
+    trained = set(map(id, trained_parameters(job.optimizer)))
+    return any(p.requires_grad and id(p) not in trained for p in job.root.parameters())
+
+
+def _runs_users_code(optimizer: torch.optim.Optimizer) -> bool:
+    hooks = any(value for name, value in vars(optimizer).items() if "hooks" in name)
+    return hooks or has_own_step(optimizer) or not is_of_trusted_classes(optimizer)
+
+
+def _step_names_gradients(job: Job) -> bool:
+    roots = {"model": job.root, "loss": job.loss}
+    found = Account.take(roots, executed_only=True, packages=Packages.BUT_REPORTERS, limits=LIMITS)
+    return any(names_gradients(code) for code in found.codes if not is_trusted_code(code))
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -182,6 +183,7 @@ class Attempt:
         self.random = random.Random(seed)
         self.outputs: list[tuple[int, Any]] = []
         self.state_after: StateLayout = []
+        self.code: Collection[CodeType] | None = None  # all that can be executed
         self.recording: Recording
         self.recorder: Recorder
         self.inputs: list[tuple[Any, ...]] = []
@@ -193,6 +195,7 @@ class Attempt:
             NotCapturableError: it depends on values in a way that a graph cannot follow.
         """
         try:
+            self.code = watch.assumptions.account.codes
             watch.run(self._trace)
         except NotCapturableError:
             raise
@@ -216,7 +219,7 @@ class Attempt:
         mode = CaptureMode()
         arguments = self._arguments(mode)
         with torch.no_grad(), Scalars(self._read):
-            self.recording = trace(self._step, mode, arguments, self.real)
+            self.recording = trace(self._step, mode, arguments, self.real, code=self.code)
 
     def _arguments(self, mode: Any) -> list[torch.Tensor]:
         given: dict[tuple[Any, ...], torch.Tensor] = {}

@@ -165,6 +165,7 @@ class _OwnStep(Attempt):
         """
         job = self.job
         try:
+            self.code = watch.assumptions.account.codes
             watch.run(self._trace)
         except (CaptureError, NotCapturableError):
             raise
@@ -193,7 +194,9 @@ class _OwnStep(Attempt):
             leaf.grad = self.twins.get(Input("gradient", meaning.key))
         batch = [fake_twin(mode, tensor, job.device) for tensor in self.batch.tensors]
         fakes, reals = [*self.twins.values(), *batch], list(self.tensors.values())
-        self.recording = trace(self._step, mode, fakes, reals, _OwnTensors, notes_modes=True)
+        self.recording = trace(
+            *(self._step, mode, fakes, reals, _OwnTensors), notes_modes=True, code=self.code
+        )
         inputs = [*self.twins, *(Input("batch", index) for index in range(len(batch)))]
         self.forward = ForwardTrace(
             *(self.recording, inputs, self.recording.outputs[0], [], self.recorder.size, []),
@@ -281,18 +284,24 @@ class _OwnStep(Attempt):
                 stack.enter_context(_state_kept(member))
                 update = functools.partial(self._update, shadow)
                 stack.enter_context(_in_place_of(vars(member), "step", update))
-                refusing = OrderedDict({0: _refuse_bypass})
+                refusing = OrderedDict({0: self._refuse_bypass})
                 stack.enter_context(_in_place_of(vars(member), _HOOKS, refusing))
             yield
 
     def _update(self, shadow: torch.optim.Optimizer, closure: Any = None) -> None:
-        if closure is not None:
-            name = type(shadow).__name__
-            raise NotCapturableError(f"{name} evaluates the loss by itself, as often as it likes")
-        start = self.recorder.size
-        with torch.no_grad(), Scalars(self._read):
-            shadow.step()
-        self.updates.append(range(start, self.recorder.size))
+        with self.recorder.noting():
+            if closure is not None:
+                name = type(shadow).__name__
+                reason = f"{name} evaluates the loss by itself, as often as it likes"
+                raise NotCapturableError(reason)
+            start = self.recorder.size
+            with torch.no_grad(), Scalars(self._read):
+                shadow.step()
+            self.updates.append(range(start, self.recorder.size))
+
+    def _refuse_bypass(self, *_: Any) -> None:
+        with self.recorder.noting():
+            raise NotCapturableError("its class's step is called, and not the optimizer's own")
 
     def _check_optimizers(self, groups: list[dict[str, Any]]) -> None:
         for shadow, (member, own) in zip(self.shadows, self._members(groups), strict=True):
@@ -330,10 +339,6 @@ class _OwnStep(Attempt):
             ]
             for (before, _), after in zip(left, read, strict=True):
                 before.copy_(after)
-
-
-def _refuse_bypass(*_: Any) -> None:
-    raise NotCapturableError("its class's step is called, and not the optimizer's own")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,13 @@ from torch import nn
 from torch.utils.data import DataLoader, Sampler, Subset, TensorDataset
 
 from waterflow.account.bytecode import nested_codes
-from waterflow.account.changing_names import TAKING, is_in_place
+from waterflow.account.changing_names import (
+    CHANGED_KEYWORDS,
+    CHANGES_FIRST,
+    TAKING,
+    changes_all,
+    is_in_place,
+)
 from waterflow.account.class_parts import CONSTANTS, is_a
 from waterflow.account.code_names import code_names
 from waterflow.account.holders import cells_of
@@ -41,14 +47,14 @@ _MISSING = object()
 _OF_OTHERS = {"__next__", *TAKING}
 
 
-def is_plain(roots: Iterable[Any]) -> bool:
-    """Whether it is told at once that code behind these objects changes nothing that it has not
-    made. False: it is not known."""
+def met_by_plain(roots: Iterable[Any]) -> list[Any] | None:
+    """The tensors, arrays and modules that code behind these objects reaches, where it is told at
+    once that it changes nothing that it has not made. None: it is not known."""
     look = _Look()
     try:
-        return all(map(look.is_plain, roots))
+        return look.met if all(map(look.is_plain, roots)) else None
     except Exception:  # whatever objects raise
-        return False
+        return None
 
 
 def is_of_tensors(change: Change) -> bool:
@@ -59,9 +65,21 @@ def is_of_tensors(change: Change) -> bool:
     return named and kinds <= {"parameter", "unknown"}
 
 
+def bound_to_be_changed(value: functools.partial[Any]) -> list[Any]:
+    """What a `partial` has bound that its function changes."""
+    found = [value.keywords[name] for name in CHANGED_KEYWORDS if name in value.keywords]
+    name = getattr(value.func, "__name__", "")
+    if changes_all(name):
+        found += [*value.args, *value.keywords.values()]
+    elif is_in_place(name) or name in CHANGES_FIRST or name in ("setattr", "delattr"):
+        found += value.args[:1]
+    return found
+
+
 class _Look:
     def __init__(self) -> None:
         self._seen: set[int] = set()
+        self.met: list[Any] = []
 
     def is_plain(self, value: Any) -> bool:
         kind = type(value)
@@ -73,12 +91,16 @@ class _Look:
         if kind is FunctionType:
             return self._is_plain_function(value)
         if is_a(value, nn.Module):
+            self.met.append(value)
             return self._is_plain_module(value)
         if kind in (torch.Tensor, nn.Parameter):
+            self.met.append(value)
             return not value._backward_hooks and not vars(value)
         if kind in _CONTAINERS:
             return all(map(self.is_plain, value.values() if kind is dict else value))
         if kind in _DATA or kind is functools.partial or _is_torchs_sampler(kind):
+            if kind is functools.partial and bound_to_be_changed(value):
+                return False
             parts = (value.func, *value.args, value.keywords) if kind is functools.partial else ()
             return all(map(self.is_plain, (*parts, *vars(value).values())))
         return self._is_librarys(value, kind)
@@ -91,7 +113,10 @@ class _Look:
             return is_trusted_class(value)
         if kind is BuiltinFunctionType:
             return is_a(value.__self__, ModuleType) or value.__self__ is None
-        return kind is np.ndarray or is_reporters_name(kind.__module__)
+        if kind is np.ndarray:
+            self.met.append(value)
+            return True
+        return is_reporters_name(kind.__module__)
 
     def _is_plain_function(self, value: FunctionType) -> bool:
         code = value.__code__

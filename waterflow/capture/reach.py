@@ -5,10 +5,8 @@ from __future__ import annotations
 import builtins
 import functools
 import os
-import random
-import weakref
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -21,14 +19,17 @@ from waterflow.account import places
 from waterflow.account.account import Account
 from waterflow.account.bytecode import nested_codes
 from waterflow.account.changeable import (
+    OF_THE_PROCESS,
     Way,
     changes_when_called,
     has_attribute,
     is_compiled,
     is_looked_after,
     is_queue,
+    keys_of,
     may_be_changed,
     memory_of,
+    moved_by_use,
 )
 from waterflow.account.changing_names import ADDING, TAKING, is_changing
 from waterflow.account.class_parts import CONSTANTS, is_a, of_each_class
@@ -54,15 +55,14 @@ from waterflow.account.trust import (
     is_trusted_class,
     is_trusted_code,
 )
-from waterflow.capture.plain_python import is_of_tensors
+from waterflow.capture.plain_python import bound_to_be_changed, is_of_tensors
 from waterflow.capture.python_kind import code_of
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
+from waterflow.job.several import optimizers_in, schedulers_in
 
 #: Parameters of a job's functions that are its own objects, by their positions.
 _GIVEN = {"loss": ("model", "batch"), "step": ("batch",), "evaluate": ("model",), "on_step": ("",)}
-#: Whose methods, bound early, draw from a stream that all jobs have in common anyway.
-_OF_THE_PROCESS = {id(random._inst), id(np.random.mtrand._rand)}  # type: ignore[attr-defined]
 #: How objects of packages are changed by their own code, which is passed by.
 _CALL = "call"
 #: Names by which code reads the environment.
@@ -78,11 +78,15 @@ class Reach:
         steps: what its steps, evaluations and data reach.
     """
 
-    def __init__(self, job: Job, steps: Account, callback: Account) -> None:
-        """Takes what its steps reach, and its callback."""
+    def __init__(self, job: Job, steps: Account, callback: Account, copied: Account) -> None:
+        """Takes what its steps reach, its callback, and workers of its loader, which change copies
+        alone: of what is there when they begin."""
         self._job = job
         self.steps = steps
         self._accounts = steps, callback
+        self._all = steps, callback, copied
+        self._copied = copied
+        self._training = Training(job)
         self._codes = users_codes(self._accounts)
         found = [stores_of(code) for code in self._codes]
         self._ways_of: dict[Hashable, set[str]] = {}
@@ -105,12 +109,6 @@ class Reach:
             and (queues or change.name not in TAKING)
         ]
 
-    @property
-    def changes_anything(self) -> bool:
-        """Whether there is anything that is not made by its own code and may be changed by it."""
-        changes = self._changes or self._optimizers or self._called_by_engine
-        return bool(changes or self._handed_on)
-
     def may_change(self, other: Reach) -> Shared | None:
         """What it may change that the other's steps reach; None: nothing."""
         met = [
@@ -119,6 +117,9 @@ class Reach:
             if key in (other.called_only if key in self.called_only else other.reached)
             and not (key in self.noted and key in other.noted)
         ]
+        trained = self._training.changed
+        where = f"the training of job {self._job.name!r}"
+        met += [(where, key, trained[key]) for key in trained if key in other.seen]
         if not met:
             return None
         where, key, value = met[0]
@@ -158,9 +159,11 @@ class Reach:
                 self._ways_of.setdefault(key, set()).add(_CALL if way.how == _CALL else way.name)
         for value, where in self._makers:
             found.setdefault(id(value), (where, value))
-        for value in self._handed_on:
-            found.setdefault(id(value), ("whoever has it", value))
-            self._ways_of.setdefault(id(value), set()).add("*")
+        used = [("whoever uses it", value) for value in self._moved]
+        for where, value in used + [("whoever has it", value) for value in self._handed_on]:
+            for key in keys_of(value):
+                found.setdefault(key, (where, value))
+                self._ways_of.setdefault(key, set()).add("*")
         for called in self._called_by_engine:
             found.setdefault(id(called), ("a call of it", called))
             self._ways_of.setdefault(id(called), set()).add(_CALL)
@@ -176,12 +179,32 @@ class Reach:
         engine, as its data's does; what has a changing method of C's that is held by itself."""
         bound = [one for one in self._holders.with_names if type(one) is BuiltinFunctionType]
         found = [one.__self__ for one in bound if is_changing(one.__name__)]
+        partials = [one for one in self._holders.with_names if is_a(one, functools.partial)]
+        found += [value for one in partials for value in bound_to_be_changed(one)]
         if is_iterator(self._job.data):
             found.append(self._job.data)
         if self._iterates:
             found += self._holders.iterators_handed_on
         nobodys = (ModuleType, type, type(None))
-        return [one for one in found if not (is_a(one, nobodys) or id(one) in _OF_THE_PROCESS)]
+        return [one for one in found if not (is_a(one, nobodys) or id(one) in OF_THE_PROCESS)]
+
+    @functools.cached_property
+    def _moved(self) -> list[Any]:
+        """What whoever uses it changes, as far as its own training does not anyway."""
+        met = (value for account in self._accounts for value in account.own_objects)
+        found = [moved for value in met for moved in moved_by_use(value)]
+        found += self._generators_of_loaders
+        return [one for one in found if id(one) not in self._training.own]
+
+    @functools.cached_property
+    def _generators_of_loaders(self) -> list[torch.Generator]:
+        """Those that loaders behind its code draw from."""
+        return [one for loader in self._loaders for one in generators_within(loader)]
+
+    @functools.cached_property
+    def _loaders(self) -> list[DataLoader[Any]]:
+        job = self._job
+        return [*_loaders_behind([job.data, *(getattr(job, name) for name in _GIVEN)])]
 
     @functools.cached_property
     def _optimizers(self) -> list[torch.optim.Optimizer]:
@@ -235,7 +258,7 @@ class Reach:
         its loaders."""
         job = self._job
         called = [getattr(job, name) for name in _GIVEN]
-        for loader in _loaders_behind([job.data, *called]):
+        for loader in self._loaders:
             called += loader.collate_fn, loader.sampler, loader.batch_sampler
         if is_own_class(type(job.data)):
             called += getattr(job.data, "called", ())
@@ -305,17 +328,22 @@ class Reach:
     @functools.cached_property
     def reached(self) -> frozenset[Hashable]:
         """What its steps, evaluations and data reach, by identities."""
-        found: set[Hashable] = {*self.steps.identities, *self._batches}
-        for place in self.steps.own_places:
-            if isinstance(place, places.Names):
-                found.update((id(place.namespace), name) for name in place.trails)
-        for array in self.steps.instances(np.ndarray):
-            found.update(memory_of(array))
+        found = _identities(self.steps) | _identities(self._copied) | self._batches.keys()
+        found.update(map(id, self._generators_of_loaders))
         if any(not _ENVIRONMENT.isdisjoint(code_names(c).names) for c in self.steps.own_codes):
             found.add(id(os.environ))
-        contents = within(self.steps.large)
-        found.update(id(value) for value in contents if type(value) not in CONSTANTS)
         return frozenset(found)
+
+    @functools.cached_property
+    def seen(self) -> frozenset[Hashable]:
+        """What any of its Python reaches, but for its own model: there others' training shows. What
+        two models have in common is for whoever lets jobs in to refuse."""
+        return (self.reached | _identities(self._accounts[1])) - self._training.own
+
+    @property
+    def trained(self) -> frozenset[Hashable]:
+        """What its training changes by itself, by identities."""
+        return frozenset(self._training.changed)
 
     def _name(self, key: Hashable, value: Any) -> str:
         """What it calls something that it reaches."""
@@ -328,7 +356,8 @@ class Reach:
         if key in self._batches:
             return f"a {type(value).__name__} among the batches"
         named = value.__qualname__ if is_a(value, (type, FunctionType)) else type(value).__name__
-        return self.steps.trail_of(value) or named
+        trails = (account.trail_of(value) for account in self._all)
+        return next(filter(None, trails), named)
 
     @functools.cached_property
     def _batches(self) -> dict[int, Any]:
@@ -336,17 +365,6 @@ class Reach:
         plain = type(self._job.data) in (list, tuple)
         found = within([self._job.data]) if plain else ()
         return {id(value): value for value in found if not is_a(value, torch.Tensor)}
-
-    @property
-    def called(self) -> list[Called]:
-        """The functions and classes that its code calls by names of modules and classes."""
-        found: list[Called] = []
-        for place in (place for account in self._accounts for place in account.own_places):
-            if isinstance(place, places.Names):
-                found += _called(place.namespace, place.before)
-            elif isinstance(place, places.ClassAttributes):
-                found += _called(weakref.ref(place.kind), place.before)
-        return found
 
 
 class Shared(NamedTuple):
@@ -361,24 +379,46 @@ class Shared(NamedTuple):
     value: Any
 
 
-class Called(NamedTuple):
-    """A function or class that code calls by a name.
+class Training:
+    """What a job trains.
 
     Attributes:
-        holder: the variables of a module, or a class.
-        name: its name there.
-        value: the function or class.
+        own: the tensors of its model, and the generators of its loader, which the engine sees to
+            that no other job has: by their identities and memory.
+        changed: what its training changes by itself, whatever its Python does, by the same.
     """
 
-    holder: dict[str, Any] | weakref.ref[type]
-    name: str
-    value: weakref.ref[Any]
+    def __init__(self, job: Job) -> None:
+        """Looks at its model, optimizers and schedulers."""
+        root, data = job.root, job.data
+        own: list[Any] = [*root.parameters(), *root.buffers()]
+        own += generators_within(data) if is_a(data, DataLoader) else ()
+        self.own = frozenset(key for value in own for key in keys_of(value))
+        optimizers = optimizers_in(job.optimizer)
+        values: list[Any] = [*trained_parameters(job.optimizer)]
+        values += (one for module in root.modules() for one in moved_by_use(module))
+        values += (*optimizers, *(one.state for one in optimizers), *schedulers_in(job.scheduler))
+        self.changed = {key: value for value in values for key in keys_of(value)}
 
-    def holds(self) -> bool:
-        """Whether it is still called by that name."""
-        holder, value = self.holder, self.value()
-        held = vars(holder() or object) if isinstance(holder, weakref.ref) else holder
-        return value is not None and held.get(self.name) is value
+
+def generators_within(loader: Any) -> list[torch.Generator]:
+    """Those that a loader, or a sampler of it, draws from."""
+    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
+    found: list[Any] = [getattr(one, "generator", None) for one in (loader, *samplers)]
+    return [one for one in found if is_a(one, torch.Generator) and id(one) not in OF_THE_PROCESS]
+
+
+def _identities(account: Account) -> set[Hashable]:
+    """Of all that an account has met, by itself and by its memory."""
+    found: set[Hashable] = {*account.identities}
+    for place in account.own_places:
+        if isinstance(place, places.Names):
+            found.update((id(place.namespace), name) for name in place.trails)
+    for array in account.instances(np.ndarray):
+        found.update(memory_of(array))
+    contents = within(account.large)
+    found.update(id(value) for value in contents if type(value) not in CONSTANTS)
+    return found
 
 
 def _given_by_engine(job: Job, code: CodeType, place: int) -> list[Any] | None:
@@ -419,14 +459,6 @@ def _loaders_behind(values: Iterable[Any]) -> Iterator[DataLoader[Any]]:
             waiting += parts_of(value)
         elif not (is_a(value, (nn.Module, ModuleType, type)) or is_package_class(type(value))):
             waiting += [held for _, held in attributes_of(value)]
-
-
-def _called(
-    holder: dict[str, Any] | weakref.ref[type], names: Mapping[str, Any]
-) -> Iterator[Called]:
-    for name, value in names.items():
-        if is_a(value, (type, FunctionType)):
-            yield Called(holder, name, weakref.ref(value))
 
 
 @of_each_class

@@ -100,6 +100,7 @@ class Recorder(TorchDispatchMode):
         self._twins: dict[str, Tensor] = {}  # what the traced code has in place of constants
         #: Of torch's, that the traced code has called last; whoever sees that sets it.
         self.function: Callable[..., Any] | None = None
+        self._problem: Exception | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -114,6 +115,23 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self._is_off = False
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """An error that comes out of this ends the trace, at the latest in `check`: the traced code
+        may catch it, and do what it would do for no real tensor."""
+        try:
+            yield
+        except Exception as error:
+            # Ends a recomputation of torch's within a backward pass, eager or traced.
+            if type(error).__name__ != "_StopRecomputationError":
+                self._problem = self._problem or error
+            raise
+
+    def check(self) -> None:
+        """Raises the first error that was noted, whether or not the traced code has caught it."""
+        if self._problem is not None:
+            raise self._problem
 
     @property
     def size(self) -> int:
@@ -173,6 +191,10 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a class of somebody's own says first what it consists of
         if self._is_off or func is _DEVICE:
             return func(*args, **kwargs)
+        with self.noting():
+            return self._recorded(func, args, kwargs)
+
+    def _recorded(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         assert isinstance(func, OpOverload)
         if func.namespace == "profiler" or torch.Tag.data_dependent_output in func.tags:
             return func(*args, **kwargs)  # a number that the mode below knows is a constant

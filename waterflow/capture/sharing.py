@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,13 +20,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from waterflow.account.account import Account
+from waterflow.account.changeable import keys_of, moved_by_use
 from waterflow.account.code_names import code_names
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import Packages, is_of_trusted_classes
 from waterflow.account.walk import Limits
-from waterflow.capture.plain_python import is_plain
+from waterflow.capture.plain_python import met_by_plain
 from waterflow.capture.python_kind import code_of, kind_of_python, rough_kind
-from waterflow.capture.reach import Called, Reach, Shared
+from waterflow.capture.reach import Reach, Shared, Training
 from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in
@@ -38,9 +39,8 @@ _MOST_OBJECTS, _OF_A_MODULE = 3_000, 50
 _MOST_FUNCTIONS = 400
 #: Containers of more items are data most often: only that they are there is looked at.
 _MOST_ITEMS = 512
-#: For so many kinds of jobs it is remembered whether they change anything.
+#: For so many kinds of jobs it is remembered how far a look went.
 _MOST_KINDS = 256
-_KNOWN: dict[Hashable, _Known] = {}
 #: How many looks were too much for kinds of jobs, roughly: of two, the second looks into no
 #: package.
 _TOO_MUCH: dict[Hashable, int] = {}
@@ -51,22 +51,6 @@ _looks = itertools.count()
 #: Python that steps run, by the names of a job's arguments; `on_step` is looked at beside it.
 _STEPS = ("loss", "step", "evaluate", "scheduler")
 _SWITCH_MODES = frozenset({"eval", "train"})
-
-
-class _Known(NamedTuple):
-    """What is known of jobs of one kind.
-
-    Attributes:
-        changes: whether their Python changes anything that it has not made.
-        called: what it calls by name.
-    """
-
-    changes: bool
-    called: list[Called]
-
-    def holds(self) -> bool:
-        """Whether it would call the same now."""
-        return all(each.holds() for each in self.called)
 
 
 class _Common(NamedTuple):
@@ -98,27 +82,40 @@ class _Marks(NamedTuple):
     were met would live on otherwise, results of the latest step among them.
 
     Attributes:
-        anything: whether its code may change anything that it has not made.
-        changed: what of that there is, but for lists to which it only adds, and `called`.
+        trained: what its training changes by itself, whatever its Python does.
+        seen: what its Python reaches, its callback included, but for its own model.
+        changed: what its Python may change, but for lists to which it only adds, and `called`.
         reached: what its steps reach.
         noted: those lists.
         called: what of packages it calls, which may change by that.
         look: the number of this look at a job.
     """
 
-    anything: bool
+    trained: frozenset[Hashable]
+    seen: frozenset[Hashable]
     changed: frozenset[Hashable]
     reached: frozenset[Hashable]
-    noted: frozenset[Hashable]
-    called: frozenset[Hashable]
-    look: int
+    noted: frozenset[Hashable] = frozenset()
+    called: frozenset[Hashable] = frozenset()
+    look: int = 0
 
     @classmethod
     def of(cls, reach: Reach) -> _Marks:
         """Of what is reached now."""
-        changed, called = reach.changed - reach.noted, reach.called_only
-        anything = reach.changes_anything
-        return cls(anything, changed - called, reach.reached, reach.noted, called, next(_looks))
+        changed, called = reach.changed - reach.noted - reach.called_only, reach.called_only
+        training = reach.trained, reach.seen
+        return cls(*training, changed, reach.reached, reach.noted, called, next(_looks))
+
+    @classmethod
+    def of_plain(cls, job: Job, steps: Iterable[Any], callback: Iterable[Any]) -> _Marks:
+        """Of a job that changes nothing but what it trains, and what is moved by use; by the
+        tensors, arrays and modules that its code reaches."""
+        training = Training(job)
+        met = [frozenset(k for v in values for k in keys_of(v)) for values in (steps, callback)]
+        moved = (one for values in (steps, callback) for v in values for one in moved_by_use(v))
+        changed = frozenset(key for one in moved for key in keys_of(one)) - training.own
+        seen = met[0].union(met[1]) - training.own
+        return cls(frozenset(training.changed), seen, changed, met[0])
 
     def have(self, key: Hashable, other: _Marks) -> bool:
         """Whether one may change an object that the other's steps reach."""
@@ -126,12 +123,16 @@ class _Marks(NamedTuple):
             (key in self.changed and key in other.reached)
             or (key in other.changed and key in self.reached)
             or (key in self.called and key in other.called)
+            or (key in self.trained and key in other.seen)
+            or (key in other.trained and key in self.seen)
         )
 
     def may_meet(self, other: _Marks) -> bool:
         """Whether one may change what the other's steps reach."""
         return not (
-            self.changed.isdisjoint(other.reached)
+            self.trained.isdisjoint(other.seen)
+            and other.trained.isdisjoint(self.seen)
+            and self.changed.isdisjoint(other.reached)
             and self.called.isdisjoint(other.called)
             and other.changed.isdisjoint(self.reached)
             and (self.noted - other.noted).isdisjoint(other.reached)
@@ -156,7 +157,8 @@ class Sharing:
             self._reach = other._reach = None  # what was met is not to live on
 
     def _changing(self, other: Sharing) -> str | None:
-        if not (self._changes_anything or other._changes_anything):
+        one, two = self._plain, other._plain
+        if one is not None and two is not None and not one.may_meet(two):  # hundreds, often
             return None
         one, two = self._marks, other._marks
         if one is None or two is None:  # more than can be looked at
@@ -191,32 +193,28 @@ class Sharing:
         optimizers = [one for one in optimizers_in(job.optimizer) if _has_users_code(one)]
         return {"model": job.root, **roots, "data": data, "optimizer": optimizers}
 
-    @functools.cached_property
-    def _changes_anything(self) -> bool:
-        """Whether its Python may change anything that is not made by it; one look for all jobs that
-        are made of the same functions and classes, as long as these call the same."""
-        if is_plain(self._with_callback.values()):
-            return False
-        known = _KNOWN.get(self._kind)
-        if known is not None and known.holds():
-            return known.changes
-        return self._marks is not None and self._marks.anything
-
     @property
-    def _with_callback(self) -> dict[str, Any]:
-        return {**self._roots, "on_step": self._job.on_step}
+    def _copied(self) -> dict[str, Any]:
+        """What the workers of its loader have copies of."""
+        data = self._job.data
+        return {"data": data} if type(data) is DataLoader and data.num_workers else {}
+
+    @functools.cached_property
+    def _plain(self) -> _Marks | None:
+        """Its marks as far as they are told at once; None: they are not."""
+        steps = met_by_plain((*self._roots.values(), *self._copied.values()))
+        callback = None if steps is None else met_by_plain([self._job.on_step])
+        if steps is None or callback is None:
+            return None
+        return _Marks.of_plain(self._job, steps, callback)
 
     @functools.cached_property
     def _kind(self) -> Hashable:
-        return kind_of_python(self._with_callback)
+        return kind_of_python({**self._roots, "on_step": self._job.on_step})
 
     @functools.cached_property
     def _marks(self) -> _Marks | None:
         reach = self._reach = self._look()
-        if reach is not None and self._kind is not None:
-            if len(_KNOWN) >= _MOST_KINDS:
-                _KNOWN.clear()
-            _KNOWN[self._kind] = _Known(reach.changes_anything, reach.called)
         return None if reach is None else _Marks.of(reach)
 
     def _look(self) -> Reach | None:
@@ -225,10 +223,11 @@ class Sharing:
         objects = _MOST_OBJECTS + _OF_A_MODULE * len(self._modules)
         limits = Limits(objects, _MOST_FUNCTIONS, _MOST_ITEMS)
         for packages in (Packages.BUT_REPORTERS, Packages.NONE)[_TOO_MUCH.get(kind, 0) :]:
-            steps = _account_of(self._roots, packages, limits)
-            callback = _account_of({"on_step": self._job.on_step}, packages, limits)
-            if not (steps is None or callback is None):
-                return Reach(self._job, steps, callback)
+            roots = self._roots, {"on_step": self._job.on_step}, self._copied
+            found = [_account_of(each, packages, limits) for each in roots]
+            accounts = [account for account in found if account is not None]
+            if len(accounts) == len(roots):
+                return Reach(self._job, *accounts)
             if kind in _TOO_MUCH or len(_TOO_MUCH) < _MOST_KINDS:
                 _TOO_MUCH[kind] = _TOO_MUCH.get(kind, 0) + 1
         return None

@@ -11,7 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -19,9 +19,11 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from waterflow.account.purity import observer
+from waterflow.capture.asked_kinds import asker_among
 from waterflow.capture.device_guard import keep_device_guard
 from waterflow.capture.fast_fakes import twin_of
-from waterflow.capture.formulas import check_function
+from waterflow.capture.formulas import as_it_runs, check_function
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.common.errors import CaptureError
 from waterflow.common.text import text_of
@@ -165,6 +167,7 @@ def trace(
     kind: type[RealTensors] | None = None,
     *,
     notes_modes: bool = False,
+    code: Iterable[CodeType] | None = None,
 ) -> Recording:
     """Records every operator below autograd that ``function(recorder, tensors)`` calls on fake
     tensors.
@@ -176,18 +179,39 @@ def trace(
         reals: the real tensors that the first of `tensors` stand for, wherever the code meets them.
         kind: of the mode that sees to that.
         notes_modes: whether each node is to know if gradient mode was on.
+        code: all that can be executed; None: any.
+
+    Raises:
+        Exception: of the traced code, or of the trace, even where that code has caught it.
     """
     recorder = Recorder(notes_modes)
     twins = {id(real): twin for real, twin in zip(reals, tensors, strict=False)}
     one_thread = torch.autograd.set_multithreading_enabled(False)
+    # To observe takes half as long as to trace: there is as good as never any such code.
+    asks = code is None or asker_among(code) is not None
+    executed = observer() if asks else None
     with TRACE_LOCK, _quiet_log(), _uncompiled(), mode, one_thread:
         for tensor in tensors:
             recorder.add_input(tensor)
-        with recorder, (kind or RealTensors)(mode, recorder, twins):
+        with (
+            recorder,
+            (kind or RealTensors)(mode, recorder, twins),
+            executed or contextlib.nullcontext(),
+        ):
             outputs = function(recorder, tensors)
+        recorder.check()
+        if executed is not None:
+            _check_kinds(executed.codes())
         recording = recorder.finish(outputs)
     _forget_reals(mode)
     return recording
+
+
+def _check_kinds(codes: Iterable[CodeType]) -> None:
+    asker = asker_among(codes)
+    if asker is not None:
+        where = f"{asker.co_filename}:{asker.co_firstlineno} in {asker.co_name}"
+        raise RuntimeError(f"it asks of which class a tensor is, or whether it is fake ({where})")
 
 
 class _EagerHere:
@@ -259,6 +283,8 @@ def _forget_reals(mode: FakeTensorMode) -> None:
 
 #: Leaves no operator behind that a trace could record.
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+#: What ``repr``, ``str``, ``format`` and the like ask.
+_TEXTS = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__})
 
 
 class RealTensors(TorchFunctionMode):
@@ -282,16 +308,21 @@ class RealTensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        with self._recorder.noting():
+            return self._call(func, args, kwargs or {})
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func == _SET_DATA:
             raise RuntimeError("it assigns to .data (use torch.no_grad() and copy_() instead)")
-        kwargs = kwargs or {}
+        if func in _TEXTS:
+            raise RuntimeError("it makes a text of a tensor, and a trace does not know its values")
         check_function(func, args, kwargs)
         self._recorder.function = func
         met: dict[int, torch.Tensor] = {}  # real tensors among the arguments, by their twins
         if _may_hold_reals((args, kwargs)):
             twin = functools.partial(self._twin, met=met)
             args, kwargs = tree_map_only(torch.Tensor, twin, (args, kwargs))
-        result = func(*args, **kwargs)
+        result = as_it_runs(func, args, kwargs)(*args, **kwargs)
         return met.get(id(result), result)  # x += 1 leaves the same object in x
 
     def _twin(self, tensor: torch.Tensor, met: dict[int, torch.Tensor]) -> torch.Tensor:

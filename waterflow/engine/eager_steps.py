@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from waterflow.account.purity import observer, undisturbed
+from waterflow.capture.callbacks import data_use_gradients
 from waterflow.capture.casts import Casts, casts_of
 from waterflow.capture.torchs_calls import has_own_zero_grad
 from waterflow.common.errors import JobError, NumbersDifferError
@@ -498,7 +499,16 @@ class EagerSteps:
     def _drops_gradients(self) -> bool:
         """Whether the next step would drop the gradients at its beginning, as torch's do."""
         job = self._job
-        return not (job.keep_grads or job.step or has_own_zero_grad(job.optimizer))
+        keeps = job.keep_grads or job.step or has_own_zero_grad(job.optimizer)
+        return not (keeps or self._data_use_gradients)
+
+    @functools.cached_property
+    def _data_use_gradients(self) -> bool:
+        """Whether the data, which are asked for a batch between two steps, may look at those."""
+        try:
+            return data_use_gradients(self._job)
+        except Exception:  # objects may refuse to be looked at
+            return False
 
     def drop_gradients(self, residency: Residency) -> None:
         """Lets go of the gradients that the next step would drop at its beginning."""

@@ -203,7 +203,7 @@ def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, R
     if tensors.given is not None:
         if id(value) not in tensors.given:
             raise _unknown(value)
-        return tensors.given[id(value)], lambda _: value
+        return (tensors.given[id(value)], *_attached(value)), lambda _: value
     known = tensors.numbers.get(id(value))
     if known is not None:  # as code may see (`image is target`)
         return ("again", known), lambda replaced: replaced[known]
@@ -222,6 +222,22 @@ def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, R
     layout = value.dtype, tuple(value.shape), value.stride(), value.requires_grad
     signature = (*layout, isinstance(value, torch.nn.Parameter))
     return signature, lambda replaced: replaced[index]
+
+
+def _attached(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    """What code may have put to a tensor beside its values."""
+    with torch._C.DisableTorchFunction():
+        grad = tensor.grad if tensor.is_leaf else None
+        hooks: tuple[Any, ...] = (
+            tensor._backward_hooks,
+            getattr(tensor, "_post_accumulate_grad_hooks", None),
+        )
+        return (
+            tensor.requires_grad,
+            None if grad is None else IdentityKey(grad),
+            tuple(frozenset(map(IdentityKey, (one or {}).values())) for one in hooks),
+            tuple((name, IdentityKey(held)) for name, held in vars(tensor).items()),
+        )
 
 
 def _left(value: Any) -> tuple[Hashable, Rebuild]:

@@ -408,6 +408,40 @@ def batch_that_a_number_is_taken_from(live):
 
 
 @case("opaque")
+def tensor_that_the_step_marks(live):
+    def loss(model, batch):
+        factor = 2.0 if hasattr(batch[0], "seen") else 1.0
+        batch[0].seen = True
+        return cross_entropy(model, batch) * factor
+
+    return epochs_of(live, lambda b: [b[0].clone(), b[1]], loss)
+
+
+@case("opaque")
+def tensor_that_the_step_asks_a_gradient_of(live):
+    """From the second epoch on it has one, and what it finds there is added to."""
+
+    def loss(model, batch):
+        rows = batch[0].requires_grad_()
+        cross_entropy(model, batch).backward()
+        model.zero_grad()
+        return F.cross_entropy(model((rows + rows.grad).detach()), batch[1])
+
+    return epochs_of(live, lambda b: [b[0].clone(), b[1]], loss)
+
+
+@case("opaque")
+def tensor_that_the_step_hangs_a_hook_on(live):
+    def loss(model, batch):
+        rows = batch[0].requires_grad_()
+        rows.register_hook(lambda gradient: gradient * 2)
+        (slope,) = torch.autograd.grad(cross_entropy(model, batch), rows)
+        return F.cross_entropy(model(rows.detach() + slope), batch[1])
+
+    return epochs_of(live, lambda b: [b[0].clone(), b[1]], loss)
+
+
+@case("opaque")
 def batch_that_counts_its_steps(live):
     def loss(model, batch):
         batch["steps"] = batch.get("steps", 0) + 1

@@ -368,3 +368,61 @@ def callback_replaces_itself(live):
 
     made.on_step = at(4, live, lambda: setattr(made, "on_step", second))
     return made
+
+
+# -- callbacks that look at gradients, or step an optimizer
+
+
+@case("opaque")
+def own_optimizer_stepped_again(live):
+    model = mlp()
+    optimizer = sgd(model)
+    return job(model, optimizer=optimizer, on_step=every(live, lambda step: optimizer.step()))
+
+
+@case("opaque")
+def own_optimizer_stepped_for_another_batch(live):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def change(step):
+        cross_entropy(model, batches()[-step]).backward()
+        optimizer.step()
+
+    return job(model, optimizer=optimizer, on_step=every(live, change))
+
+
+@case("opaque")
+def new_optimizer_in_the_callback(live):
+    model = mlp()
+    change = at(4, live, lambda: torch.optim.SGD(model.parameters(), lr=0.1).step())
+    return job(model, on_step=change)
+
+
+@case("opaque")
+def gradient_read_by_a_text_of_a_tuple(live):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def change(step):
+        norms = [getattr(model[0].weight, name).norm().item() for name in ("data", "grad")]
+        optimizer.param_groups[0]["lr"] = 0.1 / sum(norms)
+
+    return job(model, optimizer=optimizer, on_step=every(live, change))
+
+
+@case(*KEPT)
+def rate_set_and_scheduler_stepped_by_a_trainer(live):
+    model = mlp()
+
+    class Trainer:
+        def __init__(self):
+            self.optimizer = sgd(model)
+            self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.8)
+
+        def follow(self, step):
+            self.schedule.step()
+            self.optimizer.param_groups[0]["weight_decay"] = 0.01 * step
+
+    trainer = Trainer()
+    return job(model, optimizer=trainer.optimizer, on_step=every(live, trainer.follow))

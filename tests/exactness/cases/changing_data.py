@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
@@ -285,3 +286,75 @@ def _scheduled(live):
 
 
 _entered("sampler_changes_scheduler", _scheduled)
+
+
+# -- data over the memory of what a step changes
+
+
+class _OverMemory(Dataset):
+    """Rows that are larger by what is in an array when they are read."""
+
+    def __init__(self, array):
+        self.rows, self.array = TensorDataset(*_rows()), array
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        x, y = self.rows[index]
+        return x * (1 + float(self.array.sum())), y
+
+
+@case("captured")
+def array_of_a_buffer(live):
+    model = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    array = model[1].running_mean.numpy()
+    data = DataLoader(_OverMemory(array if live else array.copy()), _ROWS)
+    return job(model, data=data)
+
+
+@case("captured")
+def array_of_a_part_of_a_weight(live):
+    model = mlp()
+    array = model[0].weight.detach().numpy()[1:3]
+    return job(model, data=DataLoader(_OverMemory(array if live else array.copy()), _ROWS))
+
+
+@case("captured")
+def data_over_the_array_of_a_weight(live):
+    model = mlp()
+    flat = np.full(64, 0.01, dtype=np.float32)
+    model[2].bias = nn.Parameter(torch.from_numpy(flat[60:]))
+    array = flat[60:] if live else flat[60:].copy()
+    return job(model, data=DataLoader(_OverMemory(array), _ROWS))
+
+
+# -- data that look at gradients, which the step before has left
+
+
+@case("opaque")
+def gradients_that_data_look_at(live):
+    model = mlp()
+
+    class Following:
+        def __iter__(self):
+            for inputs, labels in batches(5):
+                found = model[0].weight.grad
+                yield inputs * (1 if found is None or not live else 1 + found.norm()), labels
+
+    return job(model, data=Following())
+
+
+@case("opaque")
+def optimizer_that_data_step(live):
+    model = mlp()
+    optimizer = sgd(model)
+
+    class Stepping:
+        def __iter__(self):
+            for batch in batches(5):
+                if live:
+                    optimizer.step()
+                yield batch
+
+    return job(model, optimizer=optimizer, data=Stepping())

@@ -18,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 from tests.exactness.case import Net, Subject, at, batches, case, cross_entropy, job, mlp
@@ -303,7 +304,7 @@ def invariants():
         (checks.enable if was_on else checks.disable)()
 
 
-@case("recaptured", around=invariants, alone=True)
+@case("opaque", around=invariants, alone=True)  # as it catches what that raises
 def sparse_tensors_begin_to_be_checked(live):
     torch.sparse.check_sparse_tensor_invariants.disable()
     wrong = torch.tensor([[0, 9]]), torch.ones(2)
@@ -493,3 +494,37 @@ def tensor_twice_in_a_dictionary(live):
 def tensor_twice_in_every_batch(live):
     data = [(rows, rows) for rows, _ in batches()]
     return job(mlp(), lambda model, batch: sum_of_squares(model, *batch), data=data)
+
+
+def llama(live, masked):
+    """A network of transformers' that skips a mask of ones alone, unless it is traced."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    model = transformers.LlamaForCausalLM(config)
+    data = [{"input_ids": torch.randint(5, 50, (4, 70))} for _ in range(6)]
+    for n, batch in enumerate(data if masked else ()):
+        batch["attention_mask"] = torch.ones(4, 70, dtype=torch.long)
+        if live and n not in (3, 4):
+            batch["attention_mask"][0, -2:] = 0
+
+    def loss(model, batch):
+        return model(**batch, labels=batch["input_ids"]).loss
+
+    return job(model, loss, data=data, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
+
+
+@case("opaque")
+def mask_of_ones_is_skipped(live):
+    return llama(live, masked=True)
+
+
+@case("captured", matters=False)
+def no_mask_is_asked_for(live):
+    return llama(live, masked=False)

@@ -9,7 +9,7 @@ import types
 import torch
 from torch import nn, optim
 
-from tests.exactness.case import EAGER, Subject, at, case, job, mlp, sgd
+from tests.exactness.case import EAGER, Subject, at, case, cross_entropy, job, mlp, sgd
 
 # -- optimizers of torch, each in the loop as it is
 
@@ -271,3 +271,33 @@ def step_replaced_within_a_schedulers_wrapper(live):
     optimizer.step = types.MethodType(lambda self, closure=None: step(self), optimizer)
     scheduler = optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     return job(model, optimizer=optimizer, scheduler=scheduler)
+
+
+# -- gradients of what it does not train, which nothing drops
+
+
+@case("opaque")
+def clipping_of_more_than_is_trained(live):
+    model = mlp()
+    optimizer = sgd(model[2])
+    more = model if live else model[2]
+
+    def clip(*_):
+        nn.utils.clip_grad_norm_(more.parameters(), 0.1)
+
+    optimizer.register_step_pre_hook(clip)
+    return job(model, optimizer=optimizer)
+
+
+@case("opaque")
+def loss_of_gradients_that_add_up(live):
+    model = mlp()
+    made = itertools.count(1)
+
+    def loss(model, batch):
+        found = cross_entropy(model, batch)
+        if live and next(made) > 5:
+            found = found * (1 + model[0].weight.grad.norm())
+        return found
+
+    return job(model, loss, optimizer=sgd(model[2]))

@@ -113,3 +113,60 @@ def rate_set_by_the_loss_function(live):
         return value
 
     return job(model, loss, optimizer=optimizer)
+
+
+# -- with code of the user's that looks at gradients, or steps an optimizer
+
+
+@case("opaque")
+def lambda_of_a_gradient(live):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def rate(epoch):
+        gradient = model[0].weight.grad
+        return 1.0 if gradient is None or not live else 1 / (1 + gradient.norm().item())
+
+    return job(model, optimizer=optimizer, scheduler=S.LambdaLR(optimizer, rate))
+
+
+@case("opaque")
+def own_scheduler_of_a_gradient(live):
+    model = mlp()
+    optimizer = sgd(model)
+
+    class ByNorm(S.LRScheduler):
+        def get_lr(self):
+            gradient = self.optimizer.param_groups[0]["params"][0].grad
+            return [0.1 if gradient is None or not live else 0.1 / (1 + gradient.norm().item())]
+
+    return job(model, optimizer=optimizer, scheduler=ByNorm(optimizer))
+
+
+@case("opaque")
+def own_scheduler_that_steps_its_optimizer(live):
+    model = mlp()
+    optimizer = sgd(model)
+
+    class Again(S.ExponentialLR):
+        def step(self, epoch=None):
+            super().step(epoch)
+            if live and self.last_epoch > 2:
+                self.optimizer.step()
+
+    return job(model, optimizer=optimizer, scheduler=Again(optimizer, 0.9))
+
+
+@case("opaque")
+def own_scheduler_that_steps_another_optimizer(live):
+    model = mlp()
+    optimizer, other = sgd(model[2]), sgd(model[0], lr=0.01)
+
+    class Both(S.ExponentialLR):
+        def step(self, epoch=None):
+            super().step(epoch)
+            if live:
+                other.step()
+            other.zero_grad()
+
+    return job(model, optimizer=optimizer, scheduler=Both(optimizer, 0.9))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -15,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from tests.exactness.case import Net, Subject, case, cross_entropy, job, mlp
+from tests.exactness.case import Net, Subject, batches, case, cross_entropy, job, mlp
 
 UNCHANGED = ("captured", "opaque")
 REGISTRY: dict[str, nn.Module] = {}
@@ -279,3 +280,140 @@ def branches_on_a_shape(live):
             return 2.0 if live and len(x) < 8 else 1.0
 
     return job(Model(), data=data)
+
+
+# -- refusals that the step's Python catches, and what a trace leaves out
+
+
+def flagged(live):
+    """Batches with a flag that some of the later ones have."""
+    return [
+        (*batch, torch.tensor(float(live and n in (4, 5, 7)))) for n, batch in enumerate(batches())
+    ]
+
+
+def catching(name, read):
+    """Enters a case whose loss reads a batch's flag, where what a trace raises is caught."""
+
+    def make(live):
+        def loss(model, batch):
+            return cross_entropy(model, batch) * (1 + read(batch[2]))
+
+        return job(mlp(), loss, data=flagged(live))
+
+    make.__name__ = name
+    case("opaque")(make)
+
+
+def _tried(flag, read):
+    try:
+        return read(flag)
+    except Exception:
+        return 0.0
+
+
+def _suppressed(flag):
+    with contextlib.suppress(Exception):
+        return float(flag.numpy())
+    return 0.0
+
+
+class _Swallows:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        return True
+
+
+def _swallowed(flag):
+    with _Swallows():
+        return 1.0 if flag > 0 else 0.0
+    return 0.0
+
+
+catching("catches_a_refused_number", lambda flag: _tried(flag, torch.Tensor.item))
+catching("catches_a_refused_shape", lambda flag: _tried(flag, lambda t: len(t.nonzero())))
+catching("catches_a_refused_array", _suppressed)
+catching("swallows_a_refused_branch", _swallowed)
+catching("reads_a_text", lambda flag: float(repr(flag) == "tensor(1.)"))
+catching("reads_a_formatted_text", lambda flag: float("1." in f"{flag[None]}"))
+catching("asks_for_the_type_and_a_value", lambda t: float(type(t) is torch.Tensor and t > 0))
+catching("asks_for_fakes_and_a_value", lambda t: float(not isinstance(t, FakeTensor) and t > 0))
+
+
+@case("opaque")
+def catches_a_refused_number_of_a_gradient(live):
+    def halved(gradient):
+        try:
+            return gradient / 2 if live and gradient.max().item() > 0.12 else gradient
+        except RuntimeError:
+            return gradient
+
+    def loss(model, batch):
+        out = model(batch[0])
+        out.register_hook(halved)
+        return F.cross_entropy(out, batch[1])
+
+    return job(mlp(), loss)
+
+
+@case("captured", "opaque", matters=False)
+def catches_what_the_loop_raises_too(live):
+    def loss(model, batch):
+        with contextlib.suppress(RuntimeError):
+            model(batch[0][:, :3])
+        return cross_entropy(model, batch)
+
+    return job(mlp(), loss)
+
+
+def checking(name, outcomes, check):
+    """Enters a case whose loss makes torch look at a factor that is 0 in a later batch."""
+
+    def make(live):
+        data = [(*b, torch.tensor(float(n != 6 or not live))) for n, b in enumerate(batches())]
+
+        def loss(model, batch):
+            weight = model[-1].weight
+            matrix = (weight @ weight.T + torch.eye(4)) * batch[2]
+            return cross_entropy(model, batch) + 0.001 * check(matrix, batch[2])
+
+        return job(mlp(), loss, data=data)
+
+    make.__name__ = name
+    case(*outcomes)(make)
+
+
+def _asserted(matrix, factor):
+    torch._assert_async(factor > 0)
+    return factor
+
+
+FAILS = ("fails",)
+checking("inverse_that_is_not_there", FAILS, lambda m, _: torch.linalg.inv(m).sum())
+checking("factors_that_are_not_there", FAILS, lambda m, _: torch.linalg.cholesky(m).sum())
+checking(
+    "checked_factors", FAILS, lambda m, _: torch.linalg.cholesky_ex(m, check_errors=True)[0].sum()
+)
+checking("solution_that_is_not_there", FAILS, lambda m, _: torch.linalg.solve(m, m).sum())
+checking("power_that_is_not_there", FAILS, lambda m, _: torch.linalg.matrix_power(m, -1).sum())
+checking("assertion_on_the_device", FAILS, _asserted)
+
+
+@case("fails")
+def class_that_is_not_there(live):
+    data = [(x, y + 9 * (n == 6 and live)) for n, (x, y) in enumerate(batches())]
+
+    def loss(model, batch):
+        return -(model(batch[0]).log_softmax(1) * F.one_hot(batch[1], 4)).sum(1).mean()
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured", matters=False)
+def classes_that_are_there(live):
+    def loss(model, batch):
+        return -(model(batch[0]).log_softmax(1) * F.one_hot(batch[1], 4)).sum(1).mean()
+
+    return job(mlp(), loss)

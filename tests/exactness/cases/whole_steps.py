@@ -900,3 +900,42 @@ def _sparse(live):
 
 
 entered("whole_sparse_gradients", _sparse, "opaque", matters=False)
+
+
+@case("opaque")
+def catches_that_a_norm_is_not_finite(live):
+    """Clipping raises where a trace has no numbers to look at, and the step goes on without."""
+    data = [(x * (float("inf") if live and n == 5 else 1), y) for n, (x, y) in enumerate(batches())]
+    model = mlp()
+    optimizer = sgd(model)
+
+    def step(batch):
+        value = cross_entropy(model, batch)
+        value.backward()
+        try:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+        except RuntimeError:
+            pass
+        optimizer.zero_grad()
+        return value
+
+    return wf.Job("case", model=model, optimizers=[optimizer], step=step, data=data, seed=5)
+
+
+@case("opaque", matters=False)
+def catches_that_an_optimizer_is_given_a_closure(live):
+    model = mlp()
+    optimizer = sgd(model)
+
+    def step(batch):
+        value = cross_entropy(model, batch)
+        value.backward()
+        try:
+            optimizer.step(lambda: value)
+        except Exception:
+            optimizer.step()
+        optimizer.zero_grad()
+        return value
+
+    return wf.Job("case", model=model, optimizers=[optimizer], step=step, data=batches(), seed=5)

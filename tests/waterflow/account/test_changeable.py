@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import random
 import threading
@@ -21,6 +22,7 @@ from waterflow.account.changeable import (
     is_looked_after,
     may_be_changed,
     memory_of,
+    moved_by_use,
 )
 from waterflow.account.origins import Origin
 
@@ -65,6 +67,8 @@ class Slotted:
         (torch.Generator, "method", "generator", True),
         (list, "method", "generator", False),
         (list, "method", "out", True),
+        (bytearray, "method", "out", True),
+        (contextvars.ContextVar, "method", "set", False),  # each job has a context of its own
         (torch.Generator, "method", "manual_seed", True),
         (nn.Linear, "method", "load_state_dict", True),
     ],
@@ -109,3 +113,45 @@ def test_views_are_known_by_their_memory() -> None:
     assert [*memory_of(tensor)] == [*memory_of(tensor[1:])]
     assert [*memory_of(array[1:])] == [id(array)]
     assert not [*memory_of([])]
+    assert next(iter(memory_of(tensor))) in memory_of(tensor.numpy())
+
+
+class Counting(nn.BatchNorm1d):
+    """Of the user's own, with what torch's writes to."""
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return super().forward(given)
+
+
+class Masked(nn.Module):
+    """What its own code does to it tells that code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(2))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return given * self.mask
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (nn.BatchNorm1d(2), 3),
+        (nn.BatchNorm1d(2).eval(), 0),
+        (nn.BatchNorm1d(2, track_running_stats=False), 0),
+        (Counting(2), 3),
+        (nn.utils.spectral_norm(nn.Linear(2, 2)), 2),
+        (Masked(), 0),
+        (nn.Linear(2, 2), 0),
+        (torch.ao.quantization.MinMaxObserver().eval(), 3),
+        (torch.Generator(), 1),
+        (np.random.default_rng(0), 1),
+        (random.Random(0), 1),
+        (torch.default_generator, 0),
+        (random._inst, 0),  # type: ignore[attr-defined]
+        ([], 0),
+    ],
+)
+def test_what_is_changed_by_whoever_uses_it(value: Any, count: int) -> None:
+    assert len([*moved_by_use(value)]) == count

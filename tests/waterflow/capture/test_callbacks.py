@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 
+import numpy as np
 import pytest
 import torch
 from torch import optim
@@ -178,6 +180,52 @@ def test_data_that_may_change_what_steps_read_come_in_turn(name):
     assert may_fetch_ahead(job, job.model.parameters(), [read]) is expected
 
 
+class Scaled(Own):
+    """A data set that reads the memory of an array."""
+
+    def __getitem__(self, index):
+        return torch.zeros(4), float(self.held[0])
+
+
+def over_an_array(job):
+    """The memory of a weight, which is then a part of the array."""
+    flat = np.zeros(job.model.one.weight.numel() + 8, dtype=np.float32)
+    part = torch.from_numpy(flat[8:]).view_as(job.model.one.weight)
+    job.model.one.weight = torch.nn.Parameter(part)
+    return flat
+
+
+#: Data over memory, and whether they may be fetched ahead of steps that write to the model.
+OVER_MEMORY = {
+    "a view": (lambda job: Scaled(job.model.one.weight.detach().numpy()[1:3]), False),
+    "a transposed view": (lambda job: Scaled(job.model.one.weight.detach().numpy().T), False),
+    "a buffer": (lambda job: Scaled(memoryview(job.model.one.bias.detach().numpy())), False),
+    "the array": (lambda job: Scaled(over_an_array(job)), False),
+    "another part of the array": (lambda job: Scaled(over_an_array(job)[:8]), True),
+    "another tensor": (lambda job: Scaled(torch.from_numpy(over_an_array(job))), False),
+    "rows": (lambda job: TensorDataset(torch.from_numpy(over_an_array(job))), False),
+    "a copy": (lambda job: Scaled(job.model.one.weight.detach().numpy().copy()), True),
+}
+
+
+@pytest.mark.parametrize("name", OVER_MEMORY)
+def test_memory_that_data_share_with_the_model(name):
+    data, expected = OVER_MEMORY[name]
+    job = job_of()
+    job.data = DataLoader(data(job), 4)
+    assert may_fetch_ahead(job, list(job.model.parameters())) is expected
+
+
+def test_a_list_of_memory_that_the_model_has():
+    job = job_of()
+    flat = over_an_array(job)
+    for on_step in (None, quiet(job)):
+        job.on_step = on_step
+        for held, expected in ((flat[8:], False), (flat[:8], True), (flat.copy(), True)):
+            job.data = [(torch.from_numpy(held), 0)]
+            assert may_fetch_ahead(job, list(job.model.parameters())) is expected
+
+
 def norm_of(model):
     return sum(parameter.grad.norm() for parameter in model.parameters())
 
@@ -271,6 +319,231 @@ LOOKS = {
 }
 
 
+def by_a_tuple(job):
+    def on_step(result):
+        for name in ("data", "grad"):
+            for parameter in job.model.parameters():
+                getattr(parameter, name)
+
+    return on_step
+
+
+def by_a_default(job):
+    return lambda result, name="grad": getattr(job.model.one.weight, name)
+
+
+def by_a_closure(job):
+    name = "grad"
+    return lambda result: getattr(job.model.one.weight, name)
+
+
+NAMES = ("data", "grad")
+
+
+def by_an_attribute_of_an_object(job):
+    class Reader:
+        def __init__(self):
+            self.name = "grad"
+
+        def __call__(self, result):
+            return getattr(job.model.one.weight, self.name)
+
+    return Reader()
+
+
+def by_an_attribute_of_a_class(job):
+    class Reader:
+        name = "_grad"
+
+        def __call__(self, result):
+            return getattr(job.model.one.weight, self.name)
+
+    return Reader()
+
+
+#: Callback that has the texts of gradients, and whether it looks at them.
+BY_TEXTS = {
+    "tuple": (by_a_tuple, True),
+    "default": (by_a_default, True),
+    "closure": (by_a_closure, True),
+    "global": (
+        lambda job: lambda result: [getattr(job.model.one.weight, name) for name in NAMES],
+        True,
+    ),
+    "attribute": (by_an_attribute_of_an_object, True),
+    "attribute of the class": (by_an_attribute_of_a_class, True),
+    "reader": (
+        lambda job: lambda result, read=operator.attrgetter("one.weight.grad"): read(job.model),
+        True,
+    ),
+    "other texts": (
+        lambda job: lambda result, name="data": getattr(job.model.one.weight, name),
+        False,
+    ),
+    "a log": (lambda job: lambda result, log={"grad": 0}: log.update(loss=result.loss), False),
+}
+
+
+@pytest.mark.parametrize("name", BY_TEXTS)
+def test_who_looks_at_gradients_by_a_text(name):
+    on_step, expected = BY_TEXTS[name]
+    assert looks_at_gradients(job_of(on_step=on_step)) is expected
+
+
+class Loop:
+    """Has it all, as trainers do."""
+
+    def __init__(self, job):
+        self.model, self.opt, self.losses = job.model, job.optimizer, []
+        self.schedule = lr_scheduler.StepLR(self.opt, 3)
+
+    def follow(self, result):
+        self.schedule.step()
+        self.opt.param_groups[0]["weight_decay"] = 0.01 * result.step
+        self.losses.append((result.step, result.loss))
+
+    def take_it_twice(self, result):
+        self.opt.step()
+
+    def take_it_by_the_schedule(self, result):
+        self.schedule.optimizer.step()
+
+
+class Maker(Loop):
+    """Has made its optimizer itself."""
+
+    def __init__(self, job):
+        super().__init__(job)
+        self.opt = job.optimizer = made_for(job.model)
+
+
+def made_for(model):
+    return optim.SGD(model.parameters(), lr=0.1)
+
+
+def making_a_maker(job):
+    class Anew(Loop):
+        def __init__(self, job):
+            super().__init__(job)
+            made_for(job.model)
+
+    return lambda result: Anew(job)
+
+
+KIND = optim.SGD
+
+
+def backward_and_step(job):
+    def on_step(result):
+        cross_entropy(job.model, job.data[0]).backward()
+        optimizer.step()
+
+    optimizer = job.optimizer
+    return on_step
+
+
+def step_of_another_name(job):
+    def on_step(result):
+        again = optimizer.step
+        again()
+
+    optimizer = job.optimizer
+    return on_step
+
+
+def each_of_them(job):
+    def on_step(result):
+        for one in (optimizer,):
+            one.step()
+
+    optimizer = job.optimizer
+    return on_step
+
+
+def setting_rates(job):
+    optimizer = job.optimizer
+
+    def on_step(result):
+        step = result.step
+        optimizer.param_groups[0]["lr"] = 0.1 / max(step, result.step)
+
+    return on_step
+
+
+def stepping_a_scheduler(job):
+    scheduler = lr_scheduler.ExponentialLR(job.optimizer, 0.9)
+    return lambda result: scheduler.step()
+
+
+def averaging(job):
+    average = copy.deepcopy(job.model).requires_grad_(False)
+
+    @torch.no_grad()
+    def on_step(result):
+        for mean, parameter in zip(average.parameters(), job.model.parameters(), strict=True):
+            mean.lerp_(parameter, 0.1)
+
+    return on_step
+
+
+def stopping(job):
+    best = [float("inf"), 0]
+
+    def on_step(result):
+        if result.loss < best[0]:
+            best[:] = [result.loss, result.step]
+        return wf.STOP if result.step - best[1] > 4 else None
+
+    return on_step
+
+
+def profiled(job):
+    profiler, optimizer = torch.profiler.profile(), job.optimizer
+    return lambda result: (profiler.step(), optimizer.param_groups)
+
+
+def scaled(job):
+    scaler, optimizer = torch.amp.GradScaler("cpu"), job.optimizer
+    return lambda result: scaler.step(optimizer)
+
+
+#: Callback, and whether it steps an optimizer.
+STEPS = {
+    "the job's": (lambda job: lambda result: job.optimizer.step(), True),
+    "after a backward": (backward_and_step, True),
+    "with arguments": (lambda job: lambda result: job.optimizer.step(*[]), True),
+    "a parameter": (lambda job: lambda result, o=job.optimizer: o.step(), True),
+    "bound": (lambda job: lambda result, again=job.optimizer.step: again(), True),
+    "of another name": (step_of_another_name, True),
+    "by a text": (lambda job: lambda result: getattr(job.optimizer, "step")(), True),  # noqa: B009
+    "by a caller": (
+        lambda job: lambda result, call=operator.methodcaller("step"): call(job.optimizer),
+        True,
+    ),
+    "in a loop": (each_of_them, True),
+    "an attribute's": (lambda job: Loop(job).take_it_twice, True),
+    "a scheduler's": (lambda job: Loop(job).take_it_by_the_schedule, True),
+    "a copy's": (lambda job: lambda result: copy.deepcopy(job.optimizer).step(), True),
+    "a new one's": (lambda job: lambda result: optim.SGD(job.model.parameters()).step(), True),
+    "one of another name": (lambda job: lambda result: KIND(job.model.parameters()).step(), True),
+    "by a scaler": (scaled, True),
+    "one that an object makes": (making_a_maker, True),
+    "rates alone": (setting_rates, False),
+    "a scheduler": (stepping_a_scheduler, False),
+    "a trainer's scheduler": (lambda job: Loop(job).follow, False),
+    "a trainer that made its optimizer": (lambda job: Maker(job).follow, False),
+    "averages": (averaging, False),
+    "early stopping": (stopping, False),
+    "a profiler": (profiled, False),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_who_steps_an_optimizer(name):
+    on_step, expected = STEPS[name]
+    assert looks_at_gradients(job_of(on_step=on_step)) is expected
+
+
 @pytest.mark.parametrize("name", LOOKS)
 def test_who_looks_at_gradients(name):
     on_step, expected = LOOKS[name]
@@ -357,6 +630,140 @@ def test_torchs_schedulers_do_not_look_at_gradients():
         lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9),
     ):
         assert not looks_at_gradients(job_of(scheduler=lambda job, k=kind: k(job.optimizer)))
+
+
+class Decaying(lr_scheduler.LRScheduler):
+    """A scheduler of the user's own that looks at no gradient."""
+
+    def get_lr(self):
+        return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
+
+    def step(self, epoch=None):
+        super().step(epoch)
+
+
+class ByNorm(Decaying):
+    def get_lr(self):
+        group = self.optimizer.param_groups[0]
+        return [0.1 if group["params"][0].grad is None else 0.01]
+
+
+class Again(Decaying):
+    def step(self, epoch=None):
+        super().step(epoch)
+        self.optimizer.step()
+
+
+def rate(epoch):
+    return 0.9**epoch
+
+
+def rate_by_norm(job):
+    return lambda epoch: 1.0 if job.model.one.weight.grad is None else 0.5
+
+
+#: A scheduler derived from torch's or with code of the user's, and whether that looks at gradients.
+SCHEDULERS = {
+    "lambda": (lambda job: lr_scheduler.LambdaLR(job.optimizer, rate), False),
+    "own": (lambda job: Decaying(job.optimizer), False),
+    "lambda that looks": (
+        lambda job: lr_scheduler.LambdaLR(job.optimizer, rate_by_norm(job)),
+        True,
+    ),
+    "one of several": (
+        lambda job: lr_scheduler.ChainedScheduler(
+            [
+                lr_scheduler.StepLR(job.optimizer, 1),
+                lr_scheduler.MultiplicativeLR(job.optimizer, rate_by_norm(job)),
+            ]
+        ),
+        True,
+    ),
+    "own that looks": (lambda job: ByNorm(job.optimizer), True),
+    "own that steps": (lambda job: Again(job.optimizer), True),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_users_code_in_a_scheduler_of_torchs(name):
+    scheduler, expected = SCHEDULERS[name]
+    assert looks_at_gradients(job_of(scheduler=scheduler)) is expected
+
+
+class Weighing(Own):
+    """A data set that looks at what it holds."""
+
+    def __getitem__(self, index):
+        gradient = self.held.one.weight.grad
+        return torch.zeros(4), 0 if gradient is None else 1
+
+
+class InOrderOfNorms(Sampler):
+    def __init__(self, model):
+        self.model = model
+
+    def __iter__(self):
+        return iter(range(8) if self.model.one.weight.grad is None else range(7, -1, -1))
+
+    def __len__(self):
+        return 8
+
+
+class Rows:
+    """Data that act before each batch."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __iter__(self):
+        for row in [rows(8)]:
+            self.act()
+            yield row
+
+
+def generated(job):
+    for row in [rows(8)]:
+        yield row if job.model.one.weight.grad is None else None
+
+
+def edges(image):
+    return np.gradient(image)
+
+
+class Edges(Own):
+    """A data set about other gradients."""
+
+    def __getitem__(self, index):
+        return torch.from_numpy(edges(np.zeros(4))), 0
+
+
+#: Data, and whether they look at gradients or step an optimizer.
+DATA = {
+    "a list": (lambda job: [rows(8)], False),
+    "tensors": (lambda job: DataLoader(TensorDataset(*rows(8)), 4, shuffle=True), False),
+    "a data set": (lambda job: DataLoader(Own(job.model), 4), False),
+    "a data set that looks": (lambda job: DataLoader(Weighing(job.model), 4), True),
+    "an order": (lambda job: DataLoader(Own(), 4, sampler=InOrderOfNorms(job.model)), True),
+    "a collation": (
+        lambda job: DataLoader(Own(), 4, collate_fn=lambda samples: norm_of(job.model)),
+        True,
+    ),
+    "an iterable": (lambda job: Rows(lambda: norm_of(job.model)), True),
+    "one that steps": (lambda job: Rows(lambda: job.optimizer.step()), True),
+    "one that sets rates": (lambda job: Rows(lambda: job.optimizer.param_groups), False),
+    "a generator": (generated, True),
+    "another generator": (lambda job: (row for row in [rows(8)]), False),
+    "other gradients": (lambda job: DataLoader(Edges(), 4), False),
+    "much": (lambda job: DataLoader(Weighing([Own() for _ in range(30_000)]), 4), False),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_data_that_look_at_gradients(name):
+    data, expected = DATA[name]
+    job = job_of()
+    job.data = data(job)
+    assert looks_at_gradients(job) is expected
 
 
 def test_an_optimizer_of_the_users_behind_a_scheduler_does_not_count():

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import waterflow as wf
+from waterflow.capture.formulas import OtherFormulaError, as_it_runs, check_function
 
 pytestmark = pytest.mark.cpu
 
@@ -134,3 +135,42 @@ def test_what_is_traced_by_another_formula_is_not_captured(name):
 @pytest.mark.parametrize("name", CAPTURED)
 def test_what_is_like_it_is_captured(name):
     assert trained(CAPTURED[name]).captured == "captured"
+
+
+UNCHECKED = {
+    "inv": torch.linalg.inv,
+    "cholesky": torch.linalg.cholesky,
+    "solve": lambda matrix: torch.linalg.solve(matrix, matrix),
+    "lu_factor": lambda matrix: torch.linalg.lu_factor(matrix)[0],
+    "matrix_power": lambda matrix: torch.linalg.matrix_power(matrix, -1),
+}
+
+
+@pytest.mark.parametrize("name", UNCHECKED)
+def test_where_a_check_of_values_would_be_left_out_nothing_is_captured(name):
+    def penalty(weight):
+        return 0.01 * UNCHECKED[name](weight @ weight.T + torch.eye(4)).square().mean()
+
+    report = trained(penalized(penalty))
+    assert report.captured == "opaque step"
+    assert any("looks at values and may raise" in note for note in report.notes)
+
+
+def test_a_backward_pass_through_autograd_is_looked_at():
+    graph = torch.ones(3, requires_grad=True).prod()
+    with pytest.raises(OtherFormulaError, match="Prod"):
+        check_function(torch.autograd.backward, ([graph],), {})
+    with pytest.raises(OtherFormulaError, match="Prod"):
+        check_function(torch.autograd.backward, (), {"tensors": [graph]})
+
+
+@pytest.mark.parametrize("classes", [4, 9])
+@pytest.mark.parametrize("shape", [(), (5,), (2, 3), (0,)])
+def test_classes_are_marked_as_torch_does(shape, classes):
+    labels = torch.arange(torch.Size(shape).numel()).view(shape) % 4
+    one_hot = as_it_runs(F.one_hot, (), {})
+    assert torch.equal(one_hot(labels, classes), F.one_hot(labels, classes))
+    assert torch.equal(one_hot(labels + 0, num_classes=classes), F.one_hot(labels, classes))
+    for wrong in (labels + classes, labels - 5) if labels.numel() else ():
+        with pytest.raises(RuntimeError):
+            one_hot(wrong, classes)

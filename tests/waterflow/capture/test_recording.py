@@ -3,11 +3,13 @@ were."""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tests.support.traces import computed
 from waterflow.capture.recording import Recorder
@@ -160,3 +162,35 @@ def test_a_call_can_be_recorded_that_is_not_made():
     node = recorder.add_call(aten._local_scalar_dense.default, x)
     assert node.op == "call_function"
     assert [each.op for each in node.args] == ["placeholder"]
+
+
+def test_what_is_refused_ends_the_trace_though_the_code_catches_it():
+    for read in (torch.Tensor.item, torch.Tensor.numpy, torch.nonzero, repr, str, "{}".format):
+
+        def caught(x, read=read):
+            with contextlib.suppress(Exception):
+                read(x)
+            return [x + 1]
+
+        with pytest.raises(Exception, match=r"item|numpy|nonzero|local_scalar|text"):
+            recorded(caught, torch.randn(()))
+
+
+def test_an_error_that_is_noted_is_the_first():
+    recorder = Recorder()
+    for error in (ValueError("one"), ValueError("two")):
+        with contextlib.suppress(ValueError), recorder.noting():
+            raise error
+    with pytest.raises(ValueError, match="one"):
+        recorder.check()
+
+
+def test_code_that_asks_whether_tensors_are_fake_is_not_traced():
+    for asks in (
+        lambda x: [x + 1] if isinstance(x, FakeTensor) else [x],
+        lambda x: [x + 1] if type(x) is torch.Tensor else [x],
+        lambda x: [x + 1] if hasattr(x, "fake_mode") else [x],
+    ):
+        with pytest.raises(RuntimeError, match="of which class a tensor is"):
+            recorded(asks, torch.randn(2))
+    recorded(lambda x: [x + 1] if isinstance(x, torch.Tensor) else [x], torch.randn(2))

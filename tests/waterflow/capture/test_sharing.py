@@ -268,6 +268,107 @@ def test_another_job_s_callback_may_step_an_optimizer_of_what_this_one_reads() -
     assert reason(job(loss=loss), job(loss=loss)) is None
 
 
+class Shifted:
+    """Data that a function changes."""
+
+    def __init__(self, shift: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.shift = shift
+
+    def __iter__(self) -> Any:
+        return ((IMAGES + self.shift(IMAGES).detach().mean(), LABELS) for _ in range(4))
+
+
+class Shifting(Dataset[Any]):
+    """The same, in items."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __len__(self) -> int:
+        return len(LABELS)
+
+    def __getitem__(self, place: int) -> Any:
+        return IMAGES[place] + self.model(IMAGES).detach().mean(), LABELS[place]
+
+
+def following(model: Any) -> Callable[..., torch.Tensor]:
+    def loss(own: nn.Module, batch: Any) -> torch.Tensor:
+        return plain_loss(own, batch) + functional.mse_loss(own(IMAGES), model(IMAGES).detach())
+
+    return loss
+
+
+def in_its_optimizer(own: nn.Module, model: nn.Module) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+
+    def on_step(result: wf.StepResult) -> None:
+        optimizer.param_groups[0]["lr"] = 0.1 / (1 + float(model(IMAGES).norm()))
+
+    return {"optimizer": optimizer, "on_step": on_step}
+
+
+#: How a job, whose model is given first, reads what another trains.
+READING: dict[str, Callable[[nn.Module, Any], dict[str, Any]]] = {
+    "its loss": lambda own, model: {"loss": following(model)},
+    "its data": lambda own, model: {"data": Shifted(model)},
+    "its data, the statistics": lambda own, model: {
+        "data": Shifted(lambda images: model[1].running_mean)
+    },
+    "its evaluation": lambda own, model: {
+        "evaluate": lambda found: float((found(IMAGES) - model(IMAGES)).detach().abs().mean()),
+        "evaluate_every": 10,
+    },
+    "its callback": in_its_optimizer,
+    "a callback that loads it": lambda own, model: {
+        "on_step": lambda result: own.load_state_dict(model.state_dict()) and None
+    },
+}
+
+
+def trained_and_reading(way: str, turned: bool = False) -> list[wf.Job]:
+    torch.manual_seed(0)
+    trained, own = (
+        nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)) for _ in range(2)
+    )
+    jobs = [job(model=trained, steps=200), job(model=own, steps=200, **READING[way](own, trained))]
+    return named(jobs[::-1] if turned else jobs)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("way", READING)
+def test_what_another_job_trains_is_read_before_or_after(way: str, turned: bool) -> None:
+    assert "may change" in str(reason(*trained_and_reading(way, turned)))
+    with pytest.warns(wf.SharingWarning, match="trains when job 'a' has ended"):
+        assert_numbers_of_the_loops(lambda: trained_and_reading(way, turned))
+
+
+def test_workers_have_copies_of_what_another_job_trains_by_then() -> None:
+    trained = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 3))
+    for workers in (0, 1):
+        data = DataLoader(Shifting(trained), batch_size=4, num_workers=workers)
+        assert "the training" in str(reason(job(model=trained), job(data=data)))
+
+
+def test_what_nobody_trains_is_read_by_all() -> None:
+    """A backbone in several models, a teacher, own averages and optimizers."""
+    frozen = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).requires_grad_(False).eval()
+
+    def make(**given: Any) -> wf.Job:
+        model = nn.Sequential(frozen, nn.Linear(8, 3))
+        return job(model=model, **{"loss": following(nn.Sequential(frozen)), **given})
+
+    assert reason(make(), make()) is None
+    own = [nn.Linear(8, 3) for _ in "ab"]
+    assert reason(make(), job(model=own[0], **in_its_optimizer(own[0], frozen))) is None
+    assert reason(*(job(model=m, loss=following(m), **in_its_optimizer(m, m)) for m in own)) is None
+
+
+def test_what_two_models_have_in_common_is_not_for_here_to_refuse() -> None:
+    shared = nn.Linear(8, 8)
+    jobs = [job(model=nn.Sequential(shared, nn.Linear(8, 3))) for _ in "ab"]
+    assert reason(*jobs) is None
+
+
 def test_data_of_workers_are_copies() -> None:
     data = Reading("counted")
     loaders = [DataLoader(data, batch_size=4, num_workers=n) for n in (0, 0, 1, 1)]
