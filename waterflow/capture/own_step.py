@@ -19,7 +19,7 @@ import contextlib
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -289,19 +289,26 @@ class _OwnStep(Attempt):
             yield
 
     def _update(self, shadow: torch.optim.Optimizer, closure: Any = None) -> None:
-        with self.recorder.noting():
-            if closure is not None:
-                name = type(shadow).__name__
-                reason = f"{name} evaluates the loss by itself, as often as it likes"
-                raise NotCapturableError(reason)
-            start = self.recorder.size
+        if closure is not None:
+            name = type(shadow).__name__
+            self._refuse(f"{name} evaluates the loss by itself, as often as it likes")
+        start = self.recorder.size
+        try:
             with torch.no_grad(), Scalars(self._read):
                 shadow.step()
-            self.updates.append(range(start, self.recorder.size))
+        except Exception as error:
+            self.recorder.note(error)
+            raise
+        self.updates.append(range(start, self.recorder.size))
 
     def _refuse_bypass(self, *_: Any) -> None:
-        with self.recorder.noting():
-            raise NotCapturableError("its class's step is called, and not the optimizer's own")
+        self._refuse("its class's step is called, and not the optimizer's own")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        """Ends the trace, whether the step catches that or not."""
+        error = NotCapturableError(reason)
+        self.recorder.note(error)
+        raise error
 
     def _check_optimizers(self, groups: list[dict[str, Any]]) -> None:
         for shadow, (member, own) in zip(self.shadows, self._members(groups), strict=True):

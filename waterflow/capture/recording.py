@@ -116,17 +116,12 @@ class Recorder(TorchDispatchMode):
         finally:
             self._is_off = False
 
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """An error that comes out of this ends the trace, at the latest in `check`: the traced code
-        may catch it, and do what it would do for no real tensor."""
-        try:
-            yield
-        except Exception as error:
-            # Ends a recomputation of torch's within a backward pass, eager or traced.
-            if type(error).__name__ != "_StopRecomputationError":
-                self._problem = self._problem or error
-            raise
+    def note(self, error: Exception) -> None:
+        """An error on its way to the traced code ends the trace, at the latest in `check`: that may
+        catch it, and do what it would do for no real tensor."""
+        # Ends a recomputation of torch's within a backward pass, eager or traced.
+        if type(error).__name__ != "_StopRecomputationError":
+            self._problem = self._problem or error
 
     def check(self) -> None:
         """Raises the first error that was noted, whether or not the traced code has caught it."""
@@ -191,8 +186,11 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a class of somebody's own says first what it consists of
         if self._is_off or func is _DEVICE:
             return func(*args, **kwargs)
-        with self.noting():
+        try:
             return self._recorded(func, args, kwargs)
+        except Exception as error:
+            self.note(error)
+            raise
 
     def _recorded(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         assert isinstance(func, OpOverload)

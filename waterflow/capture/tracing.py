@@ -308,8 +308,11 @@ class RealTensors(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        with self._recorder.noting():
+        try:
             return self._call(func, args, kwargs or {})
+        except Exception as error:
+            self._recorder.note(error)
+            raise
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func == _SET_DATA:
