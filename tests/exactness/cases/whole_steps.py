@@ -413,7 +413,7 @@ def _dropped_state(pair):
     pair.first.state.clear()
 
 
-@changed("whole_another_optimizer_inside")
+@changed("whole_another_optimizer_inside", "opaque")  # whoever makes one may step it
 def _swapped(pair):
     pair.first = torch.optim.SGD(pair.model.parameters(), lr=0.3)
 
