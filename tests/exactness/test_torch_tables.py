@@ -30,7 +30,7 @@ OPAQUE = {
         *("prod", "masked_prod", "masked_fill", "median", "masked_median", "nanmedian"),
         *("cumprod", "masked_cumprod", "linalg_vander", "linalg_det", "quantile", "nanquantile"),
         *("max_reduction_no_dim", "min_reduction_no_dim", "nn_functional_binary_cross_entropy"),
-        # Whether they have succeeded is asked of values, by an operator that a graph would be without.
+        # Whether they have succeeded is asked of values, by an operator without a result.
         *("linalg_cholesky", "linalg_eig", "linalg_eigvals", "linalg_inv", "linalg_lu_factor"),
         *("linalg_matrix_power", "linalg_solve", "linalg_tensorinv", "linalg_tensorsolve"),
         # Their results or arguments are sparse.
