@@ -223,8 +223,8 @@ def impure_calls(calls: Iterable[Call], codes: Collection[CodeType] = ()) -> lis
     for code in users:
         found += _attributes(code)
         if catches(code) and not is_package_file(code.co_filename):
-            where = code.co_filename, code.co_firstlineno
-            found.append(Impurity(code.co_qualname, *where, _CATCHES))
+            name, line = code.co_qualname, code.co_firstlineno
+            found.append(Impurity(name, code.co_filename, line, _CATCHES))
     for code in codes:
         if (why := _why_worldly(code)) is not None:
             # Whoever calls it is not known; whose code has its name is what a user looks for.
