@@ -104,7 +104,11 @@ def data_use_gradients(job: Job) -> bool:
     # What packages make batches by is about other gradients, where it names any.
     roots = {"data": job.data, "its code": function_of(job.data)}
     uses = functools.partial(
-        uses_gradients, own=_optimizers_of(job), counts=_is_users, names=names_gradients_as_words
+        uses_gradients,
+        own=_optimizers_of(job),
+        counts=_is_users,
+        names=names_gradients_as_words,
+        makes=False,  # by what has made the data, a model's batches lead to its optimizer
     )
     return _shows(roots, Packages.NONE, uses, unknown=False)
 

@@ -48,6 +48,7 @@ def uses_gradients(
     stepped: Iterable[Any] = (),
     counts: Callable[[CodeType], bool] = lambda code: not is_trusted_code(code),
     names: Callable[[CodeType], bool] | None = None,
+    makes: bool = True,
 ) -> bool:
     """Whether code that an account has may look at gradients or step an optimizer.
 
@@ -57,13 +58,18 @@ def uses_gradients(
         stepped: the job's schedulers, whose ``step`` is called.
         counts: whether a code is looked at.
         names: whether a code has a name of gradients.
+        makes: whether an optimizer that it may make counts, too.
     """
     held = (value.gi_code for value in reached.instances(GeneratorType))
     codes = [code for code in (*reached.codes, *held) if counts(code)]
     if any(map(names or names_gradients, codes)):
         return True
     executed = [each for each in _executed(reached) if counts(each.code)]
-    return _reads_by_text(reached, executed) or _steps(reached, executed, own, stepped)
+    return (
+        _reads_by_text(reached, executed)
+        or (makes and _makes_optimizers(executed))
+        or _steps(reached, executed, own, stepped)
+    )
 
 
 def function_of(generator: Any) -> FunctionType | None:
@@ -209,10 +215,7 @@ def _steps(
     met = reached.instances(Optimizer)
     if not all(_is_one_of(optimizer, own) for optimizer in met):
         return True
-    values = reached.own_objects
-    if any(is_a(kind, type) and _is_optimizers(kind) for kind in values):
-        return True
-    if any(_is_step_of_one(value, met) for value in values):
+    if any(_is_step_of_one(value, met) for value in reached.own_objects):
         return True
     if met and "step" in _texts_of_readers(reached):
         return True
@@ -220,14 +223,24 @@ def _steps(
     ours = {id(f.__code__) for kind in map(type, met) for f in _functions_of(kind)}
     for each in _called(list(executed), stepped):
         for part in nested_codes(each.code):
-            if not _KINDS.isdisjoint(part.co_names):
-                return True
             for receiver in _receivers(part):
                 if receiver.kind == "self" and id(part) not in ours:
                     continue  # a method of its own, which is looked at by itself
                 suspects = bool(met) and receiver.called
                 if _may_be_optimizer(_known(receiver, each, part, attributes), suspects):
                     return True
+    return False
+
+
+def _makes_optimizers(executed: Iterable[_Code]) -> bool:
+    """Whether code has a class of optimizers: by its name in torch, or in a variable."""
+    for each in executed:
+        variables = (*code_names(each.code).global_names, *each.code.co_freevars)
+        held = map(each.variable, variables)
+        if any(is_a(kind, type) and _is_optimizers(kind) for kind in held):
+            return True
+        if any(not _KINDS.isdisjoint(part.co_names) for part in nested_codes(each.code)):
+            return True
     return False
 
 
