@@ -26,7 +26,6 @@ from waterflow.capture.data_tensors import (
     identities_of_batches,
     makes_batches_anew,
     memories_of,
-    overlap,
     tensors_of_batches,
 )
 from waterflow.capture.gradient_use import (
@@ -35,6 +34,7 @@ from waterflow.capture.gradient_use import (
     names_gradients_as_words,
     uses_gradients,
 )
+from waterflow.capture.torchs_calls import has_hooks
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in, schedulers_in
@@ -65,7 +65,7 @@ def may_fetch_ahead(
     if _runs_torchs_code_alone(job):
         tensors = tensors_of_batches(job.data) if plain else tensors_behind(job.data)
         if tensors is not None:
-            return not overlap(memories_of(tensors), memories_of(written))
+            return memories_of(tensors).is_disjoint(memories_of(written))
     changed = {"written": [*written], "optimizer": job.optimizer, "scheduler": job.scheduler}
     if _has_callbacks(job):
         changed.update(model=job.root, on_step=job.on_step)
@@ -76,10 +76,12 @@ def may_fetch_ahead(
     changing = memories_of(rest.own_objects)
     known = identities_of_batches(job.data) if plain else None
     if known is not None:
-        shares = overlap(memories_of(tensors_of_batches(job.data) or ()), changing)
-        return not (shares or rest.has_any(known))
+        batches = memories_of(tensors_of_batches(job.data) or ())
+        return batches.is_disjoint(changing) and not rest.has_any(known)
     data = Account.take({"data": job.data}, limits=LIMITS)
-    if data.unwalkable or data.reaches(rest) or overlap(memories_of(data.own_objects), changing):
+    if data.unwalkable or data.reaches(rest):
+        return False
+    if not memories_of(data.own_objects).is_disjoint(changing):
         return False
     return plain or not any(may_change(data, each) for each in read)  # no code makes a list's
 
@@ -111,11 +113,6 @@ def data_use_gradients(job: Job) -> bool:
         makes=False,  # by what has made the data, a model's batches lead to its optimizer
     )
     return _shows(roots, Packages.NONE, uses, unknown=False)
-
-
-def looks_at_gradients(job: Job) -> bool:
-    """Whether the job's Python between two steps may read ``p.grad`` or step an optimizer."""
-    return callbacks_use_gradients(job) or data_use_gradients(job)
 
 
 def _shows(
@@ -161,16 +158,16 @@ def _runs_torchs_code_alone(job: Job) -> bool:
     """Whether no code of the user's runs between a batch and the next, beside that of the data, but
     that of captured steps, which change the tensors that they write to and nothing else."""
     optimizer = job.optimizer
-    own = vars(optimizer)
-    hooks: list[Any] = [optimizer_module._global_optimizer_pre_hooks]
-    hooks += [optimizer_module._global_optimizer_post_hooks]
-    hooks += [value for name, value in own.items() if "hooks" in name]
+    everybodys = (
+        optimizer_module._global_optimizer_pre_hooks,
+        optimizer_module._global_optimizer_post_hooks,
+    )
     return (
         not _has_callbacks(job)
         and job.scheduler is None
         and is_of_trusted_classes(optimizer)
-        and not any(hooks)
-        and own.keys().isdisjoint(("step", "zero_grad"))
+        and not (has_hooks(optimizer) or any(everybodys))
+        and vars(optimizer).keys().isdisjoint(("step", "zero_grad"))
     )
 
 

@@ -21,6 +21,7 @@ from waterflow.account.trust import (
 )
 from waterflow.account.walk import Limits
 from waterflow.capture.python_kind import code_of
+from waterflow.common.spans import Spans
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.executor.device.storages import storage_key
 from waterflow.job.epochs import NumberedEpochs
@@ -82,12 +83,11 @@ def identities_of_batches(batches: Iterable[Any]) -> set[int] | None:
     return found
 
 
-def memories_of(values: Iterable[Any]) -> list[tuple[int, int]]:
-    """Where the memory of tensors, arrays and buffers among objects begins and ends. By that one
+def memories_of(values: Iterable[Any]) -> Spans:
+    """The addresses of the memory of tensors, arrays and buffers among objects. By that one
     tells what is shared with arrays, of which torch knows no storage, and with tensors made of
     them, each of which has a storage of its own over the same memory."""
-    found = (_memory_of(value) for value in values)
-    return [(begin, end) for begin, end in found if end > begin]
+    return Spans(map(_memory_of, values))
 
 
 def _memory_of(value: Any) -> tuple[int, int]:
@@ -107,17 +107,6 @@ def _memory_of(value: Any) -> tuple[int, int]:
     for size, stride in zip(value.shape, value.strides, strict=True):
         begin, end = begin + min(0, (size - 1) * stride), end + max(0, (size - 1) * stride)
     return begin, end + value.itemsize
-
-
-def overlap(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> bool:
-    """Whether a part of memory is among both."""
-    ends = ((end, owner) for owner, parts in enumerate((some, others)) for end in parts)
-    reached = [0, 0]
-    for (begin, end), owner in sorted(ends):
-        if begin < reached[1 - owner]:
-            return True
-        reached[owner] = max(reached[owner], end)
-    return False
 
 
 def tensors_in(data: Any) -> list[torch.Tensor] | None:

@@ -9,7 +9,7 @@ import gc
 import inspect
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -160,11 +160,10 @@ def _in_mapping(held: dict[str, Any], name: str) -> Any:
 # Texts
 
 
-def _reads_by_text(reached: Account, executed: Iterable[_Code]) -> bool:
+def _reads_by_text(reached: Account, executed: Sequence[_Code]) -> bool:
     """Whether something that reads attributes by texts is given that of gradients."""
     if not _GRADIENTS.isdisjoint(_texts_of_readers(reached)):
         return True
-    executed = list(executed)
     parts = (part for each in executed for part in nested_codes(each.code))
     if all(_BY_TEXT.isdisjoint(part.co_names) for part in parts):
         return False
@@ -197,7 +196,7 @@ def _values(reached: Account, executed: Iterable[_Code]) -> Iterator[Any]:
 # Steps
 
 
-def _called(executed: list[_Code], stepped: Iterable[Any]) -> Iterable[_Code]:
+def _called(executed: Sequence[_Code], stepped: Iterable[Any]) -> Iterable[_Code]:
     """The code without methods ``step`` that nobody calls: a trainer's, which is the job's step."""
     known = {id(f.__code__) for one in stepped for f in _functions_of(type(one))}
     others = [each for each in executed if each.code.co_name != "step" or id(each.code) in known]
@@ -207,11 +206,11 @@ def _called(executed: list[_Code], stepped: Iterable[Any]) -> Iterable[_Code]:
 
 def _steps(
     reached: Account,
-    executed: Iterable[_Code],
+    executed: Sequence[_Code],
     own: Collection[Optimizer],
     stepped: Iterable[Any],
 ) -> bool:
-    """Whether code may step an optimizer: one that is not the job's, a new one, or the job's."""
+    """Whether code may step an optimizer: one that is not the job's, or the job's."""
     met = reached.instances(Optimizer)
     if not all(_is_one_of(optimizer, own) for optimizer in met):
         return True
@@ -221,7 +220,7 @@ def _steps(
         return True
     attributes = _Attributes(reached)
     ours = {id(f.__code__) for kind in map(type, met) for f in _functions_of(kind)}
-    for each in _called(list(executed), stepped):
+    for each in _called(executed, stepped):
         for part in nested_codes(each.code):
             for receiver in _receivers(part):
                 if receiver.kind == "self" and id(part) not in ours:

@@ -13,7 +13,12 @@ from waterflow.capture.callbacks import callbacks_use_gradients, data_use_gradie
 from waterflow.capture.caller import CallerContext
 from waterflow.capture.data_tensors import LIMITS
 from waterflow.capture.gradient_use import names_gradients
-from waterflow.capture.torchs_calls import clips_by_others, has_own_step, has_own_zero_grad
+from waterflow.capture.torchs_calls import (
+    clips_by_others,
+    has_hooks,
+    has_own_step,
+    has_own_zero_grad,
+)
 from waterflow.capture.tracing import users_line
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
@@ -68,8 +73,8 @@ def _has_gradients_outside(job: Job) -> bool:
 
 
 def _runs_users_code(optimizer: torch.optim.Optimizer) -> bool:
-    hooks = any(value for name, value in vars(optimizer).items() if "hooks" in name)
-    return hooks or has_own_step(optimizer) or not is_of_trusted_classes(optimizer)
+    own = has_hooks(optimizer) or has_own_step(optimizer)
+    return own or not is_of_trusted_classes(optimizer)
 
 
 def _step_names_gradients(job: Job) -> bool:

@@ -57,6 +57,7 @@ from waterflow.account.trust import (
 )
 from waterflow.capture.plain_python import bound_to_be_changed, is_of_tensors
 from waterflow.capture.python_kind import code_of
+from waterflow.job.data_streams import generators_of
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.several import optimizers_in, schedulers_in
@@ -403,8 +404,7 @@ class Training:
 
 def generators_within(loader: Any) -> list[torch.Generator]:
     """Those that a loader, or a sampler of it, draws from."""
-    samplers = loader.sampler, getattr(loader.batch_sampler, "sampler", None)
-    found: list[Any] = [getattr(one, "generator", None) for one in (loader, *samplers)]
+    found = [*generators_of(loader), loader.generator]
     return [one for one in found if is_a(one, torch.Generator) and id(one) not in OF_THE_PROCESS]
 
 

@@ -28,6 +28,7 @@ from waterflow.account.walk import Limits
 from waterflow.capture.plain_python import met_by_plain
 from waterflow.capture.python_kind import code_of, kind_of_python, rough_kind
 from waterflow.capture.reach import Reach, Shared, Training
+from waterflow.capture.torchs_calls import has_hooks
 from waterflow.job.epochs import NumberedEpochs
 from waterflow.job.job import Job
 from waterflow.job.several import optimizers_in
@@ -289,9 +290,8 @@ def _account_of(roots: Mapping[str, Any], packages: Packages, limits: Limits) ->
 
 
 def _has_users_code(optimizer: torch.optim.Optimizer) -> bool:
-    own = vars(optimizer)
-    hooks = any(value for name, value in own.items() if "hooks" in name)
-    return hooks or "step" in own or not is_of_trusted_classes(optimizer)
+    own = has_hooks(optimizer) or "step" in vars(optimizer)
+    return own or not is_of_trusted_classes(optimizer)
 
 
 def _is_of_batches(data: Any) -> bool:

@@ -36,6 +36,11 @@ def has_own_zero_grad(optimizer: torch.optim.Optimizer) -> bool:
     return own or not is_trusted_code(torchs.__code__)
 
 
+def has_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether somebody has hung hooks on an optimizer, of whatever kind."""
+    return any(value for name, value in vars(optimizer).items() if "hooks" in name)
+
+
 def has_own_step(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the object has a ``step`` that is not its class's, even within the wrapper of torch's
     schedulers: that knows the optimizer, and nothing that stands for it in a trace."""

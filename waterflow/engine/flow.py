@@ -209,22 +209,21 @@ class _Stretch:
         """Runs steps on this lane until the stretch is over."""
         try:
             while (taken := self._next(lane)) is not None:
-                job, fed, _ = taken
+                job, fed, seen = taken
                 captured = self._is_captured(job, fed)
+                serve = self._run_captured if captured else self._serve_eager
                 try:
-                    self._context.run_isolated(job, self._serve_job, lane, *taken)
+                    self._context.run_isolated(job, serve, lane, job, fed, seen)
                 finally:
                     self._give_back(job, captured)
         except BaseException:
             self._end()
             raise
 
-    def _serve_job(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch], seen: int) -> None:
+    def _serve_eager(self, lane: int, job: JobRun, fed: FeedItem[PreparedBatch], _: int) -> None:
         if fed.boundary:
             evaluate = functools.partial(self._evaluate, job)
             pass_boundary(self._context, self._in_flight, job, fed, evaluate)
-        elif self._is_captured(job, fed):
-            self._run_captured(lane, job, fed, seen)
         else:
             self._run_eager(lane, job, fed)
 

@@ -811,7 +811,7 @@ class JobRun:
             self._give_up_places(residency)
         if self.is_parked:
             tensors = [*self._own_tensors(), *self.steps.persistent.all_away()]
-            residency.unpark([*tensors, *self._known_tensors()])
+            residency.unpark([*tensors, *_as_far_as_possible(self._known_tensors())])
             self.is_parked = False
 
     def suspend(self, residency: Residency) -> None:
@@ -829,7 +829,8 @@ class JobRun:
         self.evaluator.retire_room()
         if self.steps.prefetcher is not None:
             self.steps.prefetcher.close(residency)
-        residency.move_out(self.number, self._own_tensors(), self._known_tensors(), park=park)
+        known = _as_far_as_possible(self._known_tensors())
+        residency.move_out(self.number, self._own_tensors(), known, park=park)
         self.resident = False
         self._events.publish(MemoryMoved(self.name, 0))
 
@@ -845,10 +846,9 @@ class JobRun:
             self.steps.cache.collect_persistent()  # an eager step may have replaced some
         return [*self.steps.persistent.all(), *_as_far_as_possible(self._made_by_step())]
 
-    def _known_tensors(self) -> list[torch.Tensor]:
-        return _as_far_as_possible(
-            tensor for module in _modules(self.job) for tensor in _tensors_in(vars(module))
-        )
+    def _known_tensors(self) -> Iterator[torch.Tensor]:
+        for module in self.job.root.modules():
+            yield from _tensors_in(vars(module))
 
 
 class _Weakly(Generic[Result]):
@@ -864,10 +864,6 @@ class _Weakly(Generic[Result]):
         owner = self._owner()
         assert owner is not None
         return self._function(owner, *arguments)  # type: ignore[no-any-return]
-
-
-def _modules(job: Job) -> Iterator[torch.nn.Module]:
-    yield from job.root.modules()
 
 
 def _as_far_as_possible(found: Iterator[Result]) -> list[Result]:

@@ -17,9 +17,17 @@ import waterflow as wf
 from tests.support.data import cross_entropy, rows
 from tests.support.models import Mlp
 from waterflow.account.account import Account
-from waterflow.capture.callbacks import looks_at_gradients, may_fetch_ahead
+from waterflow.capture.callbacks import (
+    callbacks_use_gradients,
+    data_use_gradients,
+    may_fetch_ahead,
+)
 
 pytestmark = pytest.mark.cpu
+
+
+def looks_at_gradients(job):
+    return callbacks_use_gradients(job) or data_use_gradients(job)
 
 
 def job_of(data=None, on_step=None, scheduler=None):
