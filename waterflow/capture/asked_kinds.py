@@ -26,7 +26,8 @@ _COMPARISONS = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
 def asker_among(codes: Iterable[CodeType]) -> CodeType | None:
     """The first code that asks what kind of tensors there are; torch's own is known to compute the
     same for both."""
-    return next((one for one in codes if not _is_others(one) and _asks(one)), None)
+    # Whether code was generated takes a search through all objects: asked last.
+    return next((one for one in codes if _asks(one) and not _is_others(one)), None)
 
 
 def _is_others(code: CodeType) -> bool:

@@ -173,7 +173,7 @@ def test_a_class_told_of_another_is_noticed_where_somebody_else_tells():
     abstract, told = abc.ABCMeta("Abstract", (), {}), type("Told", (), {})
     below = abc.ABCMeta("Below", (abstract,), {})
     place = places.Registered((abstract,))
-    collections.abc.Sized.register(type("Other", (), {}))
+    collections.abc.AsyncGenerator.register(type("Other", (), {}))
     assert place.read() == place.before == ()
     below.register(told)
     assert place.read() == ((below, told),)
