@@ -76,6 +76,20 @@ def vit():
     return transformers.ViTForImageClassification(config), pictures()
 
 
+def padded(make):
+    """The same with masks, of which some batches' are of ones alone."""
+
+    def made():
+        model, data = make()
+        for row, example in enumerate(data):
+            mask = torch.ones(12, dtype=torch.long)
+            mask[12 - row // 5 :] = 0
+            example["attention_mask"] = mask
+        return model, data
+
+    return made
+
+
 MODELS = {
     "bert": lambda: encoder("Bert"),
     "roberta": lambda: encoder("Roberta"),
@@ -87,6 +101,8 @@ MODELS = {
     "opt": opt,
     "t5": t5,
     "vit": vit,
+    "padded bert": padded(lambda: encoder("Bert")),
+    "padded llama": padded(llama),
 }
 
 

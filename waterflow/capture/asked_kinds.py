@@ -1,24 +1,32 @@
 """Code that can see that a tensor is a trace's: such a step is not captured.
 
 A fake tensor answers as the real one does, but for its class: ``isinstance(t, FakeTensor)`` and
-``type(t) is torch.Tensor`` go another way in a trace. The way that is left out may ask for values
-(transformers skip a mask that is all ones, unless they are traced), so that one comparison of
-numbers would not find it. What runs in a trace is observed, and its names are looked at.
+``type(t) is torch.Tensor`` go another way in a trace. The way that is left out may ask for values,
+so that one comparison of numbers would not find it. What runs in a trace is observed, and its names
+are looked at. Where code gets the class as libraries do (transformers, which skip a mask of ones,
+unless they are traced), it is told what it would be told in the loop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
-from collections.abc import Iterable
+import sys
+import threading
+import types
+from collections.abc import Iterable, Iterator
 from types import CodeType
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from waterflow.account.trust import is_generated_code, is_trusted_code
 
 #: Names of fake tensors' class, their attributes, and what tells that they are.
-_OF_FAKES = frozenset(
-    {"FakeTensor", "FakeTensorMode", "is_fake", "is_fake_tensor", "fake_mode", "fake_device"}
-)
+_OF_FAKES = frozenset({"FakeTensor", "FakeTensorMode", "is_fake", "fake_mode", "fake_device"})
+#: Where code gets the class from that is told as the loop is (`as_if_real`), and where others do.
+_PACKAGES, _MODULE = frozenset({"_subclasses", "torch._subclasses"}), "fake_tensor"
 _TENSORS = frozenset({"Tensor", "Parameter"})
 _COMPARISONS = frozenset({"IS_OP", "COMPARE_OP", "CONTAINS_OP"})
 
@@ -41,7 +49,10 @@ def _is_others(code: CodeType) -> bool:
 def _asks(code: CodeType) -> bool:
     names = {*code.co_names, *code.co_freevars, *code.co_cellvars}
     names.update(constant for constant in code.co_consts if isinstance(constant, str))
-    return not names.isdisjoint(_OF_FAKES) or _compares_types(code, names)
+    fakes = names & _OF_FAKES
+    if fakes == {"FakeTensor"} and not names.isdisjoint(_PACKAGES) and _MODULE not in names:
+        fakes = set()
+    return bool(fakes) or _compares_types(code, names)
 
 
 def _compares_types(code: CodeType, names: set[str]) -> bool:
@@ -49,3 +60,33 @@ def _compares_types(code: CodeType, names: set[str]) -> bool:
     if names.isdisjoint(("type", "__class__")) or names.isdisjoint(_TENSORS):
         return False
     return any(one.opname in _COMPARISONS for one in dis.get_instructions(code))
+
+
+class _Subclasses(types.ModuleType):
+    """Torch's package of kinds of tensors, which `as_if_real` gives this class."""
+
+    #: That traces; None: none.
+    thread: int | None = None
+
+    @property
+    def FakeTensor(self) -> type:
+        """The class of fake tensors, and one that no tensor is of to who is not to know."""
+        is_traced = threading.get_ident() == _Subclasses.thread
+        is_others = is_traced and not is_trusted_code(sys._getframe(1).f_code)
+        return _NoTensor if is_others else FakeTensor
+
+
+class _NoTensor:
+    """Nothing is of this class."""
+
+
+@contextlib.contextmanager
+def as_if_real() -> Iterator[None]:
+    """Inside, on this thread, code that asks ``torch._subclasses.FakeTensor`` of a tensor is told
+    what the loop tells it; torch's own code has the class. One thread traces at a time."""
+    torch._subclasses.__class__ = _Subclasses
+    before, _Subclasses.thread = _Subclasses.thread, threading.get_ident()
+    try:
+        yield
+    finally:
+        _Subclasses.thread = before

@@ -176,7 +176,7 @@ def _trace(step: _Step, code: Collection[CodeType]) -> Recording:
     mode = CaptureMode()
     fakes: list[torch.Tensor] = [fake_twin(mode, tensor) for tensor in step.own]
     fakes += [fake_twin(mode, tensor, step.job.device) for tensor in step.batch.tensors]
-    return trace(step, mode, fakes, step.own, code=code)
+    return trace(step, mode, fakes, step.own, code=code, batch=step.batch.tensors)
 
 
 def _foreign_gradient(job: Job, foreign: Sequence[torch.Tensor]) -> str | None:

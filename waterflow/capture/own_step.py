@@ -195,7 +195,10 @@ class _OwnStep(Attempt):
         batch = [fake_twin(mode, tensor, job.device) for tensor in self.batch.tensors]
         fakes, reals = [*self.twins.values(), *batch], list(self.tensors.values())
         self.recording = trace(
-            *(self._step, mode, fakes, reals, _OwnTensors), notes_modes=True, code=self.code
+            *(self._step, mode, fakes, reals, _OwnTensors),
+            notes_modes=True,
+            code=self.code,
+            batch=self.batch.tensors,
         )
         inputs = [*self.twins, *(Input("batch", index) for index in range(len(batch)))]
         self.forward = ForwardTrace(

@@ -10,19 +10,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
 from waterflow.capture.fast_fakes import detached
 from waterflow.capture.formulas import check_operator
+from waterflow.capture.questions import Asked, Question
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -48,12 +49,14 @@ class Recording:
         constants: the tensors behind its ``get_attr`` nodes.
         outputs: the nodes that it ends in.
         mutated: what `forward.mutated_by` has found, None before it is asked.
+        answers: what the code has asked of its batch, and what that has answered.
     """
 
     graph: fx.Graph = field(default_factory=fx.Graph)
     constants: dict[str, Tensor] = field(default_factory=dict)
     outputs: list[fx.Node] = field(default_factory=list)
     mutated: frozenset[fx.Node] | None = None
+    answers: tuple[tuple[Question, Hashable], ...] = ()
 
     def constant_of(self, node: fx.Node) -> Tensor:
         """The tensor behind a ``get_attr`` node."""
@@ -100,6 +103,8 @@ class Recorder(TorchDispatchMode):
         self._twins: dict[str, Tensor] = {}  # what the traced code has in place of constants
         #: Of torch's, that the traced code has called last; whoever sees that sets it.
         self.function: Callable[..., Any] | None = None
+        #: What the code asks for values of its batch; None where it cannot.
+        self.asked: Asked | None = None
         self._problem: Exception | None = None
 
     @classmethod
@@ -133,9 +138,11 @@ class Recorder(TorchDispatchMode):
         """How many nodes there are by now."""
         return len(self._graph.nodes)
 
-    def add_input(self, tensor: Tensor) -> None:
+    def add_input(self, tensor: Tensor) -> fx.Node:
         """A tensor that is an input of the graph."""
-        self._track(self._graph.placeholder(f"input_{self.size}"), tensor)
+        node = self._graph.placeholder(f"input_{self.size}")
+        self._track(node, tensor)
+        return node
 
     def add_constant(self, tensor: Tensor, twin: Tensor | None = None) -> fx.Node:
         """The node of a tensor that is none of the graph's own; `twin` stands for it from now
@@ -173,6 +180,8 @@ class Recorder(TorchDispatchMode):
     def finish(self, outputs: Iterable[Tensor]) -> Recording:
         """The graph that ends in these tensors."""
         self.recording.outputs = [self.node_of(tensor) for tensor in outputs]
+        if self.asked is not None:
+            self.recording.answers = tuple(self.asked.answers.items())
         self._graph.output(self.recording.outputs)
         return self.recording
 
@@ -194,8 +203,10 @@ class Recorder(TorchDispatchMode):
 
     def _recorded(self, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
         assert isinstance(func, OpOverload)
-        if func.namespace == "profiler" or torch.Tag.data_dependent_output in func.tags:
-            return func(*args, **kwargs)  # a number that the mode below knows is a constant
+        if func.namespace == "profiler":
+            return func(*args, **kwargs)
+        if torch.Tag.data_dependent_output in func.tags:
+            return self._value(func, args, kwargs)
         if _would_be_taken_apart(func, args):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -209,6 +220,21 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         self._track(node, result)
         return result
+
+    def _value(self, func: OpOverload, args: Sequence[Any], kwargs: Any) -> Any:
+        """A value that the code asks for."""
+        try:
+            return func(*args, **kwargs)  # a number that the mode below knows is a constant
+        except DataDependentOutputException:
+            if self.asked is None:
+                raise
+            given = tuple(map(self._argument, args))
+            named = {key: self._argument(value) for key, value in kwargs.items()}
+            try:
+                return self.asked.answer(func, given, named, self._graph)
+            except LookupError:
+                pass
+            raise
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from waterflow.account.purity import observer
-from waterflow.capture.asked_kinds import asker_among
+from waterflow.capture.asked_kinds import as_if_real, asker_among
 from waterflow.capture.device_guard import keep_device_guard
 from waterflow.capture.fast_fakes import twin_of
 from waterflow.capture.formulas import as_it_runs, check_function
+from waterflow.capture.questions import Asked
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.common.errors import CaptureError
 from waterflow.common.text import text_of
@@ -168,6 +169,7 @@ def trace(
     *,
     notes_modes: bool = False,
     code: Iterable[CodeType] | None = None,
+    batch: Sequence[torch.Tensor] = (),
 ) -> Recording:
     """Records every operator below autograd that ``function(recorder, tensors)`` calls on fake
     tensors.
@@ -180,6 +182,8 @@ def trace(
         kind: of the mode that sees to that.
         notes_modes: whether each node is to know if gradient mode was on.
         code: all that can be executed; None: any.
+        batch: the real tensors that the last of `tensors` stand for, which the code may ask for
+            values (`questions`).
 
     Raises:
         Exception: of the traced code, or of the trace, even where that code has caught it.
@@ -190,9 +194,9 @@ def trace(
     # To observe takes half as long as to trace: there is as good as never any such code.
     asks = code is None or asker_among(code) is not None
     executed = observer() if asks else None
-    with TRACE_LOCK, _quiet_log(), _uncompiled(), mode, one_thread:
-        for tensor in tensors:
-            recorder.add_input(tensor)
+    with TRACE_LOCK, _quiet_log(), _uncompiled(), as_if_real(), mode, one_thread:
+        inputs = list(map(recorder.add_input, tensors))
+        recorder.asked = Asked(inputs[len(inputs) - len(batch) :], batch) if batch else None
         with (
             recorder,
             (kind or RealTensors)(mode, recorder, twins),

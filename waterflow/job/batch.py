@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import FunctionType
 from typing import Any
@@ -42,6 +42,7 @@ _TOLD_KINDS = tuple(_TOLD)
 _OF_MEMBERS = frozenset({"_name_", "_value_", "_sort_order_", "__objclass__"})
 
 Rebuild = Callable[[Sequence[torch.Tensor]], Any]
+Ask = Callable[[Sequence[torch.Tensor]], Hashable]
 
 
 class UnknownLeafError(TypeError):
@@ -60,6 +61,8 @@ class FlatBatch:
         layouts: of a list or a tuple of tensors alone, the extension's form of the signature.
         has_objects: whether it holds objects of classes that are not Python's or torch's own. What
             they are told apart by may be changed until the step.
+        answers: what its tensors' values are asked by the step, and answers, which is part of the
+            signature.
     """
 
     tensors: list[torch.Tensor]
@@ -68,6 +71,22 @@ class FlatBatch:
     reads: BatchReads | None = None
     layouts: Any = None
     has_objects: bool = False
+    answers: tuple[tuple[Ask, Hashable], ...] = ()
+
+    @property
+    def answers_hold(self) -> bool:
+        """Whether its values answer now as they did."""
+        return all(ask(self.tensors) == answer for ask, answer in self.answers)
+
+    def has_answered(self, answers: Iterable[tuple[Ask, Hashable]]) -> bool:
+        """Whether these are among its answers."""
+        return all(answer in self.answers for answer in answers)
+
+    def answering(self, ask: Ask) -> FlatBatch:
+        """The same batch, told apart from others by one more answer, too."""
+        answer = ask(self.tensors)
+        answers, signature = (*self.answers, (ask, answer)), (self.signature, answer)
+        return dataclasses.replace(self, signature=signature, answers=answers)
 
     def contents(self, twin: Any, tensors: Sequence[torch.Tensor]) -> Hashable:
         """What a batch that was rebuilt around these tensors holds, to see whether a step changes

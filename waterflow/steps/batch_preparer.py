@@ -13,7 +13,7 @@ from waterflow.capture.opaque import why_opaque
 from waterflow.capture.own_error import own_error
 from waterflow.capture.own_step import UnsettledError
 from waterflow.capture.torchs_calls import clips_by_others, has_own_zero_grad
-from waterflow.capture.tracing import StateMovedError, reason_of
+from waterflow.capture.tracing import StateMovedError, capture_error, reason_of, users_line
 from waterflow.common.errors import CaptureError, JobError
 from waterflow.executor.data.staging import BatchPrefetcher, PinnedBatch
 from waterflow.executor.device.base import Device
@@ -120,7 +120,7 @@ class BatchPreparer:
         change what its steps read: what that takes to know is looked at once."""
         former, reads = self._flat, self._job.batch_reads
         is_like = former is not None and former.layouts is not None and former.reads == reads
-        if not is_like or self._opacity.step is not None:
+        if not is_like or self._opacity.step is not None or self._cache.questions:
             return self.captured_at_once
         assert former is not None
         found = self._known(former.signature)
@@ -146,6 +146,8 @@ class BatchPreparer:
             flat = self._flattened(batch, asks_reads=False)  # that is asked before a capture
         except UnknownLeafError as error:
             return PreparedBatch(batch) if error.args[0] in self._hiding else None
+        if self._cache.questions.are_many:
+            return None
         if not self._cache.is_empty and self._known(flat.signature) is not None:
             return None
         return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
@@ -213,6 +215,8 @@ class BatchPreparer:
         try:
             flat = self._flattened(batch)
             self.batch_bytes = sum(tensor.nbytes for tensor in flat.tensors)
+            if self._cache.questions.are_many:
+                return self._refused(batch, self._asks_too_much())
             if self._stays_eager(flat, find):
                 return PreparedBatch(batch, flat)
             began = time.thread_time()
@@ -283,7 +287,7 @@ class BatchPreparer:
                     self._flats.clear()
                 self._flats[layouts] = former
         self._flat = former
-        return flat
+        return self._cache.questions.answered(flat)
 
     def _flattened_if_known(self, batch: Any) -> FlatBatch | None:
         """The same; None where the batch holds what is not known."""
@@ -313,6 +317,7 @@ class BatchPreparer:
             if reads != flat.reads:  # a callback has given the job another loss
                 return self._specialized(batch, flatten(batch, reads), before_capture, find)
             specialization = self._captured(flat)
+            flat = self._cache.questions.answered(flat)  # it may have shown what to ask
         return PreparedBatch(batch, flat, specialization, pinned)
 
     def _captured(self, flat: FlatBatch) -> Specialization:
@@ -337,6 +342,10 @@ class BatchPreparer:
         there = [tensor.to(self._device.tensors) for tensor in flat.tensors]
         self._device.wait_for_thread()
         return dataclasses.replace(flat, tensors=there), None
+
+    def _asks_too_much(self) -> CaptureError:
+        reason = "the step goes by values of its batches that hardly ever are the same again"
+        return capture_error(self._job.name, reason, users_line(None, self._job.function))
 
     def _hidden_leaf(self, kind: str) -> CaptureError:
         return CaptureError(

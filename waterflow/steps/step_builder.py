@@ -139,7 +139,7 @@ class StepBuilder:
 
     def is_shared(self, flat: FlatBatch) -> bool:
         """Whether a capture for such batches would cost next to nothing, as another job has it."""
-        return self._find(first_sight(self.job, flat)) is not None
+        return self._find(first_sight(self.job, flat), flat) is not None
 
     def renew(self, specialization: Specialization, flat: FlatBatch) -> None:
         """Captures the optimizer's step again, for the hyperparameters as they are now."""
@@ -149,6 +149,12 @@ class StepBuilder:
                 traces = self._optimizer_traces(specialization.forward, watch)
             else:
                 specialization.forward, traces, _ = self._traced(flat, watch)
+                if not flat.has_answered(specialization.forward.recording.answers):
+                    raise capture_error(
+                        self.job.name,
+                        "the step asks for other values of its batch than before",
+                        users_line(None, self.job.function),
+                    )
         self._add_steps(specialization, flat, traces)
         self.spiller.fit(specialization, flat)
 
@@ -184,14 +190,16 @@ class StepBuilder:
 
     # Another job's
 
-    def _find(self, sight: Hashable) -> _Found | None:
-        """Another job's capture that serves this one; None where there is none."""
+    def _find(self, sight: Hashable, flat: FlatBatch) -> _Found | None:
+        """Another job's capture that serves this one and its batch; None where there is none."""
         self._taken = {
             look: (taken, known) for look, (taken, known) in self._taken.items() if taken.hold()
         }
         # Those first that know the optimizer, too: the others serve whatever optimizer there is.
         captures = sorted(self.captures.known(sight), key=lambda one: bool(one.opaque_optimizer))
-        return next(filter(None, map(self._serving, captures)), None)
+        return next(
+            (found for one in captures if one.answers(flat) and (found := self._serving(one))), None
+        )
 
     def _serving(self, capture: SharedCapture) -> _Found | None:
         optimizer = self.job.optimizer
@@ -219,7 +227,7 @@ class StepBuilder:
     def _fitting(self, sight: Hashable, flat: FlatBatch) -> _Found | None:
         """The same, unless it runs the optimizer as eager Python and this job's can be captured:
         what another's does, which had no part in the capture, does not tell."""
-        found = self._find(sight)
+        found = self._find(sight, flat)
         if found is None or found.capture.opaque_optimizer is None:
             return found
         if self.opacity.optimizer is None:
@@ -284,7 +292,8 @@ class StepBuilder:
             may_share = not (watch.touched_streams or forward.changes_batch)
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
-        self.disk.note(specialization, kept if may_share else None)
+        asks = bool(forward.recording.answers)  # and a file does not tell what
+        self.disk.note(specialization, kept if may_share and not asks else None)
         self._taken.clear()
         self.shared_with = None
         if may_share:

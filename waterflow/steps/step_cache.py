@@ -20,6 +20,7 @@ from waterflow.job.optimizer_state import (
     same_hyperparameters,
     trained_parameters,
 )
+from waterflow.steps.known_questions import KnownQuestions
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors
 from waterflow.steps.prepared import CheckedStep, PreparedBatch, PreparedStep, Specialization
@@ -50,6 +51,7 @@ class StepCache:
 
     Attributes:
         captures: how many have been made.
+        questions: what the captured steps ask of their batches.
         recaptures: captures made because something that a step reads had changed.
     """
 
@@ -69,6 +71,7 @@ class StepCache:
         self._opacity = opacity
         self._trials = trials
         self.captures = 0
+        self.questions = KnownQuestions()
         self.recaptures = Recaptures(job.name)
         self._over: set[PreparedStep] = set()  # first steps whose state is there
         self._lock = threading.RLock()
@@ -123,6 +126,7 @@ class StepCache:
             CaptureError, or whatever the user's code raises: it cannot be captured exactly.
         """
         with self._lock:
+            flat = self.questions.answered(flat)
             return self._kept.valid(flat.signature) or self._capture(flat)
 
     def is_fresh(self, prepared: PreparedBatch) -> bool:
@@ -130,7 +134,9 @@ class StepCache:
         specialization = prepared.specialization
         if specialization is None:
             return True
-        return self.has(prepared) and specialization.assumptions.hold()
+        assert prepared.flat is not None
+        is_right = self.has(prepared) and specialization.assumptions.hold()
+        return is_right and prepared.flat.answers_hold
 
     def has(self, prepared: PreparedBatch) -> bool:
         """Whether the capture that serves the batch is kept; whether it is right is another
@@ -270,6 +276,7 @@ class StepCache:
         former = self._kept.of(flat.signature)
         self.recaptures.count_dropped()
         self._wait_for_settled(flat.signature, former)
+        self.questions.weigh(one.runs for one in self._kept.all() if one.forward.recording.answers)
         if former:
             self.recaptures.count_after(former[-1], self._builder.runs_to_pay(flat.signature))
         elif flat.signature not in self._kept and len(self._kept) >= MAX_SHAPES:
@@ -292,8 +299,10 @@ class StepCache:
                 "and a callback may hold the former one",
                 users_line(None, self._job.function),
             )
+        asked = [question for question, _ in specialization.forward.recording.answers]
+        answering = self.questions.learn(flat, asked)
         specialization.collected = self._persistent.version
-        self._kept.add(flat.signature, specialization)
+        self._kept.add(answering.signature, specialization)
         self.captures += 1
         return specialization
 

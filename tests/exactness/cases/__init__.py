@@ -18,6 +18,7 @@ from tests.exactness.cases import (
     models,  # noqa: F401
     optimizers,  # noqa: F401
     own_steps,  # noqa: F401
+    questions,  # noqa: F401
     schedulers,  # noqa: F401
     streams,  # noqa: F401
     structure,  # noqa: F401

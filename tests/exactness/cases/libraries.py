@@ -520,7 +520,7 @@ def llama(live, masked):
     return job(model, loss, data=data, optimizer=torch.optim.SGD(model.parameters(), lr=0.05))
 
 
-@case("opaque")
+@case("captured")
 def mask_of_ones_is_skipped(live):
     return llama(live, masked=True)
 

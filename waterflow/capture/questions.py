@@ -1,0 +1,183 @@
+"""What a step asks of its batch (``if mask.all()``, ``lengths.max().item()``): a capture serves the
+batches that answer as its own did.
+
+A trace knows no values. Where one that the code asks for follows from the batch alone, by operators
+on whole numbers (which have one result on every thread and in every order), it is worked out with
+the batch's real tensors, the trace goes on with it, and each later batch is asked first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from waterflow.partitioner.graph.effects import seeded, writes
+from waterflow.partitioner.graph.step_graph import tensors_of
+
+_NAMESPACES = frozenset({"aten", "prim", "prims"})
+_HOST = torch.device("cpu")
+
+
+class _Place(NamedTuple):
+    """Which of the batch's tensors, or of the values that were worked out before."""
+
+    kind: str
+    number: int
+
+
+class _Call(NamedTuple):
+    """One operator, with places for the tensors among its arguments."""
+
+    target: Callable[..., Any]
+    args: Any
+    kwargs: Any
+
+
+@dataclass(frozen=True)
+class Question:
+    """A value that follows from a batch's tensors; equal for equal questions."""
+
+    calls: tuple[_Call, ...]
+    text: str
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[str, Hashable]:
+        """The answer of a batch with these tensors, and of what type it is."""
+        values: dict[_Place, Any] = {}
+
+        def value_of(argument: Any) -> Any:
+            if isinstance(argument, torch.device):  # the job's; a batch comes from the host
+                return _HOST
+            if not isinstance(argument, _Place):
+                return argument
+            return tensors[argument.number] if argument.kind == "batch" else values[argument]
+
+        with (
+            torch._C._DisableTorchDispatch(),
+            torch._C.DisableTorchFunction(),
+            torch.no_grad(),
+        ):
+            for number, call in enumerate(self.calls):
+                found = call.target(*_mapped(call.args, value_of), **_mapped(call.kwargs, value_of))
+                values[_Place("value", number)] = found
+        return type(found).__name__, found
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Question) and self.text == other.text
+
+
+def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same arguments with others in the place of some."""
+    if isinstance(value, list):
+        return [_mapped(part, change) for part in value]
+    if isinstance(value, tuple) and not isinstance(value, _Place):
+        return tuple(_mapped(part, change) for part in value)
+    if isinstance(value, dict):
+        return {key: _mapped(part, change) for key, part in value.items()}
+    return change(value)
+
+
+class Asked:
+    """The questions that a trace has met, with the answers of the batch that it was made on.
+
+    Attributes:
+        answers: those, each with its answer.
+    """
+
+    def __init__(self, placeholders: Sequence[fx.Node], tensors: Sequence[Tensor]) -> None:
+        """Args beyond the obvious.
+
+        placeholders: the nodes of a graph that stand for the batch's tensors.
+        tensors: these.
+        """
+        self._places = dict(zip(placeholders, range(len(tensors)), strict=True))
+        self._tensors = tensors
+        self.answers: dict[Question, Hashable] = {}
+
+    def answer(self, target: OpOverload, args: Any, kwargs: Any, graph: fx.Graph) -> Any:
+        """What a call returns that asks for a value; its tensors are nodes of the graph.
+
+        Raises:
+            LookupError: that does not follow from the batch alone, or nobody can tell.
+        """
+        needed: dict[fx.Node, None] = {}
+        fx.map_arg((args, kwargs), lambda node: needed.setdefault(node))
+        closure = _closure(needed)
+        found = [node for node in graph.nodes if node in closure]
+        if not (all(map(self._may_be_asked, found)) and _are_as_made(found, graph)):
+            raise LookupError
+        places: dict[fx.Node, _Place] = {}
+        calls: list[_Call] = []
+
+        def place_of(argument: Any) -> Any:
+            return places[argument] if isinstance(argument, fx.Node) else argument
+
+        for node in found:
+            if node in self._places:
+                places[node] = _Place("batch", self._places[node])
+                continue
+            places[node] = _Place("value", len(calls))
+            assert callable(node.target)
+            calls.append(
+                _Call(node.target, _mapped(node.args, place_of), _mapped(node.kwargs, place_of))
+            )
+        calls.append(_Call(target, _mapped(args, place_of), _mapped(kwargs, place_of)))
+        text = repr([(str(call.target), call.args, call.kwargs) for call in calls])
+        question = Question(tuple(calls), text)
+        try:
+            kind, value = question(self._tensors)
+        except Exception as error:
+            raise LookupError from error
+        if type(value) not in (bool, int):
+            raise LookupError
+        self.answers[question] = kind, value
+        return value
+
+    def _may_be_asked(self, node: fx.Node) -> bool:
+        if not all(_is_whole(tensor) for tensor in tensors_of(node)):
+            return False
+        if node in self._places:
+            tensor = self._tensors[self._places[node]]
+            return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+        if node.op != "call_function" or seeded(node):
+            return False
+        if isinstance(node.target, OpOverload):
+            return node.target.namespace in _NAMESPACES
+        return getattr(node.target, "__name__", "") == "getitem"
+
+
+def _closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """These and all that they are made of."""
+    found, waiting = set(nodes), list(nodes)
+    while waiting:
+        for source in waiting.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                waiting.append(source)
+    return found
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether it holds whole numbers, or truths."""
+    is_number = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    return is_number and not tensor.is_quantized
+
+
+def _are_as_made(nodes: Iterable[fx.Node], graph: fx.Graph) -> bool:
+    """Whether nobody has written to these values since they were made."""
+    written = {
+        tensor.untyped_storage()._cdata
+        for node in graph.nodes
+        for target in writes(node)
+        for tensor in tensors_of(target)
+    }
+    held = (tensor for node in nodes for tensor in tensors_of(node))
+    return all(tensor.untyped_storage()._cdata not in written for tensor in held)
