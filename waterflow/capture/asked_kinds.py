@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from waterflow.account.code_names import code_names
 from waterflow.account.trust import is_generated_code, is_trusted_code
 
 #: Names of fake tensors' class, their attributes, and what tells that they are.
@@ -50,9 +50,15 @@ def _asks(code: CodeType) -> bool:
     names = {*code.co_names, *code.co_freevars, *code.co_cellvars}
     names.update(constant for constant in code.co_consts if isinstance(constant, str))
     fakes = names & _OF_FAKES
-    if fakes == {"FakeTensor"} and not names.isdisjoint(_PACKAGES) and _MODULE not in names:
-        fakes = set()
-    return bool(fakes) or _compares_types(code, names)
+    is_told = fakes == {"FakeTensor"} and _gets_the_class(code, names)
+    return (bool(fakes) and not is_told) or _compares_types(code, names)
+
+
+def _gets_the_class(code: CodeType, names: set[str]) -> bool:
+    """Whether code gets the class of fake tensors where `as_if_real` has another for it, and has
+    none that somebody got before."""
+    has_one = "FakeTensor" in code_names(code).global_names or "FakeTensor" in code.co_freevars
+    return not (has_one or names.isdisjoint(_PACKAGES) or _MODULE in names)
 
 
 def _compares_types(code: CodeType, names: set[str]) -> bool:
@@ -73,7 +79,11 @@ class _Subclasses(types.ModuleType):
         """The class of fake tensors, and one that no tensor is of to who is not to know."""
         is_traced = threading.get_ident() == _Subclasses.thread
         is_others = is_traced and not is_trusted_code(sys._getframe(1).f_code)
-        return _NoTensor if is_others else FakeTensor
+        return _NoTensor if is_others else vars(self)["FakeTensor"]
+
+    @FakeTensor.setter
+    def FakeTensor(self, kind: type) -> None:
+        vars(self)["FakeTensor"] = kind
 
 
 class _NoTensor:

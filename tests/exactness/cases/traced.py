@@ -342,6 +342,33 @@ catching("asks_for_the_type_and_a_value", lambda t: float(type(t) is torch.Tenso
 catching("asks_for_fakes_and_a_value", lambda t: float(not isinstance(t, FakeTensor) and t > 0))
 
 
+def _of_torchs_package(tensor):
+    return float(isinstance(tensor, torch._subclasses.FakeTensor) or tensor > 0)
+
+
+def _imported_here(tensor):
+    from torch._subclasses import FakeTensor
+
+    return float(isinstance(tensor, FakeTensor) or tensor > 0)
+
+
+def _imported_of_its_module(tensor):
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return float(isinstance(tensor, FakeTensor) or tensor > 0)
+
+
+def _had_before(tensor):
+    is_fake = isinstance(tensor, FakeTensor) or not torch._subclasses
+    return float(is_fake or tensor > 0)
+
+
+catching("asks_torchs_package_for_fakes", _of_torchs_package)
+catching("asks_for_fakes_by_an_import", _imported_here)
+catching("asks_for_fakes_of_their_module", _imported_of_its_module)
+catching("asks_for_fakes_by_a_global", _had_before)
+
+
 @case("opaque")
 def catches_a_refused_number_of_a_gradient(live):
     def halved(gradient):
