@@ -35,6 +35,8 @@ class KnownQuestions:
 
     def answered(self, flat: FlatBatch) -> FlatBatch:
         """The batch with its answers to all that is known to be asked of such ones."""
+        if not self._known:
+            return flat
         signature = flat.signature
         while (question := self._known.get(flat.signature)) is not None:
             flat = flat.answering(question)
