@@ -8,6 +8,7 @@ the batch's real tensors, the trace goes on with it, and each later batch is ask
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,26 @@ from waterflow.partitioner.graph.step_graph import tensors_of
 
 _NAMESPACES = frozenset({"aten", "prim", "prims"})
 _HOST = torch.device("cpu")
+_ERROR = "error"
+#: Whose results are whatever was in memory.
+_UNMADE = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty"})
+#: Operators on whole numbers of which a device and the host have the same results, whatever the
+#: order in which they go: of equal values, a sort or a largest one may tell another place.
+_SAME_EVERYWHERE = frozenset(
+    {
+        *("eq", "ne", "lt", "le", "gt", "ge", "equal", "_local_scalar_dense", "item"),
+        *("logical_and", "logical_or", "logical_xor", "logical_not"),
+        *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+        *("add", "sub", "rsub", "mul", "neg", "abs", "sign", "minimum", "maximum", "where"),
+        *("clamp", "clamp_min", "clamp_max", "remainder", "floor_divide"),
+        *("sum", "all", "any", "amax", "amin", "prod", "count_nonzero", "cumsum", "cumprod"),
+        *("view", "_unsafe_view", "reshape", "slice", "select", "unsqueeze", "squeeze", "expand"),
+        *("permute", "transpose", "t", "alias", "detach", "unbind", "split", "split_with_sizes"),
+        *("arange", "full", "ones", "zeros", "full_like", "ones_like", "zeros_like", "new_full"),
+        *("new_ones", "new_zeros", "clone", "_to_copy", "cat", "stack", "flip", "roll", "repeat"),
+        *("diff", "tril", "triu", "index", "index_select", "gather", "constant_pad_nd"),
+    }
+)
 
 
 class _Place(NamedTuple):
@@ -47,7 +68,16 @@ class Question:
     text: str
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[str, Hashable]:
-        """The answer of a batch with these tensors, and of what type it is."""
+        """The answer of a batch with these tensors, and of what type it is; or the error that there
+        is for these values, which the step may come to in its own time."""
+        try:
+            found = self._answer(tensors)
+        except Exception as error:
+            return _ERROR, type(error).__name__
+        return type(found).__name__, found
+
+    def _answer(self, tensors: Sequence[Tensor]) -> Any:
+        found: Any = None
         values: dict[_Place, Any] = {}
 
         def value_of(argument: Any) -> Any:
@@ -65,7 +95,7 @@ class Question:
             for number, call in enumerate(self.calls):
                 found = call.target(*_mapped(call.args, value_of), **_mapped(call.kwargs, value_of))
                 values[_Place("value", number)] = found
-        return type(found).__name__, found
+        return found
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -132,10 +162,7 @@ class Asked:
         calls.append(_Call(target, _mapped(args, place_of), _mapped(kwargs, place_of)))
         text = repr([(str(call.target), call.args, call.kwargs) for call in calls])
         question = Question(tuple(calls), text)
-        try:
-            kind, value = question(self._tensors)
-        except Exception as error:
-            raise LookupError from error
+        kind, value = question(self._tensors)
         if type(value) not in (bool, int):
             raise LookupError
         self.answers[question] = kind, value
@@ -149,9 +176,12 @@ class Asked:
             return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
         if node.op != "call_function" or seeded(node):
             return False
-        if isinstance(node.target, OpOverload):
-            return node.target.namespace in _NAMESPACES
-        return getattr(node.target, "__name__", "") == "getitem"
+        if not isinstance(node.target, OpOverload):
+            return node.target is operator.getitem
+        name = str(node.target._schema.name).partition("::")[2]
+        is_known = node.target.namespace in _NAMESPACES and name not in _UNMADE
+        on_host = all(tensor.device.type == "cpu" for tensor in tensors_of(node))
+        return is_known and (on_host or name in _SAME_EVERYWHERE or _is_largest(node.target))
 
 
 def _closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -163,6 +193,11 @@ def _closure(nodes: Iterable[fx.Node]) -> set[fx.Node]:
                 found.add(source)
                 waiting.append(source)
     return found
+
+
+def _is_largest(target: OpOverload) -> bool:
+    """Whether it tells the largest or smallest of all, and not where that is."""
+    return target in (torch.ops.aten.max.default, torch.ops.aten.min.default)
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -208,6 +208,38 @@ def own_step_asks(live):
 
 
 @case("fails")
+def asks_what_raises_for_some_values(live):
+    data = masked()
+    data[6][2][0, 0] = 9
+
+    def loss(model, batch):
+        rows, labels, mask = batch
+        much = mask.gather(1, mask).sum() > 40 if live else True
+        return F.cross_entropy(model(rows), labels) * (2.0 if much else 1.0)
+
+    return job(mlp(), loss, data=data)
+
+
+@case("captured", "recaptured", "opaque")
+def no_longer_asks_what_would_raise(live):
+    data = masked()
+    data[6][2][0, 0] = 9
+    asked = {"on": True}
+
+    def loss(model, batch):
+        rows, labels, mask = batch
+        much = asked["on"] and mask.gather(1, mask).sum() > 40
+        return F.cross_entropy(model(rows), labels) * (2.0 if much else 1.0)
+
+    def stop():
+        asked["on"] = False
+
+    if not live:
+        stop()
+    return job(mlp(), loss, data=data, on_step=at(4, live, stop))
+
+
+@case("fails")
 def asks_whether_to_raise(live):
     data = masked()
     data[6][2][0, 0] = 7

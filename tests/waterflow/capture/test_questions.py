@@ -71,17 +71,43 @@ def test_batches_are_asked_on_the_host_wherever_the_job_is():
 @pytest.mark.parametrize(
     "ask",
     [
+        lambda mask: mask.argmax().item(),
+        lambda mask: mask.view(-1).topk(2).indices.sum().item(),
+        lambda mask: mask.max(1).indices.sum().item(),
+    ],
+)
+def test_places_of_equal_values_are_told_on_the_host_alone(ask):
+    mask = torch.ones(2, 2).long()
+    assert len(asked(ask, mask)) == 1
+    with pytest.raises(DataDependentOutputException):
+        asked(ask, mask, device=torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
         lambda mask: (mask / 2).sum().item(),
         lambda mask: (mask.float() > 0).all().item(),
         lambda mask: torch.randint(0, 2, (1,)).item(),
         lambda mask: (mask + torch.randint_like(mask, 2)).sum().item(),
         lambda mask: mask.clone().mul_(2).sum().item(),
+        lambda mask: (torch.empty_like(mask) * 0).sum().item(),
         lambda mask: (mask.sum() // (mask.sum() - mask.sum())).item(),
     ],
 )
 def test_what_may_come_out_otherwise_is_not_answered(ask):
     with pytest.raises(DataDependentOutputException):
         asked(ask, torch.ones(2, 2).long())
+
+
+def test_an_error_is_an_answer():
+    def ask(places):
+        return places.gather(0, places).sum().item()
+
+    ((question, _),) = asked(ask, torch.tensor([1, 0]))
+    assert question([torch.tensor([1, 2])]) == ("error", "RuntimeError")
+    with pytest.raises(DataDependentOutputException):
+        asked(ask, torch.tensor([1, 2]))
 
 
 def test_what_is_written_to_later_was_answered_before():
