@@ -91,10 +91,15 @@ def evaluate(job: Job) -> Evaluated:
     """Asks the job's `evaluate`, in the calling thread; puts back all but the random streams.
 
     Raises:
-        JobError: its answer is none; names the job, the answer and what is one.
+        JobError: its answer is none, or `evaluate` was taken away; names the job, the answer and
+            what is one.
         Whatever it raises itself.
     """
-    assert job.evaluate is not None
+    if job.evaluate is None:
+        raise JobError(
+            f"job {job.name!r}: its evaluate was set to None while it trains, and an evaluation is "
+            "due; return None from it instead"
+        )
     with _in_eval_mode(job.root), _without_gradients(job.root), torch.no_grad():
         answer = job.evaluate(job.model)
     return read_answer(job, answer)

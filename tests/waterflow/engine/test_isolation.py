@@ -178,3 +178,15 @@ def test_data_that_were_replaced_are_told_at_the_next_epoch(capture: bool) -> No
     assert len(report["spoiled"].losses) == 6
     report = wf.run([spoiled(replace, 5, data=data, capture=capture, steps=6)], memory="64MiB")
     report.raise_errors()
+
+
+def test_an_evaluation_that_was_taken_away_is_told() -> None:
+    def take_away(job: wf.Job) -> None:
+        job.evaluate = None
+
+    other = made("other")
+    job = spoiled(take_away, 3, evaluate=lambda model: 1.0, evaluate_every=5)
+    report = wf.run([job, other], memory="64MiB")
+    assert report["spoiled"].error_type == "JobError"
+    assert "its evaluate was set to None while it trains" in str(report["spoiled"].error)
+    assert report["other"].state == "finished"
