@@ -7,7 +7,7 @@ the same in any order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +64,17 @@ def writes(node: fx.Node) -> list[fx.Node]:
             value = node.args[position] if given else node.kwargs.get(argument.name)
             fx.map_arg(value, written.append)
     return written
+
+
+def storage_ids(node: fx.Node) -> set[int]:
+    """Identities of the (fake) storages behind a node's value."""
+    return {tensor.untyped_storage()._cdata for tensor in tensors_of(node)}
+
+
+def written_storages(nodes: Iterable[fx.Node]) -> set[int]:
+    """Identities of the storages that some node writes to."""
+    targets = {target for node in nodes for target in writes(node)}
+    return {identity for target in targets for identity in storage_ids(target)}
 
 
 def memory_roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:

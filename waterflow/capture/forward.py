@@ -27,8 +27,8 @@ from waterflow.job.batch import FlatBatch
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import trained_parameters
 from waterflow.job.training_step import compute_gradients
-from waterflow.partitioner.graph.effects import seeded, writes
-from waterflow.partitioner.graph.step_graph import Input, tensors_of
+from waterflow.partitioner.graph.effects import seeded, storage_ids, written_storages
+from waterflow.partitioner.graph.step_graph import Input
 
 
 @dataclass
@@ -216,17 +216,11 @@ def _result(step: _Step, recording: Recording) -> ForwardTrace:
     )
 
 
-def storage_ids(node: fx.Node) -> set[int]:
-    """Identities of the (fake) storages behind a node's value."""
-    return {tensor.untyped_storage()._cdata for tensor in tensors_of(node)}
-
-
 def mutated_by(recording: Recording) -> frozenset[fx.Node]:
     """The placeholders and constants whose storage some node writes to."""
     if recording.mutated is None:
         nodes = recording.graph.nodes
-        targets = {target for node in nodes for target in writes(node)}
-        written = {identity for target in targets for identity in storage_ids(target)}
+        written = written_storages(nodes)
         sources = [node for node in nodes if node.op in ("placeholder", "get_attr")]
         found = (node for node in sources if not written.isdisjoint(storage_ids(node)))
         recording.mutated = frozenset(found)

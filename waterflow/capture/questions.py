@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import map_aggregate
 
-from waterflow.partitioner.graph.effects import seeded, writes
+from waterflow.partitioner.graph.effects import seeded, storage_ids, written_storages
 from waterflow.partitioner.graph.step_graph import tensors_of
 
 _NAMESPACES = frozenset({"aten", "prim", "prims"})
@@ -45,7 +46,8 @@ _SAME_EVERYWHERE = frozenset(
 )
 
 
-class _Place(NamedTuple):
+@dataclass(frozen=True)
+class _Place:
     """Which of the batch's tensors, or of the values that were worked out before."""
 
     kind: str
@@ -64,8 +66,8 @@ class _Call(NamedTuple):
 class Question:
     """A value that follows from a batch's tensors; equal for equal questions."""
 
-    calls: tuple[_Call, ...]
     text: str
+    calls: tuple[_Call, ...] = field(compare=False)
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[str, Hashable]:
         """The answer of a batch with these tensors, and of what type it is; or the error that there
@@ -93,26 +95,10 @@ class Question:
             torch.no_grad(),
         ):
             for number, call in enumerate(self.calls):
-                found = call.target(*_mapped(call.args, value_of), **_mapped(call.kwargs, value_of))
+                args, kwargs = map_aggregate((call.args, call.kwargs), value_of)
+                found = call.target(*args, **kwargs)
                 values[_Place("value", number)] = found
         return found
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Question) and self.text == other.text
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same arguments with others in the place of some."""
-    if isinstance(value, list):
-        return [_mapped(part, change) for part in value]
-    if isinstance(value, tuple) and not isinstance(value, _Place):
-        return tuple(_mapped(part, change) for part in value)
-    if isinstance(value, dict):
-        return {key: _mapped(part, change) for key, part in value.items()}
-    return change(value)
 
 
 class Asked:
@@ -132,23 +118,22 @@ class Asked:
         self._tensors = tensors
         self.answers: dict[Question, Hashable] = {}
 
-    def answer(self, target: OpOverload, args: Any, kwargs: Any, graph: fx.Graph) -> Any:
-        """What a call returns that asks for a value; its tensors are nodes of the graph.
-
-        Raises:
-            LookupError: that does not follow from the batch alone, or nobody can tell.
-        """
+    def answer(
+        self, target: OpOverload, args: Any, kwargs: Any, graph: fx.Graph
+    ) -> bool | int | None:
+        """What a call returns that asks for a value; its tensors are nodes of the graph. None where
+        that does not follow from the batch alone, or nobody can tell."""
         needed: dict[fx.Node, None] = {}
         fx.map_arg((args, kwargs), lambda node: needed.setdefault(node))
         closure = _closure(needed)
         found = [node for node in graph.nodes if node in closure]
         if not (all(map(self._may_be_asked, found)) and _are_as_made(found, graph)):
-            raise LookupError
+            return None
         places: dict[fx.Node, _Place] = {}
         calls: list[_Call] = []
 
-        def place_of(argument: Any) -> Any:
-            return places[argument] if isinstance(argument, fx.Node) else argument
+        def place_of(node: fx.Node) -> Any:
+            return places[node]
 
         for node in found:
             if node in self._places:
@@ -156,15 +141,14 @@ class Asked:
                 continue
             places[node] = _Place("value", len(calls))
             assert callable(node.target)
-            calls.append(
-                _Call(node.target, _mapped(node.args, place_of), _mapped(node.kwargs, place_of))
-            )
-        calls.append(_Call(target, _mapped(args, place_of), _mapped(kwargs, place_of)))
+            given = fx.map_arg((node.args, node.kwargs), place_of)
+            calls.append(_Call(node.target, *given))
+        calls.append(_Call(target, *fx.map_arg((args, kwargs), place_of)))
         text = repr([(str(call.target), call.args, call.kwargs) for call in calls])
-        question = Question(tuple(calls), text)
+        question = Question(text, tuple(calls))
         kind, value = question(self._tensors)
-        if type(value) not in (bool, int):
-            raise LookupError
+        if not isinstance(value, (bool, int)):
+            return None
         self.answers[question] = kind, value
         return value
 
@@ -208,11 +192,5 @@ def _is_whole(tensor: Tensor) -> bool:
 
 def _are_as_made(nodes: Iterable[fx.Node], graph: fx.Graph) -> bool:
     """Whether nobody has written to these values since they were made."""
-    written = {
-        tensor.untyped_storage()._cdata
-        for node in graph.nodes
-        for target in writes(node)
-        for tensor in tensors_of(target)
-    }
-    held = (tensor for node in nodes for tensor in tensors_of(node))
-    return all(tensor.untyped_storage()._cdata not in written for tensor in held)
+    written = written_storages(graph.nodes)
+    return all(written.isdisjoint(storage_ids(node)) for node in nodes)

@@ -212,9 +212,7 @@ class Recorder(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         func = _COPIED.get(func, func)
         check_operator(func, args, self.function)
-        given = tuple(map(self._argument, args))
-        named = {key: self._argument(value) for key, value in kwargs.items()}
-        node = add_call(self._graph, func, given, named)
+        node = add_call(self._graph, func, *self._arguments(args, kwargs))
         if self._notes_modes:
             node.meta["gradient_mode"] = torch.is_grad_enabled()
         result = func(*args, **kwargs)
@@ -228,13 +226,15 @@ class Recorder(TorchDispatchMode):
         except DataDependentOutputException:
             if self.asked is None:
                 raise
-            given = tuple(map(self._argument, args))
-            named = {key: self._argument(value) for key, value in kwargs.items()}
-            try:
-                return self.asked.answer(func, given, named, self._graph)
-            except LookupError:
-                pass
-            raise
+            answer = self.asked.answer(func, *self._arguments(args, kwargs), self._graph)
+            if answer is None:
+                raise
+            return answer
+
+    def _arguments(self, args: Sequence[Any], kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        """The arguments of an operator, as a graph has them."""
+        named = {key: self._argument(value) for key, value in kwargs.items()}
+        return tuple(map(self._argument, args)), named
 
     def _argument(self, value: Any) -> Any:
         if isinstance(value, Tensor):

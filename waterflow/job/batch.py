@@ -73,14 +73,9 @@ class FlatBatch:
     has_objects: bool = False
     answers: tuple[tuple[Ask, Hashable], ...] = ()
 
-    @property
-    def answers_hold(self) -> bool:
-        """Whether its values answer now as they did."""
-        return all(ask(self.tensors) == answer for ask, answer in self.answers)
-
-    def has_answered(self, answers: Iterable[tuple[Ask, Hashable]]) -> bool:
-        """Whether these are among its answers."""
-        return all(answer in self.answers for answer in answers)
+    def gives(self, answers: Iterable[tuple[Ask, Hashable]]) -> bool:
+        """Whether its values answer so now."""
+        return all(ask(self.tensors) == answer for ask, answer in answers)
 
     def answering(self, ask: Ask) -> FlatBatch:
         """The same batch, told apart from others by one more answer, too."""

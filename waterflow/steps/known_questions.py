@@ -60,7 +60,7 @@ class KnownQuestions:
             The batch with its answers to that, too.
         """
         for question in questions:
-            if all(question != known for known, _ in flat.answers):
+            if question not in dict(flat.answers):
                 self.are_many = self.are_many or len(flat.answers) >= _MOST_QUESTIONS
                 self._known[flat.signature] = question
                 flat = flat.answering(question)

@@ -137,10 +137,6 @@ class SharedCapture:
     steps: dict[Hashable, SharedStep] = field(default_factory=dict)
     opaque_optimizer: str | None = None
 
-    def answers(self, flat: FlatBatch) -> bool:
-        """Whether a batch answers all that the step asks as the one did that it was traced on."""
-        return all(ask(flat.tensors) == answer for ask, answer in self.forward.recording.answers)
-
     def for_state(
         self, state: StateLayout, values: Mapping[HyperKey, Any]
     ) -> list[SharedStep] | None:

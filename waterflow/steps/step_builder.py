@@ -149,7 +149,7 @@ class StepBuilder:
                 traces = self._optimizer_traces(specialization.forward, watch)
             else:
                 specialization.forward, traces, _ = self._traced(flat, watch)
-                if not flat.has_answered(specialization.forward.recording.answers):
+                if not set(specialization.forward.recording.answers) <= set(flat.answers):
                     raise capture_error(
                         self.job.name,
                         "the step asks for other values of its batch than before",
@@ -197,9 +197,8 @@ class StepBuilder:
         }
         # Those first that know the optimizer, too: the others serve whatever optimizer there is.
         captures = sorted(self.captures.known(sight), key=lambda one: bool(one.opaque_optimizer))
-        return next(
-            (found for one in captures if one.answers(flat) and (found := self._serving(one))), None
-        )
+        fitting = (one for one in captures if flat.gives(one.forward.recording.answers))
+        return next(filter(None, map(self._serving, fitting)), None)
 
     def _serving(self, capture: SharedCapture) -> _Found | None:
         optimizer = self.job.optimizer
@@ -292,8 +291,8 @@ class StepBuilder:
             may_share = not (watch.touched_streams or forward.changes_batch)
         specialization = Specialization(forward, assumptions)
         self._add_steps(specialization, flat, traces)
-        asks = bool(forward.recording.answers)  # and a file does not tell what
-        self.disk.note(specialization, kept if may_share and not asks else None)
+        may_keep = may_share and not forward.recording.answers  # no file tells what is asked
+        self.disk.note(specialization, kept if may_keep else None)
         self._taken.clear()
         self.shared_with = None
         if may_share:

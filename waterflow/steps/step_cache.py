@@ -136,7 +136,7 @@ class StepCache:
             return True
         assert prepared.flat is not None
         is_right = self.has(prepared) and specialization.assumptions.hold()
-        return is_right and prepared.flat.answers_hold
+        return is_right and prepared.flat.gives(prepared.flat.answers)
 
     def has(self, prepared: PreparedBatch) -> bool:
         """Whether the capture that serves the batch is kept; whether it is right is another

@@ -78,6 +78,11 @@ def _by_positions(mask):
     return float((mask * places).sum() > 115)
 
 
+def _gathered(mask):
+    """It raises for a mask of other numbers than places."""
+    return 1.0 if mask.gather(1, mask).sum() > 40 else 0.0
+
+
 def _suppressed(mask):
     try:
         return float(mask.sum().item())
@@ -138,7 +143,7 @@ def asked_mask_that_a_callback_changes(live):
         for _, _, mask in data[step : step + 2]:
             mask[0, 0] = step % 2
 
-    return weighted(True, _branch, None or data[0][2], data, on_step=every(live, change))
+    return weighted(True, _branch, data[0][2], data, on_step=every(live, change))
 
 
 @case("captured")
@@ -211,32 +216,20 @@ def own_step_asks(live):
 def asks_what_raises_for_some_values(live):
     data = masked()
     data[6][2][0, 0] = 9
-
-    def loss(model, batch):
-        rows, labels, mask = batch
-        much = mask.gather(1, mask).sum() > 40 if live else True
-        return F.cross_entropy(model(rows), labels) * (2.0 if much else 1.0)
-
-    return job(mlp(), loss, data=data)
+    return weighted(live, _gathered, data[0][2], data)
 
 
 @case("captured", "recaptured", "opaque")
 def no_longer_asks_what_would_raise(live):
     data = masked()
     data[6][2][0, 0] = 9
-    asked = {"on": True}
+    asked = {"on": live}
 
-    def loss(model, batch):
-        rows, labels, mask = batch
-        much = asked["on"] and mask.gather(1, mask).sum() > 40
-        return F.cross_entropy(model(rows), labels) * (2.0 if much else 1.0)
+    def ask(mask):
+        return _gathered(mask) if asked["on"] else 1.0
 
-    def stop():
-        asked["on"] = False
-
-    if not live:
-        stop()
-    return job(mlp(), loss, data=data, on_step=at(4, live, stop))
+    on_step = at(4, live, lambda: asked.update(on=False))
+    return weighted(True, ask, data[0][2], data, on_step=on_step)
 
 
 @case("fails")
@@ -244,10 +237,9 @@ def asks_whether_to_raise(live):
     data = masked()
     data[6][2][0, 0] = 7
 
-    def loss(model, batch):
-        rows, labels, mask = batch
-        if live and mask.max() > 1:
+    def ask(mask):
+        if mask.max() > 1:
             raise ValueError("a mask of what is no truth")
-        return F.cross_entropy(model(rows), labels)
+        return 0.0
 
-    return job(mlp(), loss, data=data)
+    return weighted(live, ask, data[0][2], data)

@@ -8,10 +8,11 @@ from tests.support.data import cross_entropy, rows
 from tests.support.models import Mlp
 from tests.support.steps import first_batch, job_of
 from tests.support.traces import computed
-from waterflow.capture.forward import mutated_by, storage_ids, trace_forward
+from waterflow.capture.forward import mutated_by, trace_forward
 from waterflow.capture.tracing import StateMovedError
 from waterflow.common.errors import CaptureError
 from waterflow.job.batch import flatten
+from waterflow.partitioner.graph.effects import storage_ids
 from waterflow.partitioner.graph.step_graph import Input
 
 pytestmark = pytest.mark.cpu
