@@ -58,7 +58,10 @@ def rough_kind(roots: Mapping[str, Any]) -> Hashable:
     alone."""
     modules = (m for root in roots.values() if is_a(root, nn.Module) for m in root.modules())
     own = tuple(code_of(root) or IdentityKey(type(root)) for root in roots.values())
-    return own, frozenset(IdentityKey(type(module)) for module in modules)
+    try:
+        return own, frozenset(IdentityKey(type(module)) for module in modules)
+    except Exception:  # a model that refuses to be looked at
+        return None
 
 
 def code_of(function: Any) -> CodeType | None:

@@ -208,3 +208,19 @@ def test_a_default_makes_another_kind():
     one.__defaults__ = (plain,)
     assert casts_of(job(one)) == NOTHING
     assert casts_of(job(other)) == USES
+
+
+def test_a_model_that_lists_no_modules_is_looked_at_all_the_same():
+    class Hidden(nn.Linear):
+        is_hidden = False
+
+        def modules(self):
+            if self.is_hidden:
+                raise RuntimeError("no modules")
+            return super().modules()
+
+    model = Hidden(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = wf.Job("a", model=model, optimizer=optimizer, loss=plain, data=[torch.ones(1, 2)])
+    model.is_hidden = True
+    assert casts_of(job) == NOTHING
