@@ -300,7 +300,7 @@ class Engine:
 
     def stop_all(self) -> None:
         """Ends every job after its present step."""
-        for job in self._queue.jobs:
+        for job in self._queue.everybody:
             self._queue.request_stop(job)
 
     def interrupt(self, insists: bool = False) -> None:
@@ -311,7 +311,7 @@ class Engine:
             insists: whether `close` is to wait no longer, even where Ctrl-C has left a callback.
         """
         self._interrupted, self._insists = True, insists
-        for job in self._queue.jobs:
+        for job in self._queue.everybody:
             if self._checkpoints is None or not self._checkpoints.stop(job):
                 self._queue.request_stop(job)
 
@@ -378,7 +378,7 @@ class Engine:
         interpreter is taken apart would abort it."""
         if os.getpid() != self._process:  # a fork has none of the threads
             return
-        left = [job for job in self._queue.jobs if not job.ended]
+        left = [job for job in self._queue.everybody if not job.ended]
         if left:
             names = ", ".join(repr(job.name) for job in left[:5])
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""

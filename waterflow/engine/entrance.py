@@ -73,11 +73,13 @@ class Entrance:
         return [job for job in self._queue.jobs if job.resident]
 
     def start_new(self) -> None:
-        """Begins to prepare the jobs that were submitted since, but for those whose data are not
-        their own: these fail before anybody has fetched a batch."""
+        """Begins to prepare the jobs that were submitted since, as many as may wait to begin, but
+        for those whose data are not their own: these fail before anybody has fetched a batch."""
+        self._queue.take_next()
         before: list[JobRun] = []
         for job in self._queue.jobs:
-            begins = job.is_new and not (job.ended or self._waits_for_another(job, before))
+            is_over = job.ended or job.stop_requested
+            begins = job.is_new and not (is_over or self._waits_for_another(job, before))
             if not job.is_gone:
                 before.append(job)
             if not begins:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,10 @@ from waterflow.engine.job_run import JobRun
 from waterflow.engine.states import JobState
 from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
+
+
+#: So many jobs, and no more, are prepared while they wait to begin: each has a thread, and a batch.
+MOST_AHEAD = 64
 
 
 class Submitted(NamedTuple):
@@ -54,8 +59,8 @@ class JobQueue:
 
     Attributes:
         submitted: all jobs that ever were, by their names.
-        jobs: those that have not left: their models, data and captures are held here. Never
-            changed, but replaced, so that any thread may go through it.
+        jobs: those that have not left, but for the backlog: their models, data and captures are
+            held here. Never changed, but replaced, so that any thread may go through it.
         broken: what has ended the engine, if it is no single job's error.
         holds_admission: whether nobody may begin for now.
         is_due: whether something else is to be done between steps.
@@ -66,6 +71,8 @@ class JobQueue:
         self._admission = admission
         self.submitted: dict[str, Submitted] = {}
         self.jobs: Sequence[JobRun] = ()
+        self._backlog: dict[JobRun, None] = {}  # those behind them that nothing was done for yet
+        self._called: list[JobRun] = []  # of it, for whom something is to be done
         self._feeding: list[threading.Thread] = []  # of jobs that have left
         self.broken: BaseException | None = None
         self.holds_admission = False
@@ -89,19 +96,38 @@ class JobQueue:
         closed it, or a callback of a job in memory."""
         return not self.is_closed or any(job.resident for job in self.jobs)
 
+    @property
+    def everybody(self) -> Sequence[JobRun]:
+        """All jobs that have not left, in the order of their submission."""
+        with self._context.state:
+            return (*self.jobs, *self._backlog)
+
     def add(self, job: JobRun) -> None:
         """A job was submitted. With the lock of the context's state held."""
         self.submitted[job.name] = Submitted(job.number, job.report)
-        self.jobs = (*self.jobs, job)
+        self._backlog[job] = None
+        self._let_past(job)
         self._context.wake()
 
+    def _let_past(self, job: JobRun) -> None:
+        """Whoever goes before others that wait does not wait behind them."""
+        waiting = (*(one for one in self.jobs if not one.has_begun), *self._backlog)
+        if any(job.priority < one.priority for one in waiting):
+            self._call_in(job)
+
+    def _call_in(self, job: JobRun) -> None:
+        """Something is to be done for the job, whose turn it is not yet."""
+        if job in self._backlog:
+            self._called.append(job)
+
     def release(self) -> None:
-        """Lets jobs begin once all so far are prepared, and each is known to fit alone.
+        """Lets jobs begin once all so far are prepared, but for the backlog, and each of them is
+        known to fit alone.
 
         Raises:
             BudgetError: one of them does not; nothing has run.
         """
-        self._wait(lambda: all(map(self._is_prepared, self.jobs)), None)
+        self._wait(lambda: not self.may_take and all(map(self._is_prepared, self.jobs)), None)
         prepared = [job for job in self.jobs if not (job.ended or job.is_held_back)]
         if not all(map(self._admission.fits_alone, prepared)):
             raise BudgetError(self._admission.too_small(prepared))
@@ -117,6 +143,7 @@ class JobQueue:
         """Has the job end after its present step."""
         with self._context.state:
             job.stop_requested = True
+            self._call_in(job)
             self._context.wake()
 
     def set_share(
@@ -130,6 +157,7 @@ class JobQueue:
         with self._context.state:
             if priority is not None:
                 job.priority = Priority[priority.upper()]
+                self._let_past(job)
             if weight is not None:
                 job.weight = weight
             if max_slowdown is not None:
@@ -156,6 +184,7 @@ class JobQueue:
                     "model and optimizer to train on"
                 )
             job.suspend_requested = suspended
+            self._call_in(job)
             self._context.wake()
 
     def wait_until_suspended(self, job: JobRun, timeout: float | None) -> bool:
@@ -253,9 +282,9 @@ class JobQueue:
         with self._context.state:
             self._closing = True
             self.holds_admission = False
-            if any(job.most_capacity for job in self.jobs):  # who may wait for a larger budget
+            if any(job.most_capacity for job in self.everybody):  # who may wait for a larger budget
                 self._wishes.append(Wish(self._admission.somebody_left))
-            for job in self.jobs:
+            for job in self.everybody:
                 job.suspend_requested = False
             self._context.state.notify_all()
 
@@ -278,10 +307,42 @@ class JobQueue:
             return not self._is_over()
 
     def _has_work(self) -> bool:
-        return self.has_wishes or self.is_due() or any(map(self.needs_attention, self.jobs))
+        due = self.has_wishes or self.may_take or self.is_due()
+        return due or any(map(self.needs_attention, self.jobs))
 
     def _is_over(self) -> bool:
-        return self._closing and all(job.is_gone for job in self.jobs)
+        return self._closing and not self._backlog and all(job.is_gone for job in self.jobs)
+
+    @property
+    def may_take(self) -> bool:
+        """Whether jobs of the backlog are to be prepared: not one at a time, where there are many,
+        as all that flow are stopped for them."""
+        few = min(len(self._backlog), MOST_AHEAD // 2)
+        return bool(self._called) or 0 < few <= self._places
+
+    @property
+    def _places(self) -> int:
+        """How many more jobs may be prepared."""
+        waiting = (not (job.has_begun or job.ended or job.is_held_back) for job in self.jobs)
+        return MOST_AHEAD - sum(waiting)
+
+    def take_next(self) -> None:
+        """Jobs of the backlog are to be prepared: as many as there are places for, and those that
+        somebody has called in, with all before them: jobs that share something have their turn in
+        the order of their submission. Those that are to end have none."""
+        if not self.may_take:
+            return
+        with self._context.state:
+            called, self._called = frozenset(self._called), []
+            stopped = [job for job in called if job.stop_requested]
+            going = called.difference(stopped)
+            last = max((at for at, job in enumerate(self._backlog, 1) if job in going), default=0)
+            first = itertools.islice(self._backlog, max(last, self._places, 0))
+            taken = [job for job in {*first, *stopped} if job in self._backlog]
+            taken.sort(key=lambda job: job.number)
+            for job in taken:
+                del self._backlog[job]
+            self.jobs = (*self.jobs, *taken)
 
     def needs_attention(self, job: JobRun) -> bool:
         """Whether the engine has something to do for the job between steps, or a step."""

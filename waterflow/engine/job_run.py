@@ -388,6 +388,11 @@ class JobRun:
         return not self.feeder.started
 
     @property
+    def has_begun(self) -> bool:
+        """Whether it has begun a step here."""
+        return self.captured.begun > 0
+
+    @property
     def is_held_back(self) -> bool:
         """Whether it is to begin when another job has left."""
         other = None if self._waits_for is None else self._waits_for()

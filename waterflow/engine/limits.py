@@ -159,7 +159,7 @@ class Limits:
             for job, limit in former.items():
                 job.set_limit(limit, self._context.residency)
             raise
-        for job in self._queue.jobs:
+        for job in self._queue.everybody:
             job.most_capacity = max(job.most_capacity, capacity)
         self._admission.change_budget(budget, units)
         self._context.events.publish(BudgetChanged(budget))
@@ -168,7 +168,7 @@ class Limits:
         """Plans the steps of jobs that may spill into the new budget; returns their former limits.
         One for which there is no such plan keeps its own, and may turn out not to fit."""
         former: dict[JobRun, int | None] = {}
-        for job in self._queue.jobs:
+        for job in self._queue.everybody:
             known = job.steps.spiller.limit
             imposed = self.imposed.get(job)
             limit = self._effective(job.job, job.memory_limit, imposed, capacity)

@@ -19,6 +19,7 @@ from waterflow.engine.job_queue import JobQueue
 from waterflow.engine.job_run import JobRun
 from waterflow.engine.limits import Limits
 from waterflow.engine.memory_trials import MemoryTrials
+from waterflow.engine.ramp import Ramp
 from waterflow.engine.round_planner import RoundPlanner
 from waterflow.engine.rounds import RoundExecutor
 from waterflow.engine.states import JobState
@@ -79,6 +80,7 @@ class EngineLoop:
             self._surges.grow,
             undoes_packing,
         )
+        self._ramp = Ramp(context.lanes.lanes)
         self._thread = threading.Thread(target=self._run, name="waterflow-lane-0", daemon=True)
 
     @property
@@ -164,13 +166,14 @@ class EngineLoop:
             if job.may_step:
                 self._context.run_isolated(job, job.make_ready, self._context.residency)
         self._flow.open_rooms(self._entrance.residents)
-        apart = [job for job in self._queue.jobs if job.may_step and not job.can_flow]
+        jobs = self._ramp.choose(self._queue.jobs)
+        apart = [job for job in jobs if job.may_step and not job.can_flow]
         if apart:
             self._flow.close_rooms(self._queue.jobs)
             self._run_round(apart)
             self._entrance.dismiss_ended()  # others may need its place
             self._flow.open_rooms(self._entrance.residents)
-        flowing = [job for job in self._queue.jobs if job.can_flow]
+        flowing = [job for job in jobs if job.can_flow]
         if any(job.may_step for job in flowing):
             self._run_stretch(flowing)
 
@@ -195,15 +198,19 @@ class EngineLoop:
             nonlocal calls, called_away, others
             if calls != self._context.calls.calls:
                 calls = int(self._context.calls.calls)
-                called_away = self._queue.has_wishes or any(
-                    job.is_called_away for job in flowing if not job.ended
+                called_away = (
+                    self._queue.has_wishes
+                    or self._queue.may_take
+                    or any(job.is_called_away for job in flowing if not job.ended)
                 )
-                others = [j for j in self._queue.jobs if not (j in flowing or j.is_gone)]
+                known = flowing | self._ramp.waiting
+                others = [j for j in self._queue.jobs if not (j in known or j.is_gone)]
             return (
                 called_away
                 or self._turns.are_over()
                 or self._surges.are_over()
                 or self._trials.are_over()
+                or self._ramp.is_due()
                 or any(map(self._queue.needs_attention, others))
             )
 
