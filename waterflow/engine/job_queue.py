@@ -20,7 +20,6 @@ from waterflow.engine.states import JobState
 from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
 
-
 #: So many jobs, and no more, are prepared while they wait to begin: each has a thread, and a batch.
 MOST_AHEAD = 64
 
@@ -343,6 +342,7 @@ class JobQueue:
             for job in taken:
                 del self._backlog[job]
             self.jobs = (*self.jobs, *taken)
+            self._context.outside.notify_all()  # who have ended need no more than that
 
     def needs_attention(self, job: JobRun) -> bool:
         """Whether the engine has something to do for the job between steps, or a step."""

@@ -198,19 +198,18 @@ class EngineLoop:
             nonlocal calls, called_away, others
             if calls != self._context.calls.calls:
                 calls = int(self._context.calls.calls)
-                called_away = (
-                    self._queue.has_wishes
-                    or self._queue.may_take
-                    or any(job.is_called_away for job in flowing if not job.ended)
+                called_away = self._queue.has_wishes or any(
+                    job.is_called_away for job in flowing if not job.ended
                 )
-                known = flowing | self._ramp.waiting
+                known = flowing.union(self._ramp.waiting)
                 others = [j for j in self._queue.jobs if not (j in known or j.is_gone)]
             return (
                 called_away
                 or self._turns.are_over()
                 or self._surges.are_over()
                 or self._trials.are_over()
-                or self._ramp.is_due()
+                or self._queue.may_take
+                or self._ramp.is_due(flowing)
                 or any(map(self._queue.needs_attention, others))
             )
 

@@ -10,18 +10,20 @@ and long ones are together within moments.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from weakref import WeakSet
 
 from waterflow.engine.job_run import JobRun
+from waterflow.job.epochs import NumberedEpochs
 from waterflow.partitioner.policies.fair_share import Priority
 
-#: So many for each lane begin together, and the next so many seconds later, or when there are fewer
-#: of them left than lanes.
+#: So many for each lane begin together. Others follow after so many seconds, or when fewer of them
+#: are left than lanes, or nobody who has begun has a batch.
 _FOR_A_LANE, _SECONDS = 4, 0.05
 
 
 class Ramp:
-    """Who flows of jobs that could: those that have begun, and a few more every now and then.
+    """Who trains of the jobs that could: those that have begun, and a few more every now and then.
 
     Attributes:
         waiting: those that are yet to begin, as of the latest choice.
@@ -30,33 +32,41 @@ class Ramp:
     def __init__(self, lanes: int) -> None:
         """Takes the number of lanes."""
         self._lanes = lanes
-        self._latest: Sequence[JobRun] = ()  # that were let begin
+        self._latest = WeakSet[JobRun]()  # that were let begin
         self._next = 0.0  # when others are
-        self.waiting: frozenset[JobRun] = frozenset()
+        self.waiting = WeakSet[JobRun]()
 
     def choose(self, jobs: Sequence[JobRun]) -> list[JobRun]:
-        """All but those that are yet to begin.
+        """All but those that are yet to begin. Whoever goes before all others does not wait, nor do
+        those who read data that are made once for all of them.
 
         Args:
             jobs: of an engine, in the order of their submission.
         """
-        new = [job for job in jobs if not self._has_begun(job) and job.may_step]
+        new = [job for job in jobs if not self._may_begin(job) and job.may_step]
+        going = [job for job in jobs if self._may_begin(job) and not job.ended]
         new.sort(key=lambda job: job.priority)
-        going = [job.priority for job in jobs if self._has_begun(job) and not job.ended]
-        is_urgent = bool(new) and new[0].priority < min(going, default=len(Priority))
-        self.waiting = frozenset(new)
-        if is_urgent or self.is_due():
-            self._latest = new[: self._lanes * _FOR_A_LANE]
+        first = min((job.priority for job in going), default=len(Priority))
+        self.waiting = WeakSet(new)
+        if new and (new[0].priority < first or self.is_due(going)):
+            self._latest = WeakSet(new[: self._lanes * _FOR_A_LANE])
             self._next = time.monotonic() + _SECONDS
             self.waiting = self.waiting.difference(self._latest)
         return [job for job in jobs if job not in self.waiting]
 
-    def _has_begun(self, job: JobRun) -> bool:
-        return job.has_begun or job in self._latest
+    def _may_begin(self, job: JobRun) -> bool:
+        """Whether it has begun, or may."""
+        reads_with_others = isinstance(job.job.data, NumberedEpochs)
+        return job.has_begun or job in self._latest or reads_with_others
 
-    def is_due(self) -> bool:
-        """Whether others of those that wait are to begin."""
+    def is_due(self, going: Iterable[JobRun]) -> bool:
+        """Whether others of those that wait are to begin.
+
+        Args:
+            going: those that do not.
+        """
         if not self.waiting:
             return False
         left = sum(not job.ended for job in self._latest)
-        return left < self._lanes or time.monotonic() >= self._next
+        is_time = left < self._lanes or time.monotonic() >= self._next
+        return is_time or not any(job.may_step for job in going)

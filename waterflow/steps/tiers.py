@@ -15,6 +15,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from waterflow.common.units import format_bytes
 from waterflow.executor.plan.need import MemoryNeed
@@ -26,11 +27,12 @@ from waterflow.steps.side_by_side import SideBySide
 _CAPTURE_SECONDS, _CAPTURE_SECONDS_PER_TENSOR = 0.015, 2.2e-4
 #: Tensors that a step makes, where nobody has counted them.
 _TENSORS = 100
-#: What each job takes to join a capture, its own or another's: an account, a tape, a check.
-_JOIN_SECONDS = 0.015
+#: What each job takes to join a capture, its own or another's (an account, a tape, a check), of
+#: what a capture takes, until one has joined.
+_JOIN = 0.25
 #: So many times what it takes to find the capture: with its tensors' places, its first check and
-#: what waits meanwhile. (200 jobs of 30 steps: 16 ms to find it, some 40 in all.)
-_WHOLE_JOIN = 2.0
+#: what waits meanwhile. (200 jobs of 30 steps: 2.2 ms to find it, some 6 in all.)
+_WHOLE_JOIN = 2.5
 #: Where steps have to be tried first, as they run much code, what it takes to come to know that
 #: beyond what is usual is taken again so many times for the capture (trials, looks at all that they
 #: reach), and so many times for each job. (A small BERT: 0.2 s, 0.7 s and 0.2 s.)
@@ -40,10 +42,12 @@ _LOOKS_OF_CAPTURE, _LOOKS_OF_JOIN, _USUAL_LOOK = 4.0, 1.0, 0.005
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
 #: What eager steps of two jobs gain side by side at least, where they do not lose.
 _GAIN_BESIDE = 1.3
-#: A capture has to save so many times what it takes, as forecasts err. Of what it takes beyond so
-#: many seconds, eager steps have to take so much before: a job that ends sooner than was foreseen
-#: has lost little by its capture.
-_MARGIN, _AT_ONCE_SECONDS, _SPENT_BEFORE = 2.0, 0.05, 0.1
+#: What the engine adds to an eager step, which captured ones do without.
+_EAGER_SECONDS = 1e-4
+#: A capture has to save so many times what it takes, and to join it, as forecasts err; many jobs
+#: that join each other's err less. Of what it takes beyond so many seconds, eager steps have to
+#: take so much before: a job that ends sooner than was foreseen has lost little by its capture.
+_MARGIN, _JOIN_MARGIN, _AT_ONCE_SECONDS, _SPENT_BEFORE = 2.0, 1.2, 0.05, 0.1
 #: So many jobs, those that have ended last, tell how early others may end.
 _MOST_ENDS = 64
 #: Steps of a shape that come before a decision: the first is not like the others. Where others have
@@ -85,6 +89,28 @@ class _Shape:
     tensors: int = _TENSORS  # that one of them makes
     next_look: int = _LEAST_STEPS  # when to decide again
     waits_until: int = 0  # that many steps were made, whatever a capture would bring
+
+
+class Cost(NamedTuple):
+    """Seconds that it takes to have the steps of jobs captured.
+
+    Attributes:
+        capture: to make the capture.
+        joins: what each of the jobs has of that then: an account, a tape, a check.
+    """
+
+    capture: float
+    joins: float
+
+    @property
+    def seconds(self) -> float:
+        """All that it takes."""
+        return self.capture + self.joins
+
+    @property
+    def least_saved(self) -> float:
+        """What captured steps have to save."""
+        return _MARGIN * self.capture + _JOIN_MARGIN * self.joins
 
 
 class CaptureCosts:
@@ -154,7 +180,7 @@ class CaptureCosts:
 
     def capture_seconds(
         self, kind: int, tensors: int, sight: Hashable = None, jobs: int = 1
-    ) -> float:
+    ) -> Cost:
         """What it will take to have jobs' steps captured.
 
         Args:
@@ -166,11 +192,11 @@ class CaptureCosts:
         with self._lock:
             made = sight is not None and sight in self._made
             learnt = statistics.median_low(self._took)
-            capture = 0.0 if made else self._guess(tensors) * learnt
-            join = (self._joined + _JOIN_SECONDS) / (self._joins + 1)
+            capture = self._guess(tensors)
+            join = (self._joined + _JOIN * capture) / (self._joins + 1)
             look = self._looks.get(kind, 0.0)
-        capture += 0.0 if made else _LOOKS_OF_CAPTURE * look
-        return capture + max(join, _LOOKS_OF_JOIN * look) * jobs
+        capture = 0.0 if made else capture * learnt + _LOOKS_OF_CAPTURE * look
+        return Cost(capture, max(join, _LOOKS_OF_JOIN * look) * jobs)
 
     def longest_look(self, saved: float, sight: Hashable, jobs: int) -> float:
         """What a look may have taken so that what `capture_seconds` says of it is no more than
@@ -180,8 +206,9 @@ class CaptureCosts:
             saved: these seconds.
             sight, jobs: see there.
         """
-        looks = _LOOKS_OF_JOIN * jobs + (0.0 if sight in self._made else _LOOKS_OF_CAPTURE)
-        return _USUAL_LOOK + saved / (_MARGIN * looks) if looks else math.inf
+        capture = 0.0 if sight in self._made else _LOOKS_OF_CAPTURE
+        looks = Cost(capture, _LOOKS_OF_JOIN * jobs).least_saved
+        return _USUAL_LOOK + saved / looks if looks else math.inf
 
     def saved_seconds(self, eager: float, tensors: int, beside: bool) -> float:
         """What a captured step will save of the wall time of an eager one.
@@ -196,6 +223,7 @@ class CaptureCosts:
             seen = self._captured + _PRIOR_SECONDS * (1 - saved / eager if eager else 1.0)
             captured = eager * seen / (self._eager + _PRIOR_SECONDS)
             together = max(1, min(self._lanes, self._alike.total()))
+        eager += _EAGER_SECONDS
         return eager / (min(together, _GAIN_BESIDE) if beside else 1) - captured / together
 
     def note_capture(
@@ -416,11 +444,11 @@ class Tiers:
         alike, sight = self._alike, (self._kind, signature)
         saved = self._gain(shape) * alike
         cost = self.costs.capture_seconds(self._kind, shape.tensors, sight, alike)
-        text = f"a capture takes about {cost:.2f} s and saves about {saved:.2f} s"
-        pays = saved >= _MARGIN * cost
+        text = f"a capture takes about {cost.seconds:.2f} s and saves about {saved:.2f} s"
+        pays = saved >= cost.least_saved
         if not pays:
             self._reasons[signature] = f"{text}, so it does not pay"
-        return pays, text, cost
+        return pays, text, cost.seconds
 
     def longest_look(self, signature: Hashable) -> float:
         """Seconds after which a look at the job's code has taken more than a capture may save, if
@@ -474,7 +502,7 @@ class Tiers:
         if shape is None or not shape.seconds or not self.is_free:
             return 0.0
         saved = self._saved(shape)
-        cost = self.costs.capture_seconds(self._kind, shape.tensors)
+        cost = self.costs.capture_seconds(self._kind, shape.tensors).seconds
         return cost / saved if saved > 0 else math.inf
 
     def reasons(self) -> list[str]:

@@ -38,7 +38,7 @@ def captures_pay(monkeypatch):
     """Every capture is expected to pay after two steps."""
     monkeypatch.setattr(tiers_module, "_CAPTURE_SECONDS", 0.0)
     monkeypatch.setattr(tiers_module, "_CAPTURE_SECONDS_PER_TENSOR", 0.0)
-    monkeypatch.setattr(tiers_module, "_JOIN_SECONDS", 0.0)
+    monkeypatch.setattr(tiers_module, "_JOIN", 0.0)
     monkeypatch.setattr(tiers_module, "_LOOKS_OF_CAPTURE", 0.0)
     monkeypatch.setattr(tiers_module, "_LOOKS_OF_JOIN", 0.0)
 

@@ -67,8 +67,8 @@ def test_shapes_that_come_once_stay_eager_and_hot_ones_are_captured():
 
 
 def test_jobs_whose_captures_may_be_shared_decide_together():
-    alone, costs = tiers_of(steps=200), CaptureCosts(lanes=2)
-    together = [tiers_of(costs, steps=200) for _ in range(64)]
+    alone, costs = tiers_of(steps=150), CaptureCosts(lanes=2)
+    together = [tiers_of(costs, steps=150) for _ in range(64)]
     take(alone, 8, seconds=0.002, tensors=400)
     take(together[0], 8, seconds=0.002, tensors=400)
     assert alone.stays_eager(SHAPE)
@@ -93,7 +93,7 @@ def test_without_a_known_end_as_many_steps_are_expected_as_were_made():
 
 def test_before_a_long_capture_eager_steps_have_taken_a_part_of_what_it_takes():
     tiers = tiers_of(steps=10**9)
-    cost = tiers.costs.capture_seconds(0, 4_000, jobs=1)
+    cost = tiers.costs.capture_seconds(0, 4_000, jobs=1).seconds
     take(tiers, int(0.08 * cost / 0.02), seconds=0.02, tensors=4_000)
     assert tiers.stays_eager(SHAPE)
     assert "before steps have taken a tenth of that" in tiers.reasons()[0]
@@ -103,7 +103,7 @@ def test_before_a_long_capture_eager_steps_have_taken_a_part_of_what_it_takes():
 
 def test_a_short_capture_that_pays_waits_for_no_more_than_measured_steps():
     tiers = tiers_of(steps=10**9)
-    assert tiers.costs.capture_seconds(0, 100, jobs=1) < 0.06
+    assert tiers.costs.capture_seconds(0, 100, jobs=1).seconds < 0.06
     take(tiers, 2, seconds=0.0005)
     assert not tiers.stays_eager(SHAPE)
 
@@ -119,7 +119,7 @@ def test_one_long_step_is_not_taken_for_the_rule():
 def test_one_long_step_of_one_of_many_is_not_taken_for_the_rule_either():
     """Of hundreds of jobs the first step of some always takes long."""
     costs = CaptureCosts(lanes=1)
-    many = [tiers_of(costs, steps=30) for _ in range(200)]
+    many = [tiers_of(costs, steps=20) for _ in range(200)]
     for tiers in many:
         take(tiers, 1, seconds=0.001)
     take(many[0], 1, seconds=0.05)
@@ -137,7 +137,7 @@ def test_to_join_a_capture_takes_more_than_to_find_it():
     for _ in range(1000):
         tiers.note_capture(SHAPE, seconds=0.005, shared=True)
     costs.note_capture(tensors=100, seconds=0.1, sight="it")
-    assert costs.capture_seconds(0, 100, "it") == pytest.approx(0.01, rel=0.01)
+    assert costs.capture_seconds(0, 100, "it").seconds == pytest.approx(0.0125, rel=0.01)
 
 
 def test_how_long_jobs_last_is_learnt_from_those_that_have_ended():
@@ -167,18 +167,18 @@ def test_what_is_to_come_is_never_more_than_there_is(ends, made):
 
 def test_costs_are_learnt_from_captures_and_joins_before():
     costs = CaptureCosts(lanes=1)
-    first, join = costs.capture_seconds(0, 100), costs.capture_seconds(0, 100, jobs=2)
-    capture = 2 * first - join  # without the job's own joining
+    capture, joins = costs.capture_seconds(0, 100)
+    assert costs.capture_seconds(0, 100, jobs=2) == (capture, 2 * joins)
     costs.note_capture(tensors=100, seconds=10 * capture, sight="it")
-    assert costs.capture_seconds(0, 100) == pytest.approx(first), (
+    assert costs.capture_seconds(0, 100).capture == pytest.approx(capture), (
         "of a process the first takes longer"
     )
     costs.note_capture(tensors=100, seconds=3 * capture, sight="that")
-    assert costs.capture_seconds(0, 100) == pytest.approx(first + 2 * capture)
+    assert costs.capture_seconds(0, 100).capture == pytest.approx(3 * capture)
     for _ in range(1000):
         costs.note_join(0.005)
-    assert costs.capture_seconds(0, 100, "it") == pytest.approx(0.005, rel=0.01)
-    assert costs.capture_seconds(0, 100, "another") > 3 * capture
+    assert costs.capture_seconds(0, 100, "it") == (0.0, pytest.approx(0.005, rel=0.01))
+    assert costs.capture_seconds(0, 100, "another").seconds > 3 * capture
 
 
 def test_what_captured_steps_bring_is_learnt_from_them():
@@ -186,7 +186,7 @@ def test_what_captured_steps_bring_is_learnt_from_them():
     guessed = costs.saved_seconds(0.001, 50, beside=False)
     assert 0 < guessed < 0.001
     costs.note_steps(eager=100.0, captured=10.0)
-    assert costs.saved_seconds(0.001, 50, beside=False) == pytest.approx(0.0009, rel=0.01)
+    assert costs.saved_seconds(0.001, 50, beside=False) == pytest.approx(0.001, rel=0.01)
 
 
 def test_one_bad_moment_does_not_decide_for_good():
@@ -216,7 +216,7 @@ def test_who_can_join_a_capture_does_so_after_one_step_where_that_pays():
 
 def test_a_capture_that_saves_nothing_is_never_made():
     costs = CaptureCosts(lanes=1)
-    costs.note_steps(eager=1000.0, captured=1100.0)
+    costs.note_steps(eager=1000.0, captured=1200.0)
     tiers = tiers_of(costs, steps=10**9)
     take(tiers, 1000, seconds=0.001)
     assert tiers.stays_eager(SHAPE)
@@ -266,7 +266,7 @@ def test_steps_that_pay_for_a_capture_are_as_many_as_it_costs_of_what_one_saves(
 
 def test_jobs_that_are_to_come_count_as_those_before_them():
     costs = CaptureCosts(lanes=2)
-    first = tiers_of(costs, steps=200)
+    first = tiers_of(costs, steps=150)
     take(first, 8, seconds=0.002, tensors=400)
     assert first.stays_eager(SHAPE)
     costs.expect(63)
