@@ -16,7 +16,7 @@ from typing import Any
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.engine.context import GrowRoom, RunContext
 from waterflow.engine.eager_train import account_for_room, run_train
-from waterflow.engine.events import GroupsRan, ShareChanged, TrainRan
+from waterflow.engine.events import GroupsRan, ShareChanged
 from waterflow.engine.flow_planner import FlowPlanner
 from waterflow.engine.idle import IdleTimes, why_idle
 from waterflow.engine.in_flight import (
@@ -70,22 +70,18 @@ class FlowExecutor:
         self._precedence = Precedence(context)
         self._packing = Packing(context, undoes_packing)
         self.idle = IdleTimes()
-        context.events.subscribe(self._count, GroupsRan, TrainRan)
+        if context.lanes.device.queues:  # elsewhere the lanes tell
+            context.events.subscribe(self._count, GroupsRan)
         context.events.subscribe(self._change, ShareChanged)
 
-    def _count(self, event: GroupsRan | TrainRan) -> None:
-        """What jobs have of the lanes while they flow."""
-        if not self._jobs:
-            return
-        if isinstance(event, TrainRan):
-            seconds = 0.0
-            for _, _, _, start, stop in event.spans:
-                seconds += stop - start
-            self._shares[event.job] = self._shares[event.job].after(seconds)
-            return
-        for _, place, _, start, stop in event.spans:
-            name = event.jobs[place]
-            self._shares[name] = self._shares[name].after(stop - start)
+    def _count(self, event: GroupsRan) -> None:
+        """What jobs have of the device while they flow."""
+        for _, place, _, start, stop in event.spans if self._jobs else ():
+            self._charge(event.jobs[place], stop - start)
+
+    def _charge(self, name: str, seconds: float) -> None:
+        """A job has had so much of a lane; with the engine's lock held, or by the only lane."""
+        self._shares[name] = self._shares[name].after(seconds)
 
     def _change(self, event: ShareChanged) -> None:
         """A job goes before others than it did; with the engine's lock held."""
@@ -143,6 +139,7 @@ class FlowExecutor:
         stretch = _Stretch(
             *(self._context, plan, self._in_flight, jobs, interrupted, self._choose),
             *(self.idle, self._dismiss, self._precedence, self._packing, self._grow),
+            None if self._context.lanes.device.queues else self._charge,
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._jobs = jobs
@@ -177,8 +174,14 @@ class _Stretch:
         precedence: Precedence,
         packing: Packing,
         grow: GrowRoom,
+        charge: Callable[[str, float], None] | None,
     ) -> None:
+        """Args beyond the obvious.
+
+        charge: told which job has had so many seconds of a lane; None where steps are only queued.
+        """
         self._context = context
+        self._charge = charge
         self._dismiss = dismiss
         self._grow = grow
         self._precedence = precedence
@@ -210,12 +213,12 @@ class _Stretch:
         try:
             while (taken := self._next(lane)) is not None:
                 job, fed, seen = taken
-                captured = self._is_captured(job, fed)
+                captured, since = self._is_captured(job, fed), time.perf_counter()
                 serve = self._run_captured if captured else self._serve_eager
                 try:
                     self._context.run_isolated(job, serve, lane, job, fed, seen)
                 finally:
-                    self._give_back(job, captured)
+                    self._give_back(job, captured, time.perf_counter() - since)
         except BaseException:
             self._end()
             raise
@@ -338,8 +341,10 @@ class _Stretch:
         self._packing.takes_lane(job)
         return fed
 
-    def _give_back(self, job: JobRun, captured: bool) -> None:
+    def _give_back(self, job: JobRun, captured: bool, seconds: float) -> None:
         with self._context.state:
+            if self._charge is not None:
+                self._charge(job.name, seconds)
             self._busy.pop(job, None)
             self._eager.discard(job)
             self._captured -= captured

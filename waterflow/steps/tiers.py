@@ -128,7 +128,7 @@ class CaptureCosts:
         # What captures took of what was guessed, as if one had taken just that. The first of a
         # process takes several times as long as those after it.
         self._took: deque[float] = deque([1.0], maxlen=_MEASURED)
-        self._joins, self._joined = 0, 0.0
+        self._joins: deque[float] = deque(maxlen=_MEASURED)
         self._eager, self._captured = 0.0, 0.0
         self._ends: deque[float] = deque(maxlen=_MOST_ENDS)  # how much of its steps each had made
         self._numbers: dict[Hashable, int] = {}  # of kinds, which are long
@@ -193,7 +193,7 @@ class CaptureCosts:
             made = sight is not None and sight in self._made
             learnt = statistics.median_low(self._took)
             capture = self._guess(tensors)
-            join = (self._joined + _JOIN * capture) / (self._joins + 1)
+            join = statistics.median_low((_JOIN * capture, *self._joins))
             look = self._looks.get(kind, 0.0)
         capture = 0.0 if made else capture * learnt + _LOOKS_OF_CAPTURE * look
         return Cost(capture, max(join, _LOOKS_OF_JOIN * look) * jobs)
@@ -272,8 +272,7 @@ class CaptureCosts:
     def note_join(self, seconds: float) -> None:
         """A job has joined another's capture, in so many seconds."""
         with self._lock:
-            self._joins += 1
-            self._joined += seconds
+            self._joins.append(seconds)
 
     def note_steps(self, eager: float, captured: float) -> None:
         """Captured steps have taken so many seconds, where eager ones would have taken others."""
