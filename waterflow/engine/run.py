@@ -79,7 +79,8 @@ def run(
         JobError: an argument cannot be used.
         CheckpointError: a checkpoint is of other jobs, damaged, missing, or of another version;
             raised before anything runs.
-        BudgetError: a job cannot fit even alone; raised before anything runs.
+        BudgetError: a job cannot fit even alone; raised before anything runs. Of the first 64 jobs:
+            a later one fails by itself, when its turn has come.
         DeviceLostError: a kernel has broken the GPU's context; its ``report`` is the run so far.
         RunInterrupted: Ctrl-C was pressed: a KeyboardInterrupt whose ``report`` is the run so far.
 
