@@ -291,10 +291,11 @@ class Engine:
         self._queue.holds_admission = True
 
     def release(self) -> None:
-        """Waits until the jobs submitted so far are prepared, and lets them begin.
+        """Waits until the jobs submitted so far are prepared, the first 64 of them, and lets them
+        begin.
 
         Raises:
-            BudgetError: one of them does not fit even alone; nothing has run.
+            BudgetError: one of these does not fit even alone; nothing has run.
         """
         self._queue.release()
 

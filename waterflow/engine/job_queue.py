@@ -322,8 +322,7 @@ class JobQueue:
     @property
     def _places(self) -> int:
         """How many more jobs may be prepared."""
-        waiting = (not (job.has_begun or job.ended or job.is_held_back) for job in self.jobs)
-        return MOST_AHEAD - sum(waiting)
+        return MOST_AHEAD - sum(job.is_about_to_begin for job in self.jobs)
 
     def take_next(self) -> None:
         """Jobs of the backlog are to be prepared: as many as there are places for, and those that

@@ -393,6 +393,12 @@ class JobRun:
         return self.captured.begun > 0
 
     @property
+    def is_about_to_begin(self) -> bool:
+        """Whether nothing but its data, or room, keeps it from its first step here."""
+        waits = self.suspend_requested or self.is_held_back
+        return not (self.has_begun or self.ended or waits)
+
+    @property
     def is_held_back(self) -> bool:
         """Whether it is to begin when another job has left."""
         other = None if self._waits_for is None else self._waits_for()

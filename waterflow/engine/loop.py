@@ -123,7 +123,7 @@ class EngineLoop:
             lost.__cause__ = error if error is not lost else None
             error = lost
         self._queue.broken = self._alarms.engines_error = error
-        for job in self._queue.jobs:
+        for job in self._queue.everybody:
             job.fail(error)
 
     def _wind_up(self) -> None:

@@ -20,6 +20,7 @@ from tests.support.waiting import wait_until
 from waterflow.engine import job_queue
 from waterflow.engine.events import EagerStepBegun, Event, StateChanged
 from waterflow.engine.states import JobState
+from waterflow.partitioner.policies.flow import Flow
 
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
@@ -236,3 +237,28 @@ def test_an_engine_is_over_only_when_those_who_wait_have_trained() -> None:
     wait_until(
         lambda: not any(t.name.startswith("waterflow-data-job") for t in threading.enumerate()), 10
     )
+
+
+def test_those_who_rest_before_they_have_begun_keep_nobody_from_beginning() -> None:
+    with wf.Engine(MEMORY, threads=1) as engine:
+        engine.hold()
+        resting = [engine.submit(make_job(f"rests-{n}")) for n in range(MOST_AHEAD + 2)]
+        assert all(handle.suspend(timeout=60) for handle in resting)
+        going = [engine.submit(make_job(f"goes-{n}")) for n in range(MANY)]
+        engine.release()
+        assert all(handle.result(timeout=60).state == "finished" for handle in going)
+    assert all(handle.result().state == "finished" for handle in resting)
+
+
+def test_an_engine_that_breaks_ends_those_who_wait_too() -> None:
+    class Broken(Flow):
+        def next_job(self, shares: Any) -> int:
+            raise LookupError("nobody is next")
+
+    engine = wf.Engine(MEMORY, threads=1, policy=Broken())
+    engine.hold()
+    handles = [engine.submit(make_job(f"job-{n}")) for n in range(MANY)]
+    with pytest.raises(LookupError, match="nobody is next"):
+        engine.close()
+    for handle in handles:
+        assert handle.result(timeout=60).state == "failed"
