@@ -80,7 +80,7 @@ class FlowExecutor:
             self._charge(event.jobs[place], stop - start)
 
     def _charge(self, name: str, seconds: float) -> None:
-        """A job has had so much of a lane; with the engine's lock held, or by the only lane."""
+        """A job has had so many seconds of a lane."""
         self._shares[name] = self._shares[name].after(seconds)
 
     def _change(self, event: ShareChanged) -> None:
@@ -138,8 +138,7 @@ class FlowExecutor:
             self._packing.begin(jobs)
         stretch = _Stretch(
             *(self._context, plan, self._in_flight, jobs, interrupted, self._choose),
-            *(self.idle, self._dismiss, self._precedence, self._packing, self._grow),
-            None if self._context.lanes.device.queues else self._charge,
+            *(self.idle, self._dismiss, self._precedence, self._packing, self._grow, self._charge),
         )
         self._context.arena.synchronize()  # what was done on lane 0 comes first
         self._jobs = jobs
@@ -174,11 +173,11 @@ class _Stretch:
         precedence: Precedence,
         packing: Packing,
         grow: GrowRoom,
-        charge: Callable[[str, float], None] | None,
+        charge: Callable[[str, float], None],
     ) -> None:
         """Args beyond the obvious.
 
-        charge: told which job has had so many seconds of a lane; None where steps are only queued.
+        charge: told which job has had so many seconds of a lane.
         """
         self._context = context
         self._charge = charge
@@ -343,7 +342,7 @@ class _Stretch:
 
     def _give_back(self, job: JobRun, captured: bool, seconds: float) -> None:
         with self._context.state:
-            if self._charge is not None:
+            if not self._context.lanes.device.queues:  # else the device tells
                 self._charge(job.name, seconds)
             self._busy.pop(job, None)
             self._eager.discard(job)

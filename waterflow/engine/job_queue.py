@@ -21,7 +21,7 @@ from waterflow.partitioner.policies.fair_share import Priority
 from waterflow.report.job_report import JobReport
 
 #: So many jobs, and no more, are prepared while they wait to begin: each has a thread, and a batch.
-MOST_AHEAD = 64
+_MOST_PREPARED = 64
 
 
 class Submitted(NamedTuple):
@@ -281,9 +281,10 @@ class JobQueue:
         with self._context.state:
             self._closing = True
             self.holds_admission = False
-            if any(job.most_capacity for job in self.everybody):  # who may wait for a larger budget
+            everybody = self.everybody
+            if any(job.most_capacity for job in everybody):  # who may wait for a larger budget
                 self._wishes.append(Wish(self._admission.somebody_left))
-            for job in self.everybody:
+            for job in everybody:
                 job.suspend_requested = False
             self._context.state.notify_all()
 
@@ -316,13 +317,13 @@ class JobQueue:
     def may_take(self) -> bool:
         """Whether jobs of the backlog are to be prepared: not one at a time, where there are many,
         as all that flow are stopped for them."""
-        few = min(len(self._backlog), MOST_AHEAD // 2)
+        few = min(len(self._backlog), _MOST_PREPARED // 2)
         return bool(self._called) or 0 < few <= self._places
 
     @property
     def _places(self) -> int:
         """How many more jobs may be prepared."""
-        return MOST_AHEAD - sum(job.is_about_to_begin for job in self.jobs)
+        return _MOST_PREPARED - sum(job.is_about_to_begin for job in self.jobs)
 
     def take_next(self) -> None:
         """Jobs of the backlog are to be prepared: as many as there are places for, and those that

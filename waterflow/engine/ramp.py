@@ -44,11 +44,13 @@ class Ramp:
             jobs: of an engine, in the order of their submission.
         """
         new = [job for job in jobs if not self._may_begin(job) and job.may_step]
+        self.waiting = WeakSet(new)
+        if not new:
+            return list(jobs)
         going = [job for job in jobs if self._may_begin(job) and not job.ended]
         new.sort(key=lambda job: job.priority)
         first = min((job.priority for job in going), default=len(Priority))
-        self.waiting = WeakSet(new)
-        if new and (new[0].priority < first or self.is_due(going)):
+        if new[0].priority < first or self.is_due(going):
             self._latest = WeakSet(new[: self._lanes * _FOR_A_LANE])
             self._next = time.monotonic() + _SECONDS
             self.waiting = self.waiting.difference(self._latest)

@@ -96,7 +96,7 @@ class Cost(NamedTuple):
 
     Attributes:
         capture: to make the capture.
-        joins: what each of the jobs has of that then: an account, a tape, a check.
+        joins: for all of the jobs to join it: an account, a tape and a check each.
     """
 
     capture: float
@@ -178,9 +178,7 @@ class CaptureCosts:
         with self._lock:
             return self._to_come * self._come[kind] // max(1, self._come.total())
 
-    def capture_seconds(
-        self, kind: int, tensors: int, sight: Hashable = None, jobs: int = 1
-    ) -> Cost:
+    def cost(self, kind: int, tensors: int, sight: Hashable = None, jobs: int = 1) -> Cost:
         """What it will take to have jobs' steps captured.
 
         Args:
@@ -199,7 +197,7 @@ class CaptureCosts:
         return Cost(capture, max(join, _LOOKS_OF_JOIN * look) * jobs)
 
     def longest_look(self, saved: float, sight: Hashable, jobs: int) -> float:
-        """What a look may have taken so that what `capture_seconds` says of it is no more than
+        """What a look may have taken so that what `cost` says of it is no more than
         captured steps save.
 
         Args:
@@ -442,7 +440,7 @@ class Tiers:
         that it does not is the reason for eager steps."""
         alike, sight = self._alike, (self._kind, signature)
         saved = self._gain(shape) * alike
-        cost = self.costs.capture_seconds(self._kind, shape.tensors, sight, alike)
+        cost = self.costs.cost(self._kind, shape.tensors, sight, alike)
         text = f"a capture takes about {cost.seconds:.2f} s and saves about {saved:.2f} s"
         pays = saved >= cost.least_saved
         if not pays:
@@ -501,7 +499,7 @@ class Tiers:
         if shape is None or not shape.seconds or not self.is_free:
             return 0.0
         saved = self._saved(shape)
-        cost = self.costs.capture_seconds(self._kind, shape.tensors).seconds
+        cost = self.costs.cost(self._kind, shape.tensors).seconds
         return cost / saved if saved > 0 else math.inf
 
     def reasons(self) -> list[str]:

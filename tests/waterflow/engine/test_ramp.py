@@ -25,14 +25,14 @@ from waterflow.partitioner.policies.flow import Flow
 pytestmark = [pytest.mark.cpu, pytest.mark.usefixtures("one_thread")]
 
 MEMORY = "256MiB"
-MOST_AHEAD = 8
+MOST_PREPARED = 8
 MANY = 30
 ENDLESS = 10**9
 
 
 @pytest.fixture(autouse=True)
 def few_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_queue, "MOST_AHEAD", MOST_AHEAD)
+    monkeypatch.setattr(job_queue, "_MOST_PREPARED", MOST_PREPARED)
 
 
 class Ahead:
@@ -76,7 +76,7 @@ def test_hundreds_of_jobs_train_as_their_loops_do(capture: Any) -> None:
     report = engine.report()
     for n, job in enumerate(jobs):
         assert_equal_to_eager(job, report[job.name], make_job(job.name, 4 + n % 3))
-    assert ahead.most <= MOST_AHEAD
+    assert ahead.most <= MOST_PREPARED
 
 
 @pytest.mark.parametrize("policy", ["flow", "temporal"])
@@ -242,7 +242,7 @@ def test_an_engine_is_over_only_when_those_who_wait_have_trained() -> None:
 def test_those_who_rest_before_they_have_begun_keep_nobody_from_beginning() -> None:
     with wf.Engine(MEMORY, threads=1) as engine:
         engine.hold()
-        resting = [engine.submit(make_job(f"rests-{n}")) for n in range(MOST_AHEAD + 2)]
+        resting = [engine.submit(make_job(f"rests-{n}")) for n in range(MOST_PREPARED + 2)]
         assert all(handle.suspend(timeout=60) for handle in resting)
         going = [engine.submit(make_job(f"goes-{n}")) for n in range(MANY)]
         engine.release()

@@ -93,7 +93,7 @@ def test_without_a_known_end_as_many_steps_are_expected_as_were_made():
 
 def test_before_a_long_capture_eager_steps_have_taken_a_part_of_what_it_takes():
     tiers = tiers_of(steps=10**9)
-    cost = tiers.costs.capture_seconds(0, 4_000, jobs=1).seconds
+    cost = tiers.costs.cost(0, 4_000, jobs=1).seconds
     take(tiers, int(0.08 * cost / 0.02), seconds=0.02, tensors=4_000)
     assert tiers.stays_eager(SHAPE)
     assert "before steps have taken a tenth of that" in tiers.reasons()[0]
@@ -103,7 +103,7 @@ def test_before_a_long_capture_eager_steps_have_taken_a_part_of_what_it_takes():
 
 def test_a_short_capture_that_pays_waits_for_no_more_than_measured_steps():
     tiers = tiers_of(steps=10**9)
-    assert tiers.costs.capture_seconds(0, 100, jobs=1).seconds < 0.06
+    assert tiers.costs.cost(0, 100, jobs=1).seconds < 0.06
     take(tiers, 2, seconds=0.0005)
     assert not tiers.stays_eager(SHAPE)
 
@@ -137,7 +137,7 @@ def test_to_join_a_capture_takes_more_than_to_find_it():
     for _ in range(1000):
         tiers.note_capture(SHAPE, seconds=0.005, shared=True)
     costs.note_capture(tensors=100, seconds=0.1, sight="it")
-    assert costs.capture_seconds(0, 100, "it").seconds == pytest.approx(0.0125, rel=0.01)
+    assert costs.cost(0, 100, "it").seconds == pytest.approx(0.0125, rel=0.01)
 
 
 def test_how_long_jobs_last_is_learnt_from_those_that_have_ended():
@@ -167,18 +167,18 @@ def test_what_is_to_come_is_never_more_than_there_is(ends, made):
 
 def test_costs_are_learnt_from_captures_and_joins_before():
     costs = CaptureCosts(lanes=1)
-    capture, joins = costs.capture_seconds(0, 100)
-    assert costs.capture_seconds(0, 100, jobs=2) == (capture, 2 * joins)
+    capture, joins = costs.cost(0, 100)
+    assert costs.cost(0, 100, jobs=2) == (capture, 2 * joins)
     costs.note_capture(tensors=100, seconds=10 * capture, sight="it")
-    assert costs.capture_seconds(0, 100).capture == pytest.approx(capture), (
+    assert costs.cost(0, 100).capture == pytest.approx(capture), (
         "of a process the first takes longer"
     )
     costs.note_capture(tensors=100, seconds=3 * capture, sight="that")
-    assert costs.capture_seconds(0, 100).capture == pytest.approx(3 * capture)
+    assert costs.cost(0, 100).capture == pytest.approx(3 * capture)
     for _ in range(1000):
         costs.note_join(0.005)
-    assert costs.capture_seconds(0, 100, "it") == (0.0, pytest.approx(0.005, rel=0.01))
-    assert costs.capture_seconds(0, 100, "another").seconds > 3 * capture
+    assert costs.cost(0, 100, "it") == (0.0, pytest.approx(0.005, rel=0.01))
+    assert costs.cost(0, 100, "another").seconds > 3 * capture
 
 
 def test_what_captured_steps_bring_is_learnt_from_them():
