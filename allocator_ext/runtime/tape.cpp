@@ -122,6 +122,7 @@ void Tape::add(Instruction instruction) {
     instruction.slot = source_of_views(instruction);
     if (instruction.slot >= 0) instruction.views = std::make_unique<ViewMemo>();
     instruction.elementwise = Elementwise::of(instruction.op->schema());
+    instruction.max_pool = MaxPool::of(instruction.op->schema());
   }
   if (instruction.kind == Instruction::Kind::kMove) {
     away_.expect(instruction.move.value);
@@ -189,6 +190,7 @@ void Tape::call(Instruction& instruction) {
 // By the dispatcher, or by a way round it that is known to give the same bits.
 void Tape::dispatch(Instruction& instruction) {
   if (instruction.elementwise) return instruction.elementwise->run(*instruction.op, stack_, plans_);
+  if (instruction.max_pool) return instruction.max_pool->run(*instruction.op, stack_);
   instruction.op->callBoxed(stack_);
   if (instruction.views) instruction.views->remember(slots_[instruction.slot], stack_);
 }

@@ -16,6 +16,7 @@
 
 #include "runtime/elementwise.h"
 #include "runtime/lane.h"
+#include "runtime/max_pool.h"
 #include "runtime/spill.h"
 #include "runtime/views.h"
 
@@ -68,6 +69,7 @@ struct Instruction {
   // Ways round the dispatcher, of operators that have one; views are of the tensor in `slot`.
   std::unique_ptr<ViewMemo> views;
   std::unique_ptr<Elementwise> elementwise;
+  std::unique_ptr<MaxPool> max_pool;
 };
 
 class Tape {

@@ -1,14 +1,16 @@
-"""Whether a job's Python plainly changes nothing but what it makes for itself: most trials are
-torch's modules, a loss and an evaluation of a few lines, and loaders over tensors. That takes a
-hundredth of the walk that tells it of all others.
+"""Whether a job's Python plainly changes nothing but what it makes for itself, and containers in
+which it notes something: most trials are torch's modules, a loss and an evaluation of a few lines,
+and loaders over tensors. That takes a hundredth of the walk that tells it of all others.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 from collections.abc import Iterable, Mapping
-from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,17 +41,37 @@ from waterflow.capture.python_kind import HOOKS, OF_MODULES
 #: So many objects are looked at, at most.
 _MOST = 512
 _DATA = (DataLoader, Subset, TensorDataset)
-_CONTAINERS = (list, tuple, dict)
+_CHANGEABLE = (list, dict, set)
+_CONTAINERS = (*_CHANGEABLE, tuple)
 _MISSING = object()
-
+_OF_ATTRIBUTES = frozenset(name for name in dis.opmap if "ATTR" in name or "METHOD" in name)
 
 #: What changes iterators and queues alone, which are not plain.
 _OF_OTHERS = {"__next__", *TAKING}
 
 
-def met_by_plain(roots: Iterable[Any]) -> list[Any] | None:
-    """The tensors, arrays and modules that code behind these objects reaches, where it is told at
-    once that it changes nothing that it has not made. None: it is not known."""
+@dataclass
+class Met:
+    """What code reaches.
+
+    Attributes:
+        objects: tensors, arrays, modules and containers.
+        changed: those containers in which it notes something: it changes what is in them.
+        codes: of functions that are no library's.
+        libraries: modules, classes, functions and objects of libraries, by which code has them.
+        changes_given: whether code may change tensors that it is given, or has made of others.
+    """
+
+    objects: list[Any] = field(default_factory=list)
+    changed: list[Any] = field(default_factory=list)
+    codes: list[CodeType] = field(default_factory=list)
+    libraries: list[Any] = field(default_factory=list)
+    changes_given: bool = False
+
+
+def met_by_plain(roots: Iterable[Any]) -> Met | None:
+    """What code behind these objects reaches, where it is told at once that it changes nothing that
+    it has not made, but for what is in some containers. None: it is not known."""
     look = _Look()
     try:
         return look.met if all(map(look.is_plain, roots)) else None
@@ -76,10 +98,18 @@ def bound_to_be_changed(value: functools.partial[Any]) -> list[Any]:
     return found
 
 
+class _Variables(NamedTuple):
+    """What a function's variables hold that are not its own: those of functions around it, and
+    global ones."""
+
+    cells: Mapping[str, Any]
+    known: Mapping[str, Any]
+
+
 class _Look:
     def __init__(self) -> None:
         self._seen: set[int] = set()
-        self.met: list[Any] = []
+        self.met = Met()
 
     def is_plain(self, value: Any) -> bool:
         kind = type(value)
@@ -91,12 +121,16 @@ class _Look:
         if kind is FunctionType:
             return self._is_plain_function(value)
         if is_a(value, nn.Module):
-            self.met.append(value)
+            self.met.objects.append(value)
             return self._is_plain_module(value)
+        if kind is np.ndarray:
+            self.met.objects.append(value)
+            return True
         if kind in (torch.Tensor, nn.Parameter):
-            self.met.append(value)
+            self.met.objects.append(value)
             return not value._backward_hooks and not vars(value)
         if kind in _CONTAINERS:
+            self.met.objects += (value,) * (kind in _CHANGEABLE)
             return all(map(self.is_plain, value.values() if kind is dict else value))
         if kind in _DATA or kind is functools.partial or _is_torchs_sampler(kind):
             if kind is functools.partial and bound_to_be_changed(value):
@@ -107,41 +141,58 @@ class _Look:
 
     def _is_librarys(self, value: Any, kind: type) -> bool:
         """Whether a library has made it for everybody."""
+        self.met.libraries.append(value)
         if is_a(value, ModuleType):
             return is_trusted_name(value.__name__)
         if is_a(value, type):
             return is_trusted_class(value)
         if kind is BuiltinFunctionType:
             return is_a(value.__self__, ModuleType) or value.__self__ is None
-        if kind is np.ndarray:
-            self.met.append(value)
-            return True
         return is_reporters_name(kind.__module__)
 
     def _is_plain_function(self, value: FunctionType) -> bool:
         code = value.__code__
         if is_trusted_code(code) and not value.__closure__:
+            self.met.libraries.append(value)
             return True
         if vars(value) or is_trusted_code(code):
             return False
-        for part in nested_codes(code):
-            changes = (one for one in stores_of(part).changes if one.name not in _OF_OTHERS)
-            if not all(map(is_of_tensors, changes)):
-                return False
-        held = [cell.cell_contents for _, cell in cells_of(value)]
-        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        built_in: Mapping[str, Any] = value.__builtins__  # type: ignore[attr-defined]
         names = code_names(code)
         if names.imports:
             return False
-        for name in names.global_names:
-            found = value.__globals__.get(name, _MISSING)
-            if found is _MISSING:
-                if name not in built_in:
+        cells = {name: cell.cell_contents for name, cell in cells_of(value)}
+        built_in: Mapping[str, Any] = value.__builtins__  # type: ignore[attr-defined]
+        found = {name: value.__globals__.get(name, _MISSING) for name in names.global_names}
+        known = {name: one for name, one in found.items() if one is not _MISSING}
+        if any(name not in known and name not in built_in for name in found):
+            return False
+        self.met.codes.append(code)
+        parts = list(nested_codes(code))
+        shadowed = frozenset[str]().union(*(part.co_cellvars for part in parts))
+        variables = _Variables({k: v for k, v in cells.items() if k not in shadowed}, known)
+        for part in parts:
+            for change in stores_of(part).changes:
+                if is_of_tensors(change):
+                    self.met.changes_given = True
+                elif not (change.name in _OF_OTHERS or self._is_note(change, part, variables)):
                     return False
-            else:
-                held.append(found)
+        held = [*cells.values(), *known.values()]
+        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         return all(map(self.is_plain, held))
+
+    def _is_note(self, change: Change, code: CodeType, variables: _Variables) -> bool:
+        """Whether code changes what is in a container that a variable holds, and nothing else."""
+        if change.how not in ("item", "method", "operator"):
+            return False
+        for origin in change.origins:
+            if origin.kind != "held" or origin.name in _attributes_in(code):
+                return False
+            is_cell = origin.name in code.co_freevars
+            held = (variables.cells if is_cell else variables.known).get(origin.name)
+            if type(held) not in _CHANGEABLE:
+                return False
+            self.met.changed.append(held)
+        return True
 
     def _is_plain_module(self, value: nn.Module) -> bool:
         held = vars(value)
@@ -155,3 +206,10 @@ class _Look:
 
 def _is_torchs_sampler(kind: type) -> bool:
     return issubclass(kind, Sampler) and is_trusted_class(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _attributes_in(code: CodeType) -> frozenset[str]:
+    """The attributes that code names, functions inside it aside."""
+    named = (each for each in dis.get_instructions(code) if each.opname in _OF_ATTRIBUTES)
+    return frozenset(each.argval for each in named)

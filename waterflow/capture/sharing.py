@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from waterflow.account.code_names import code_names
 from waterflow.account.purity import undisturbed
 from waterflow.account.trust import Packages, is_of_trusted_classes
 from waterflow.account.walk import Limits
-from waterflow.capture.plain_python import met_by_plain
+from waterflow.capture.plain_python import Met, met_by_plain
 from waterflow.capture.python_kind import code_of, kind_of_python, rough_kind
 from waterflow.capture.reach import Reach, Shared, Training
 from waterflow.capture.torchs_calls import has_hooks
@@ -108,12 +108,14 @@ class _Marks(NamedTuple):
         return cls(*training, changed, reach.reached, reach.noted, called, next(_looks))
 
     @classmethod
-    def of_plain(cls, job: Job, steps: Iterable[Any], callback: Iterable[Any]) -> _Marks:
-        """Of a job that changes nothing but what it trains, and what is moved by use; by the
-        tensors, arrays and modules that its code reaches."""
+    def of_plain(cls, job: Job, steps: Met, callback: Met) -> _Marks:
+        """Of a job that changes nothing but what it trains, what is moved by use, and what is in
+        some containers; by what its code reaches."""
         training = Training(job)
-        met = [frozenset(k for v in values for k in keys_of(v)) for values in (steps, callback)]
-        moved = (one for values in (steps, callback) for v in values for one in moved_by_use(v))
+        both = steps, callback
+        met = [frozenset(key for one in each.objects for key in keys_of(one)) for each in both]
+        moved = (one for each in both for value in each.objects for one in moved_by_use(value))
+        moved = itertools.chain(moved, steps.changed, callback.changed)
         changed = frozenset(key for one in moved for key in keys_of(one)) - training.own
         seen = met[0].union(met[1]) - training.own
         return cls(frozenset(training.changed), seen, changed, met[0])

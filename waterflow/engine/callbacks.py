@@ -1,4 +1,4 @@
-"""On whose thread callbacks run, and who is in one.
+"""On whose thread callbacks run, who is in one, and which run beside each other.
 
 By default that is a thread of the engine's. Where the user asks for it, it is his own: a callback
 is handed over to a thread that waits for a job or for the engine, which does it while it waits; so
@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from waterflow.capture.own_business import OwnBusiness
+from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.common.errors import JobError
 from waterflow.engine.python_lock import PythonLock
 from waterflow.executor.run.threads import set_threads_here
@@ -79,19 +81,29 @@ class Callbacks:
         self.in_caller = in_caller
         self.python = PythonLock(self.asked if in_caller else None)
         self._threads = threads
+        self._going: list[OwnBusiness] = []  # of callbacks that run beside others
+        self._went = threading.Condition()
         self._calls: collections.deque[_Call] = collections.deque()
         self._here = _Here()
 
     # From the engine's threads
 
-    def run(self, job: str, function: Callable[[], Result]) -> Result:
+    def run(
+        self, job: str, function: Callable[[], Result], own: OwnBusiness | None = None
+    ) -> Result:
         """Makes a callback of the job's, where callbacks are made; returns when it is done.
+
+        Args:
+            job: its name.
+            function: the callback.
+            own: what it has to do with, where that is nothing of anybody else's: then others of its
+                kind may run beside it.
 
         Raises:
             Whatever it raises.
         """
         if not self.in_caller:
-            return self._make(job, function)
+            return self._make_in_turn(job, function, own)
         call = _Call(job, functools.partial(self._make, job, function))
         with self.asked:
             self._calls.append(call)
@@ -100,6 +112,27 @@ class Callbacks:
         if call.error is not None:
             raise call.error
         return call.result  # type: ignore[no-any-return]
+
+    def _make_in_turn(
+        self, job: str, function: Callable[[], Result], own: OwnBusiness | None
+    ) -> Result:
+        if not self.python.is_here:  # an evaluation, which is beside anything
+            return self._make(job, function)
+        # Whoever has that lock is the only one that begins a callback.
+        if own is None or not all(map(own.is_beside, self._going)):
+            with self._went:
+                self._went.wait_for(lambda: not self._going)
+            return self._make(job, function)
+        self._going.append(own)
+        depth = self.python.leave()
+        try:
+            return self._make(job, function)
+        finally:
+            with self._went:
+                self._going.remove(own)
+                self._went.notify_all()
+            with PYTHON_TURNS.paused():  # as everywhere, the lock comes before the turn
+                self.python.come_back(depth)
 
     def _make(self, job: str, function: Callable[[], Result]) -> Result:
         outer, self._here.job = self._here.job, job

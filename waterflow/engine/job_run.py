@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import operator
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 from waterflow.account.account import Account
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_fetch_ahead
+from waterflow.capture.own_business import OwnBusiness
 from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.capture.sharing import Sharing
@@ -71,6 +73,9 @@ _AHEAD_BYTES = 1 << 20
 _AHEAD_SECONDS = 0.04
 #: What takes a fetch less than this is done before another thread has heard that it may begin.
 _SHORT_FETCH_SECONDS = 0.0005
+#: A callback that takes longer is not to keep others from theirs, where these have nothing to do
+#: with each other.
+_LONG_CALLBACK_SECONDS = 0.001
 
 
 class Enough(NamedTuple):
@@ -156,6 +161,7 @@ class JobRun:
         side_by_side: what all jobs have learnt of eager steps beside each other.
         """
         self._callbacks = callbacks or Callbacks()
+        self._calls_back_for_long = False  # one of its callbacks took a while
         self.number = number
         self.job = job
         self.name = job.name
@@ -196,6 +202,7 @@ class JobRun:
         # Its parts know it weakly: its model and data are gone with the last who holds it, without
         # a garbage collection, which may be long in coming.
         in_turn, callback = _Weakly(self._python), _Weakly(self._callback)
+        on_step = _Weakly(self._on_step)
         self._submitted_data = job.data
         self.data = DataMemory(job.name, job.data)
         self.sharing = Sharing(job)
@@ -203,7 +210,7 @@ class JobRun:
             *(number, self.steps, self.captured, self.needs, _Weakly(self._at_home), events),
             *(self.data, side_by_side or SideBySide()),
         )
-        self.loop = UserLoop(job, in_turn, _Weakly(self.end), events, callback)
+        self.loop = UserLoop(job, in_turn, _Weakly(self.end), events, on_step)
         self.loop.check_epoch = _Weakly(self._check_epoch)
         self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
@@ -281,11 +288,26 @@ class JobRun:
         with PYTHON_TURNS.shared():
             return self.in_python(function)
 
-    def _callback(self, function: Callable[[], Result]) -> Result:
-        """Runs a callback of the job's in its context, on the thread on which callbacks run."""
+    def _on_step(self, function: Callable[[], Result]) -> Result:
+        """Asks the job's callback about a step, beside others' if it takes its time."""
+        own = self._own_business if self._calls_back_for_long else None
+        started = time.perf_counter()
+        try:
+            return self._callback(function, own)
+        finally:
+            if time.perf_counter() - started > _LONG_CALLBACK_SECONDS:
+                self._calls_back_for_long = True
+
+    @functools.cached_property
+    def _own_business(self) -> OwnBusiness | None:
+        return None if self.job.on_step is None else OwnBusiness.of(self.job.on_step)
+
+    def _callback(self, function: Callable[[], Result], own: OwnBusiness | None = None) -> Result:
+        """Runs a callback of the job's in its context, on the thread on which callbacks run; `own`:
+        see `Callbacks.run`."""
         callbacks, name = self._callbacks, self.name
         if not callbacks.in_caller:
-            return self._python(functools.partial(callbacks.run, name, function))
+            return self._python(functools.partial(callbacks.run, name, function, own))
         # A trace may run while somebody waits for the callback, but not beside it.
         if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
             self.steps.caller.hand_over()

@@ -27,6 +27,24 @@ class PythonLock:
         self._owner = thread
         self._depth += 1
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread has it."""
+        return self._owner == threading.get_ident()
+
+    def leave(self) -> int:
+        """The calling thread, which has it, gives it up until it comes back; returns how often it
+        had it."""
+        depth = self._depth
+        for _ in range(depth):
+            self.__exit__()
+        return depth
+
+    def come_back(self, depth: int) -> None:
+        """Takes it as often as before."""
+        for _ in range(depth):
+            self.__enter__()
+
     def _wait(self, thread: int) -> None:
         self._waiting.add(thread)
         if self._asked is not None:
