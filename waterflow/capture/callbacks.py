@@ -34,6 +34,7 @@ from waterflow.capture.gradient_use import (
     names_gradients_as_words,
     uses_gradients,
 )
+from waterflow.capture.plain_python import met_by_plain
 from waterflow.capture.torchs_calls import has_hooks
 from waterflow.executor.data.batches import tensors_behind
 from waterflow.job.job import Job
@@ -62,7 +63,7 @@ def may_fetch_ahead(
     plain = type(job.data) in (list, tuple)
     if not plain and (_has_callbacks(job) or not makes_batches_anew(job.data)):
         return False
-    if _runs_torchs_code_alone(job):
+    if not _has_callbacks(job) and _steps_by_torchs_code(job):
         tensors = tensors_of_batches(job.data) if plain else tensors_behind(job.data)
         if tensors is not None:
             return memories_of(tensors).is_disjoint(memories_of(written))
@@ -84,6 +85,25 @@ def may_fetch_ahead(
     if not memories_of(data.own_objects).is_disjoint(changing):
         return False
     return plain or not any(may_change(data, each) for each in read)  # no code makes a list's
+
+
+def may_select_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:
+    """The same of batches for which nothing is drawn, as torch's own code selects them from
+    tensors: callbacks may draw between them, as long as they plainly leave those alone.
+
+    Args:
+        job: whose steps are captured.
+        written: the tensors that these steps write to.
+    """
+    tensors = tensors_behind(job.data)
+    if tensors is None or not all(map(_is_torchs, schedulers_in(job.scheduler))):
+        return False
+    called, data = met_by_plain([job.on_step, job.root]), met_by_plain([job.data])
+    if called is None or data is None or called.changes_given:
+        return False
+    if not {*map(id, called.changed)}.isdisjoint(map(id, data.objects)):
+        return False
+    return _steps_by_torchs_code(job) and memories_of(tensors).is_disjoint(memories_of(written))
 
 
 def callbacks_use_gradients(job: Job) -> bool:
@@ -154,17 +174,17 @@ def _is_users(code: CodeType) -> bool:
     return not (is_trusted_code(code) or is_package_file(code.co_filename))
 
 
-def _runs_torchs_code_alone(job: Job) -> bool:
-    """Whether no code of the user's runs between a batch and the next, beside that of the data, but
-    that of captured steps, which change the tensors that they write to and nothing else."""
+def _steps_by_torchs_code(job: Job) -> bool:
+    """Whether no code of the user's runs between a batch and the next, beside that of the data and
+    of callbacks, but that of captured steps, which change the tensors that they write to and
+    nothing else."""
     optimizer = job.optimizer
     everybodys = (
         optimizer_module._global_optimizer_pre_hooks,
         optimizer_module._global_optimizer_post_hooks,
     )
     return (
-        not _has_callbacks(job)
-        and job.scheduler is None
+        job.scheduler is None
         and is_of_trusted_classes(optimizer)
         and not (has_hooks(optimizer) or any(everybodys))
         and vars(optimizer).keys().isdisjoint(("step", "zero_grad"))

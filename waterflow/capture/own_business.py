@@ -13,13 +13,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from waterflow.account.changeable import keys_of
 from waterflow.account.changing_names import HARMLESS
 from waterflow.account.code_names import code_names
 from waterflow.capture.plain_python import Met, met_by_plain
 
 #: Modules that compute; of packages, these and what functions and classes come from.
-_COMPUTING = frozenset({"torch", "torch.nn", "torch.nn.functional", "numpy", "math"})
+_COMPUTING = frozenset(
+    {"torch", "torch.nn", "torch.nn.functional", "numpy", "math", "time", "waterflow"}
+)
 _PACKAGES = frozenset({"torch", "numpy", "math", "operator", "itertools", "functools", "time"})
 #: Names of theirs that are everybody's affair: files, processes, switches, casts that all threads
 #: have in common.
@@ -32,7 +36,7 @@ _OF_EVERYBODY = frozenset(
 )
 _SWITCHES = ("set_", "use_", "manual_seed", "sdpa_kernel", "compile", "enable", "disable")
 #: Built-in functions that show something to somebody, or do not say what they look at.
-_SHOWING = frozenset({"print", "setattr", "delattr", "getattr", "hasattr", "vars", "dir", "super"})
+_SHOWING = frozenset({"print", "setattr", "delattr", "getattr", "hasattr", "vars", "dir"})
 
 
 class OwnBusiness(NamedTuple):
@@ -47,10 +51,10 @@ class OwnBusiness(NamedTuple):
     changed: frozenset[int]
 
     @classmethod
-    def of(cls, callback: Callable[..., Any]) -> OwnBusiness | None:
-        """Of a callback that has nothing to do with anything else but the step that it is given;
-        None where that is not plain."""
-        met = met_by_plain([callback])
+    def of(cls, callback: Callable[..., Any], model: nn.Module) -> OwnBusiness | None:
+        """Of a callback that has nothing to do with anything else but its job's model; None where
+        that is not plain."""
+        met = met_by_plain([callback, model])
         if met is None or met.changes_given or not _computes_only(met):
             return None
         reached = frozenset(key for one in met.objects for key in keys_of(one))
@@ -76,7 +80,9 @@ def _computes_only(met: Met) -> bool:
 
 def _is_harmless(name: str) -> bool:
     """Whether a global variable is none of Python's own, or one that is nobody else's affair."""
-    return not hasattr(builtins, name) or name in HARMLESS - _SHOWING
+    found = getattr(builtins, name, None)
+    raised = isinstance(found, type) and issubclass(found, BaseException)
+    return found is None or raised or name in HARMLESS - _SHOWING
 
 
 def _computes(value: Any) -> bool:

@@ -46,6 +46,8 @@ _CONTAINERS = (*_CHANGEABLE, tuple)
 _MISSING = object()
 _OF_ATTRIBUTES = frozenset(name for name in dis.opmap if "ATTR" in name or "METHOD" in name)
 
+#: What a class has that no step asks for.
+_OF_CLASSES = frozenset({"__init__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
 #: What changes iterators and queues alone, which are not plain.
 _OF_OTHERS = {"__next__", *TAKING}
 
@@ -176,6 +178,8 @@ class _Look:
                     self.met.changes_given = True
                 elif not (change.name in _OF_OTHERS or self._is_note(change, part, variables)):
                     return False
+        if not self._is_plain_owner(cells.pop("__class__", None)):
+            return False
         held = [*cells.values(), *known.values()]
         held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         return all(map(self.is_plain, held))
@@ -196,12 +200,37 @@ class _Look:
 
     def _is_plain_module(self, value: nn.Module) -> bool:
         held = vars(value)
-        if not is_trusted_class(type(value)) or any(held[name] for name in HOOKS):
+        if any(held[name] for name in HOOKS):
+            return False
+        if not all(map(self._is_plain_class, type(value).__mro__)):
             return False
         parts = [part for name, part in held.items() if name not in OF_MODULES]
         for name in REGISTRIES:
             parts += held[name].values()
         return all(map(self.is_plain, parts))
+
+    def _is_plain_owner(self, kind: Any) -> bool:
+        """The same of the class whose method calls others' by `super`; None: it does not."""
+        if kind is None:
+            return True
+        return is_a(kind, type) and all(map(self._is_plain_class, kind.__mro__))
+
+    def _is_plain_class(self, kind: type) -> bool:
+        """Whether what a class of modules adds to torch's own is plain, but for what makes one."""
+        if is_trusted_class(kind) or id(kind) in self._seen:
+            return True
+        self._seen.add(id(kind))
+        if type(kind) is not type:
+            return False
+        held = (value for name, value in vars(kind).items() if name not in _OF_CLASSES)
+        return all(map(self._is_plain_attribute, held))
+
+    def _is_plain_attribute(self, value: Any) -> bool:
+        if type(value) is property:
+            return all(self.is_plain(one) for one in (value.fget, value.fset, value.fdel))
+        if type(value) is staticmethod:
+            value = value.__func__
+        return type(value) is not classmethod and self.is_plain(value)
 
 
 def _is_torchs_sampler(kind: type) -> bool:

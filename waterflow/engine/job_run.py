@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from waterflow.account.account import Account
 from waterflow.allocator_ext import _C
-from waterflow.capture.callbacks import may_fetch_ahead
+from waterflow.capture.callbacks import may_fetch_ahead, may_select_ahead
 from waterflow.capture.own_business import OwnBusiness
 from waterflow.capture.own_error import own_error
 from waterflow.capture.python_turns import PYTHON_TURNS
@@ -214,6 +214,7 @@ class JobRun:
         self.loop.check_epoch = _Weakly(self._check_epoch)
         self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
+        self._selects_ahead = -1, False  # captures made when it was looked at, and what was found
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
         start = self._go_on_from(resumed)
         begin: _Begin = functools.partial(_begin_epoch, job)
@@ -300,7 +301,8 @@ class JobRun:
 
     @functools.cached_property
     def _own_business(self) -> OwnBusiness | None:
-        return None if self.job.on_step is None else OwnBusiness.of(self.job.on_step)
+        on_step = self.job.on_step
+        return None if on_step is None else OwnBusiness.of(on_step, self.job.root)
 
     def _callback(self, function: Callable[[], Result], own: OwnBusiness | None = None) -> Result:
         """Runs a callback of the job's in its context, on the thread on which callbacks run; `own`:
@@ -390,6 +392,17 @@ class JobRun:
             return LEAST_AHEAD
         most = min(MOST_AHEAD, _AHEAD_BYTES // size, int(_AHEAD_SECONDS / step))
         return max(LEAST_AHEAD, most)
+
+    @property
+    def may_fetch_undrawn(self) -> bool:
+        """The same of batches for which nothing is drawn, on the thread that makes the steps."""
+        if self.job.on_step is None:
+            return self.data_is_apart
+        known, selects = self._selects_ahead
+        if known != self.steps.cache.captures:
+            selects = may_select_ahead(self.job, self.steps.cache.written())
+            self._selects_ahead = self.steps.cache.captures, selects
+        return selects
 
     @property
     def data_is_apart(self) -> bool:

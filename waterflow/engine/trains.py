@@ -106,7 +106,8 @@ class Trains:
             A batch that needs more than the lane, after all, or None; and the seconds that steps
             have taken.
         """
-        if not job.fetches_in_turn or job.feeder.peek() is not None:  # its data are there
+        has_data = job.feeder.peek() is not None
+        if not job.fetches_in_turn or (has_data and job.job.on_step is None):
             return self._run(lane, job, fed, seen, at_home=False)
         made: list[tuple[Fed | None, float]] = []
         work = functools.partial(self._run_into, made, lane, job, fed, seen)
@@ -250,7 +251,8 @@ class Trains:
                 break
             following = job.feeder.take_while(is_same, 1)
             if at.at_home and not following:
-                following = _fetched(job, is_same)
+                _fetch_behind(job)
+                following = job.feeder.take_while(is_same, 1) or _fetched(job, is_same)
         assert fed.item is not None
         rested = float(job.throttle.rested_seconds) - rested
         job.captured.count(fed.item, made, max(0.0, seconds - rested), worked)
@@ -344,5 +346,5 @@ def _fetch_behind(job: JobRun) -> None:
     if job.feeder.peek() is not None:
         return
     count = job.feeder.undrawn(job.batches_ahead() - 1)
-    if count and job.data_is_apart:  # which takes a walk to know
+    if count and job.may_fetch_undrawn:  # which takes a walk to know
         job.feeder.fetch_undrawn(count)

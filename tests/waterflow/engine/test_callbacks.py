@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from waterflow.engine.events import EngineEnded, StepDone
 
 pytestmark = pytest.mark.cpu
 
+INPUT = torch.ones(64, 4)
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -338,3 +340,101 @@ def test_memory_for_an_evaluation_is_found_while_others_wait_for_its_thread(capt
     values = [evaluation.values["value"] for evaluation in report["evaluated"].evaluations]
     assert values == [float(number << 18) for number in range(1, 9)]
     assert [report[one.name].steps for one in jobs] == [8, 60, 60, 400, 400]
+
+
+#: For so long a callback of these tests computes; beside another's, if it may.
+LONG_SECONDS = 0.02
+
+
+def timing(spans: list[tuple[float, float]]) -> Callable[[Any], None]:
+    """A callback that plainly minds its own business, and notes when it ran."""
+
+    def on_step(step: Any) -> None:
+        began = time.perf_counter()
+        while time.perf_counter() - began < LONG_SECONDS:
+            step.model(INPUT)
+        spans.append((began, time.perf_counter()))
+
+    return on_step
+
+
+def meet(one: list[tuple[float, float]], other: list[tuple[float, float]]) -> bool:
+    """Whether any two of these spans have a moment in common."""
+    return any(a < d and c < b for a, b in one for c, d in other)
+
+
+def run_timed(callbacks: dict[str, Callable[[Any], None]], steps: int = 12) -> None:
+    """Trains a job with each callback; each has the losses of its loop."""
+    jobs = [make_job(name, steps=steps, on_step=one) for name, one in callbacks.items()]
+    report = wf.run(jobs, "8MiB", threads=1)
+    assert report.ok, [job.error for job in report]
+    expected = wf.run_eager(make_job("alone", steps=steps), threads=1).losses
+    assert all(job.losses == expected for job in report)
+
+
+def test_long_callbacks_that_mind_their_own_business_run_beside_each_other() -> None:
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in "abc"}
+    run_timed({name: timing(spans[name]) for name in spans})
+    assert all(len(found) == 12 for found in spans.values())
+    assert any(meet(spans[one], spans[other]) for one, other in itertools.combinations(spans, 2))
+
+
+def test_callbacks_with_something_in_common_run_one_at_a_time() -> None:
+    together: list[tuple[float, float]] = []
+    run_timed({name: timing(together) for name in "abc"})
+    assert len(together) == 36
+    assert not any(meet([one], [other]) for one, other in itertools.combinations(together, 2))
+
+
+def test_a_callback_that_is_not_plain_runs_alone() -> None:
+    """Nor does one that is begin while it runs."""
+    own: list[tuple[float, float]] = []
+    others: list[tuple[float, float]] = []
+    shown: list[str] = []
+
+    class Shown:
+        def show(self, text: str) -> None:
+            time.sleep(LONG_SECONDS / 2)
+            shown.append(text)
+
+    board = Shown()
+
+    def on_step(step: Any) -> None:
+        began = time.perf_counter()
+        board.show(f"{step.loss}")
+        others.append((began, time.perf_counter()))
+
+    run_timed({"own": timing(own), "other": on_step})
+    assert len(own) == len(others) == len(shown) == 12
+    assert not meet(own, others)
+
+
+def test_a_callback_beside_others_stops_its_job_and_fails_alone() -> None:
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in ("goes on", "stops")}
+
+    def stopping(notes: list[tuple[float, float]]) -> Callable[[Any], Any]:
+        note = timing(notes)
+
+        def on_step(step: Any) -> Any:
+            note(step)
+            return wf.STOP if step.step == 5 else None
+
+        return on_step
+
+    def failing(step: Any) -> None:
+        began = time.perf_counter()
+        while time.perf_counter() - began < LONG_SECONDS:
+            step.model(INPUT)
+        if step.step > 3:
+            raise ValueError(step.step)
+
+    callbacks = {
+        "goes on": timing(spans["goes on"]),
+        "stops": stopping(spans["stops"]),
+        "fails": failing,
+    }
+    jobs = [make_job(name, steps=12, on_step=one) for name, one in callbacks.items()]
+    with pytest.warns(wf.JobFailedWarning):
+        report = wf.run(jobs, "8MiB", threads=1)
+    states = [(job.state, job.steps) for job in report]
+    assert states == [("finished", 12), ("stopped", 5), ("failed", 4)]
