@@ -81,14 +81,25 @@ def guess_need(parameters: int, batch: int) -> MemoryNeed:
 
 @dataclass
 class _Shape:
-    """Eager steps on batches of one signature."""
+    """Steps on batches of one signature.
+
+    Attributes:
+        steps: eager ones.
+        captured: the others.
+        measured: seconds that the latest eager ones took.
+        seconds: their median: the second one may take ten times as long as the others.
+        tensors: that one of them makes.
+        next_look: when to decide again.
+        waits_until: that many are eager, whatever a capture would bring.
+    """
 
     steps: int = 0
+    captured: int = 0
     measured: deque[float] = field(default_factory=lambda: deque(maxlen=_MEASURED))
-    seconds: float = 0.0  # their median: the second one may take ten times as long as the others
-    tensors: int = _TENSORS  # that one of them makes
-    next_look: int = _LEAST_STEPS  # when to decide again
-    waits_until: int = 0  # that many steps were made, whatever a capture would bring
+    seconds: float = 0.0
+    tensors: int = _TENSORS
+    next_look: int = _LEAST_STEPS
+    waits_until: int = 0
 
 
 class Cost(NamedTuple):
@@ -489,6 +500,8 @@ class Tiers:
         """So many captured steps on such batches have taken so many seconds of their thread, as
         eager ones are measured: whoever waits for the interpreter's lock would wait with both."""
         shape = self._shapes.get(signature)
+        if shape is not None:
+            shape.captured += steps
         if shape is not None and shape.measured:
             self.costs.note_steps(shape.seconds * steps, seconds)
 
@@ -517,8 +530,8 @@ class Tiers:
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        eager = sum(other.steps for other in self._shapes.values())
-        expected = self.remaining * shape.steps / eager
+        made = sum(other.steps + other.captured for other in self._shapes.values())
+        expected = self.remaining * (shape.steps + shape.captured) / made
         return self._saved(shape) * expected
 
     def _saved(self, shape: _Shape) -> float:
