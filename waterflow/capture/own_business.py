@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from waterflow.account.changeable import keys_of
 from waterflow.account.changing_names import HARMLESS
@@ -57,6 +58,8 @@ class OwnBusiness(NamedTuple):
         met = met_by_plain([callback, model])
         if met is None or met.changes_given or not _computes_only(met):
             return None
+        if any(isinstance(one, DataLoader) and one.num_workers for one in met.objects):
+            return None  # its workers are those of whoever goes through it
         reached = frozenset(key for one in met.objects for key in keys_of(one))
         return cls(reached, frozenset(map(id, met.changed)))
 

@@ -46,6 +46,8 @@ _CONTAINERS = (*_CHANGEABLE, tuple)
 _MISSING = object()
 _OF_ATTRIBUTES = frozenset(name for name in dis.opmap if "ATTR" in name or "METHOD" in name)
 
+#: As modules and functions of torch's have it that change what they are given.
+_IN_PLACE = "inplace"
 #: What a class has that no step asks for.
 _OF_CLASSES = frozenset({"__init__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
 #: What changes iterators and queues alone, which are not plain.
@@ -57,11 +59,12 @@ class Met:
     """What code reaches.
 
     Attributes:
-        objects: tensors, arrays, modules and containers.
+        objects: tensors, arrays, modules, containers and loaders.
         changed: those containers in which it notes something: it changes what is in them.
         codes: of functions that are no library's.
         libraries: modules, classes, functions and objects of libraries, by which code has them.
-        changes_given: whether code may change tensors that it is given, or has made of others.
+        changes_given: whether code may change tensors that it is given, or has made of others; so
+            do modules of torch's that work in place.
     """
 
     objects: list[Any] = field(default_factory=list)
@@ -135,6 +138,7 @@ class _Look:
             self.met.objects += (value,) * (kind in _CHANGEABLE)
             return all(map(self.is_plain, value.values() if kind is dict else value))
         if kind in _DATA or kind is functools.partial or _is_torchs_sampler(kind):
+            self.met.objects.append(value)
             if kind is functools.partial and bound_to_be_changed(value):
                 return False
             parts = (value.func, *value.args, value.keywords) if kind is functools.partial else ()
@@ -170,6 +174,7 @@ class _Look:
             return False
         self.met.codes.append(code)
         parts = list(nested_codes(code))
+        self.met.changes_given |= any(map(_works_in_place, parts))
         shadowed = frozenset[str]().union(*(part.co_cellvars for part in parts))
         variables = _Variables({k: v for k, v in cells.items() if k not in shadowed}, known)
         for part in parts:
@@ -202,6 +207,7 @@ class _Look:
         held = vars(value)
         if any(held[name] for name in HOOKS):
             return False
+        self.met.changes_given |= bool(held.get(_IN_PLACE))
         if not all(map(self._is_plain_class, type(value).__mro__)):
             return False
         parts = [part for name, part in held.items() if name not in OF_MODULES]
@@ -235,6 +241,13 @@ class _Look:
 
 def _is_torchs_sampler(kind: type) -> bool:
     return issubclass(kind, Sampler) and is_trusted_class(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _works_in_place(code: CodeType) -> bool:
+    """Whether code names the argument by which torch's functions change what they are given."""
+    keywords = (one for one in code.co_consts if type(one) is tuple)
+    return _IN_PLACE in code.co_names or any(_IN_PLACE in one for one in keywords)
 
 
 @functools.lru_cache(maxsize=1024)

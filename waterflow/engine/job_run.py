@@ -43,7 +43,7 @@ from waterflow.engine.events import (
 from waterflow.engine.job_needs import JobNeeds
 from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
-from waterflow.executor.data.batches import batches_of
+from waterflow.executor.data.batches import batches_of, tensors_behind
 from waterflow.executor.data.feeder import Feeder, FeedItem, Start
 from waterflow.executor.device.storages import storage_key
 from waterflow.executor.run.lanes import Lanes
@@ -215,6 +215,7 @@ class JobRun:
         self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
         self._selects_ahead = -1, False  # captures made when it was looked at, and what was found
+        self._selected_from: Any = None  # versions of what batches are selected from ahead
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
         start = self._go_on_from(resumed)
         begin: _Begin = functools.partial(_begin_epoch, job)
@@ -298,6 +299,22 @@ class JobRun:
         finally:
             if time.perf_counter() - started > _LONG_CALLBACK_SECONDS:
                 self._calls_back_for_long = True
+            self._check_selected()
+
+    def _check_selected(self) -> None:
+        """After a callback that was taken to leave the data alone, with batches that were selected
+        before it.
+
+        Raises:
+            JobError: it has changed them after all.
+        """
+        selected = self._selected_from
+        if selected is not None and self.feeder.peek() is not None and selected.changed():
+            raise JobError(
+                f"job {self.name!r}: its callback has changed the tensors of its dataset in place, "
+                "after batches had been selected from them, as nothing in its code says that it "
+                "does: say so (relu_, inplace=True), or give the job capture=False"
+            )
 
     @functools.cached_property
     def _own_business(self) -> OwnBusiness | None:
@@ -393,15 +410,16 @@ class JobRun:
         most = min(MOST_AHEAD, _AHEAD_BYTES // size, int(_AHEAD_SECONDS / step))
         return max(LEAST_AHEAD, most)
 
-    @property
     def may_fetch_undrawn(self) -> bool:
-        """The same of batches for which nothing is drawn, on the thread that makes the steps."""
+        """The same of batches for which nothing is drawn, on the thread that makes the steps; asked
+        before each of these fetches."""
         if self.job.on_step is None:
             return self.data_is_apart
         known, selects = self._selects_ahead
         if known != self.steps.cache.captures:
             selects = may_select_ahead(self.job, self.steps.cache.written())
             self._selects_ahead = self.steps.cache.captures, selects
+        self._selected_from = _C.Versions(tensors_behind(self.job.data)) if selects else None
         return selects
 
     @property

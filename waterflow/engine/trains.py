@@ -346,5 +346,5 @@ def _fetch_behind(job: JobRun) -> None:
     if job.feeder.peek() is not None:
         return
     count = job.feeder.undrawn(job.batches_ahead() - 1)
-    if count and job.may_fetch_undrawn:  # which takes a walk to know
+    if count and job.may_fetch_undrawn():  # which takes a walk to know
         job.feeder.fetch_undrawn(count)

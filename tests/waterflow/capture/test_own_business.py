@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 import waterflow as wf
 from waterflow.capture.own_business import OwnBusiness
@@ -82,6 +83,11 @@ def with_arrays() -> Callback:
     return lambda step: float(np.mean(ARRAY)) > 1
 
 
+def over_a_loader(workers: int = 0) -> Callback:
+    loader = DataLoader(TensorDataset(IMAGES, LABELS), batch_size=3, num_workers=workers)
+    return lambda step: max(images.sum().item() for images, _ in loader) > 1
+
+
 def with_a_layer() -> Callback:
     layer = nn.Linear(4, 2)
     return lambda step: layer(IMAGES).sum().item() > math.pi
@@ -96,7 +102,7 @@ def stopping() -> Callback:
     return on_step
 
 
-OWN = [stopping, noting, best, seen, with_arrays, with_a_layer]
+OWN = [stopping, noting, best, seen, with_arrays, with_a_layer, over_a_loader]
 
 
 @pytest.mark.parametrize("make", OWN, ids=lambda make: make.__name__)
@@ -251,7 +257,7 @@ OTHERS: list[Callback] = [
     *(changes_a_module_variable, changes_an_array, changes_a_tensor, hands_a_tensor_on),
     *(has_an_object, imports, sets_an_attribute, sets_by_name, seeds),
     *(of_a_name_that_is_an_attribute_too, METER.update, functools.partial(print, "step")),
-    *(counted(), added_to(), below(), shadowing(), handed_on()),
+    *(counted(), added_to(), below(), shadowing(), handed_on(), over_a_loader(workers=1)),
 ]
 
 
@@ -365,6 +371,15 @@ def hooked() -> nn.Module:
     return model
 
 
+def in_place_by_a_layer() -> nn.Module:
+    return nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
+
+
+class InPlaceByName(Plain):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(functional.relu(images, inplace=True))
+
+
 @pytest.mark.parametrize("kind", [Plain, Above])
 def test_a_model_of_ones_own_may_be_plain(kind: type[Plain]) -> None:
     callback, model = noting(), kind()
@@ -374,7 +389,18 @@ def test_a_model_of_ones_own_may_be_plain(kind: type[Plain]) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [Counting, Printing, InPlace, Measuring, Classy, AboveCounting, hooked]
+    "make",
+    [
+        Counting,
+        Printing,
+        InPlace,
+        Measuring,
+        Classy,
+        AboveCounting,
+        hooked,
+        in_place_by_a_layer,
+        InPlaceByName,
+    ],
 )
 def test_a_model_that_does_more_may_be_somebody_elses_affair(make: Callable[[], nn.Module]) -> None:
     assert OwnBusiness.of(noting(), make()) is None
