@@ -63,7 +63,8 @@ class Callbacks:
         in_caller: whether those who wait for the engine make them.
         lock: of the engine's state.
         asked: with that lock; of those who wait. Notified when one of them is to make a callback.
-        python: the lock that callbacks are made with; evaluations are not.
+        python: the lock that callbacks are made with, but those that run beside each other;
+            evaluations are not.
     """
 
     def __init__(
@@ -119,11 +120,14 @@ class Callbacks:
         if not self.python.is_here:  # an evaluation, which is beside anything
             return self._make(job, function)
         # Whoever has that lock is the only one that begins a callback.
-        if own is None or not all(map(own.is_beside, self._going)):
-            with self._went:
+        with self._went:
+            if own is None or not all(map(own.is_beside, self._going)):
+                own = None
                 self._went.wait_for(lambda: not self._going)
+            else:
+                self._going.append(own)
+        if own is None:
             return self._make(job, function)
-        self._going.append(own)
         depth = self.python.leave()
         try:
             return self._make(job, function)

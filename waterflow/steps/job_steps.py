@@ -120,7 +120,10 @@ class JobSteps:
             return self.spiller.smallest()
 
     def let_go(self) -> None:
-        """The job has ended: lets go of what was captured for it, whoever keeps its handle."""
+        """The job has ended: lets go of what was captured for it, whoever keeps its handle; not
+        beside its feeder, where that is at a capture yet."""
+        if self.cache.is_capturing:
+            return
         self.cache.let_go()
         self.preparer.let_go()
         self.spiller.origins.clear()

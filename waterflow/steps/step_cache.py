@@ -95,9 +95,8 @@ class StepCache:
 
     def let_go(self) -> None:
         """The job has ended: what was captured for it lives on where others share it."""
-        if not self.is_capturing:
-            self._kept.clear()
-            self._over.clear()
+        self._kept.clear()
+        self._over.clear()
 
     @property
     def is_capturing(self) -> bool:
