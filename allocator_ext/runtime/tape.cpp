@@ -123,6 +123,7 @@ void Tape::add(Instruction instruction) {
     if (instruction.slot >= 0) instruction.views = std::make_unique<ViewMemo>();
     instruction.elementwise = Elementwise::of(instruction.op->schema());
     instruction.max_pool = MaxPool::of(instruction.op->schema());
+    instruction.bernoulli = Bernoulli::of(instruction.op->schema());
   }
   if (instruction.kind == Instruction::Kind::kMove) {
     away_.expect(instruction.move.value);
@@ -191,6 +192,7 @@ void Tape::call(Instruction& instruction) {
 void Tape::dispatch(Instruction& instruction) {
   if (instruction.elementwise) return instruction.elementwise->run(*instruction.op, stack_, plans_);
   if (instruction.max_pool) return instruction.max_pool->run(*instruction.op, stack_);
+  if (instruction.bernoulli) return instruction.bernoulli->run(*instruction.op, stack_);
   instruction.op->callBoxed(stack_);
   if (instruction.views) instruction.views->remember(slots_[instruction.slot], stack_);
 }

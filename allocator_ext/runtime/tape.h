@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "runtime/bernoulli.h"
 #include "runtime/elementwise.h"
 #include "runtime/lane.h"
 #include "runtime/max_pool.h"
@@ -70,6 +71,7 @@ struct Instruction {
   std::unique_ptr<ViewMemo> views;
   std::unique_ptr<Elementwise> elementwise;
   std::unique_ptr<MaxPool> max_pool;
+  std::unique_ptr<Bernoulli> bernoulli;
 };
 
 class Tape {
