@@ -1,4 +1,4 @@
-"""Masks that a tape draws by itself: PyTorch's bits and its generator's state, whatever the size."""
+"""Masks that a tape draws itself: the bits of torch, and the state of its generator."""
 
 import pytest
 import torch
