@@ -50,13 +50,14 @@ struct Images {
     for (int64_t row = 0; row < out_height; ++row, values += out_width, indices += out_width) {
       const int64_t top = std::max<int64_t>(rows.first(row), 0);
       const int64_t bottom = std::min(rows.first(row) + rows.size, height);
-      for (int64_t i = 0; i < out_width; ++i) {
-        if (!together || i < begin || i >= end) {
-          one(image, top, bottom, columns.first(i), values + i, indices + i);
-        } else {
-          i = std::min(i, end - kTogether);  // some twice, and nothing beyond
+      for (int64_t next = 0; next < out_width;) {
+        if (together && begin <= next && next < end) {
+          const int64_t i = std::min(next, end - kTogether);  // some twice, and nothing beyond
           several(image, top, bottom, columns.first(i), values + i, indices + i);
-          i += kTogether - 1;
+          next = i + kTogether;
+        } else {
+          one(image, top, bottom, columns.first(next), values + next, indices + next);
+          ++next;
         }
       }
     }

@@ -115,8 +115,8 @@ class _Marks(NamedTuple):
         both = steps, callback
         met = [frozenset(key for one in each.objects for key in keys_of(one)) for each in both]
         moved = (one for each in both for value in each.objects for one in moved_by_use(value))
-        moved = itertools.chain(moved, steps.changed, callback.changed)
-        changed = frozenset(key for one in moved for key in keys_of(one)) - training.own
+        both_changed = itertools.chain(moved, steps.changed, callback.changed)
+        changed = frozenset(key for one in both_changed for key in keys_of(one)) - training.own
         seen = met[0].union(met[1]) - training.own
         return cls(frozenset(training.changed), seen, changed, met[0])
 

@@ -162,6 +162,7 @@ class JobRun:
         """
         self._callbacks = callbacks or Callbacks()
         self._calls_back_for_long = False  # one of its callbacks took a while
+        self._business: tuple[Any, OwnBusiness | None] = None, None  # of which callback, and what
         self.number = number
         self.job = job
         self.name = job.name
@@ -213,9 +214,10 @@ class JobRun:
         self.loop = UserLoop(job, in_turn, _Weakly(self.end), events, on_step)
         self.loop.check_epoch = _Weakly(self._check_epoch)
         self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
-        #: What it was found from: captures, the steps at the latest evaluation, what steps read.
-        self._selects_ahead = -1, False  # captures made when it was looked at, and what was found
+        #: What it was found from: captures, the callback.
+        self._selects_ahead: tuple[tuple[int, Any], bool] = (-1, None), False
         self._selected_from: Any = None  # versions of what batches are selected from ahead
+        #: What it was found from: captures, the steps at the latest evaluation, what steps read.
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
         start = self._go_on_from(resumed)
         begin: _Begin = functools.partial(_begin_epoch, job)
@@ -292,14 +294,12 @@ class JobRun:
 
     def _on_step(self, function: Callable[[], Result]) -> Result:
         """Asks the job's callback about a step, beside others' if it takes its time."""
-        own = self._own_business if self._calls_back_for_long else None
         started = time.perf_counter()
-        try:
-            return self._callback(function, own)
-        finally:
-            if time.perf_counter() - started > _LONG_CALLBACK_SECONDS:
-                self._calls_back_for_long = True
-            self._check_selected()
+        answer = self._callback(function, self._own_business)
+        if time.perf_counter() - started > _LONG_CALLBACK_SECONDS:
+            self._calls_back_for_long = True
+        self._check_selected()
+        return answer
 
     def _check_selected(self) -> None:
         """After a callback that was taken to leave the data alone, with batches that were selected
@@ -316,10 +316,17 @@ class JobRun:
                 "does: say so (relu_, inplace=True), or give the job capture=False"
             )
 
-    @functools.cached_property
+    @property
     def _own_business(self) -> OwnBusiness | None:
+        """What its callback has to do with, if it takes a while and is nobody else's affair."""
         on_step = self.job.on_step
-        return None if on_step is None else OwnBusiness.of(on_step, self.job.root)
+        if on_step is None or not self._calls_back_for_long or self._callbacks.in_caller:
+            return None
+        known, own = self._business
+        if known is not on_step:
+            own = OwnBusiness.of(on_step, self.job.root)
+            self._business = on_step, own
+        return own
 
     def _callback(self, function: Callable[[], Result], own: OwnBusiness | None = None) -> Result:
         """Runs a callback of the job's in its context, on the thread on which callbacks run; `own`:
@@ -415,10 +422,10 @@ class JobRun:
         before each of these fetches."""
         if self.job.on_step is None:
             return self.data_is_apart
-        known, selects = self._selects_ahead
-        if known != self.steps.cache.captures:
+        (captures, on_step), selects = self._selects_ahead
+        if captures != self.steps.cache.captures or on_step is not self.job.on_step:
             selects = may_select_ahead(self.job, self.steps.cache.written())
-            self._selects_ahead = self.steps.cache.captures, selects
+            self._selects_ahead = (self.steps.cache.captures, self.job.on_step), selects
         self._selected_from = _C.Versions(tensors_behind(self.job.data)) if selects else None
         return selects
 
