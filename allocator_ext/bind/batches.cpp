@@ -16,6 +16,7 @@
 
 #include "account/checks.h"
 #include "bind/bits.h"
+#include "runtime/skew.h"
 
 namespace py = pybind11;
 
@@ -28,19 +29,20 @@ struct Layout {
       : dtype(tensor.scalar_type()),
         sizes(tensor.sizes()),
         strides(tensor.strides()),
-        requires_grad(tensor.requires_grad()) {}
+        requires_grad(tensor.requires_grad()),
+        is_skewed(skew_of(tensor) != 0) {}
 
   bool is_of(const at::Tensor& tensor) const {
     return tensor.layout() == at::kStrided && !tensor.is_conj() && !tensor.is_neg() &&
            tensor.scalar_type() == dtype && tensor.sizes() == at::IntArrayRef(sizes) &&
            tensor.strides() == at::IntArrayRef(strides) &&
-           tensor.requires_grad() == requires_grad && !tensor.is_inference() &&
-           !(tensor.is_leaf() && tensor.grad().defined());
+           tensor.requires_grad() == requires_grad && (skew_of(tensor) != 0) == is_skewed &&
+           !tensor.is_inference() && !(tensor.is_leaf() && tensor.grad().defined());
   }
 
   at::ScalarType dtype;
   at::DimVector sizes, strides;
-  bool requires_grad;
+  bool requires_grad, is_skewed;
 };
 
 // Whether a step could read an attribute of the user's of a tensor.
@@ -78,6 +80,7 @@ std::optional<std::size_t> layouts_hash(py::handle batch) {
     const at::Tensor& tensor = THPVariable_Unpack(part);
     if (tensor.layout() != at::kStrided) return std::nullopt;
     hash = c10::hash_combine(hash, static_cast<std::size_t>(tensor.scalar_type()));
+    hash = c10::hash_combine(hash, static_cast<std::size_t>(skew_of(tensor) != 0));
     for (const std::int64_t size : tensor.sizes()) {
       hash = c10::hash_combine(hash, static_cast<std::size_t>(size));
     }
@@ -188,20 +191,13 @@ class Versions {
   std::vector<std::pair<at::Tensor, std::uint64_t>> seen_;
 };
 
-// To which torch aligns memory of its own.
-constexpr std::uintptr_t kAlignment = 64;
-
-// A copy of a tensor in one piece, aligned as it is: kernels may sum in another order where memory
-// is aligned otherwise.
+// A copy of a tensor in one piece, aligned as it is.
 at::Tensor aligned_clone(const at::Tensor& tensor) {
-  const auto start = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr());
-  const std::uintptr_t skew = start % kAlignment;
+  const std::int64_t skew = skew_of(tensor);
   if (skew == 0 || skew % tensor.element_size() != 0) return tensor.clone();
   const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
-  const at::Tensor room =
-      at::empty({bytes + static_cast<std::int64_t>(kAlignment)}, tensor.options().dtype(at::kByte));
-  const auto begin = reinterpret_cast<std::uintptr_t>(room.const_data_ptr());
-  const auto at = static_cast<std::int64_t>((skew - begin) % kAlignment);
+  const at::Tensor room = at::empty({bytes + kAlignment}, tensor.options().dtype(at::kByte));
+  const std::int64_t at = begin_of(room, skew) - static_cast<char*>(room.mutable_data_ptr());
   at::Tensor twin = room.narrow(0, at, bytes).view(tensor.scalar_type()).view(tensor.sizes());
   std::memcpy(twin.mutable_data_ptr(), tensor.const_data_ptr(), tensor.nbytes());
   return twin;
@@ -290,6 +286,9 @@ void bind_batches(py::module_& m) {
   py::class_<Layouts>(m, "Layouts")
       .def(py::init<py::object>(), py::arg("batch"))
       .def("are_of", &Layouts::are_of, py::arg("batch"));
+  m.def(
+      "is_skewed", [](const at::Tensor& tensor) { return skew_of(tensor) != 0; },
+      py::arg("tensor"));
   m.def("aligned_clone", &aligned_clone, py::arg("tensor"));
   m.def("layouts_hash", &layouts_hash, py::arg("batch"));
   py::class_<Versions>(m, "Versions")

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 
 #include "runtime/outside.h"
 #include "runtime/random.h"
+#include "runtime/skew.h"
 
 namespace waterflow {
 namespace {
@@ -30,18 +32,34 @@ void copy_bytes(const at::Tensor& target, const at::Tensor& source) {
   }
 }
 
-// An exact twin of the batch tensor in the lane's memory: same sizes, strides and bytes.
+// How many elements the memory of a tensor has, from its first to its last.
+int64_t span_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  int64_t span = 1;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    span += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return span;
+}
+
+// An exact twin of the batch tensor in the lane's memory: same sizes, strides and bytes, and
+// aligned as it is.
 at::Tensor twin(const at::Tensor& source) {
+  const int64_t skew = skew_of(source), span = span_of(source);
+  if (skew != 0) {
+    const int64_t bytes = span * static_cast<int64_t>(source.element_size());
+    const at::Tensor room = at::empty({bytes + kAlignment}, source.options().dtype(at::kByte));
+    char* begin = begin_of(room, skew);
+    std::memcpy(begin, source.const_data_ptr(), static_cast<std::size_t>(bytes));
+    const auto keep = [room](void*) {};
+    return at::from_blob(begin, source.sizes(), source.strides(), keep, source.options());
+  }
   if (is_dense(source)) {
     auto copy = at::empty_strided(source.sizes(), source.strides(), source.options());
     copy_bytes(copy, source);
     return copy;
   }
   // Overlapping or gappy strides (expanded or sliced tensors): copy the span that they cover.
-  int64_t span = source.numel() == 0 ? 0 : 1;
-  for (int64_t dim = 0; source.numel() > 0 && dim < source.dim(); ++dim) {
-    span += (source.size(dim) - 1) * source.stride(dim);
-  }
   auto bytes = at::empty({span}, source.options());
   copy_bytes(bytes, source.as_strided({span}, {1}));
   return bytes.as_strided(source.sizes(), source.strides(), 0);

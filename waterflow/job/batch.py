@@ -234,8 +234,16 @@ def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, R
         raise _unknown(value, " with attributes of its own")
     index = tensors.add(value)
     layout = value.dtype, tuple(value.shape), value.stride(), value.requires_grad
-    signature = (*layout, isinstance(value, torch.nn.Parameter))
+    signature: tuple[Hashable, ...] = (*layout, isinstance(value, torch.nn.Parameter))
+    if is_skewed(value):  # its copy takes more memory
+        signature += ("skewed",)
     return signature, lambda replaced: replaced[index]
+
+
+def is_skewed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor begins elsewhere than torch begins memory of its own: a view, say, or an
+    array of numpy's. Kernels may sum in another order there."""
+    return type(tensor) is not FakeTensor and bool(_C.is_skewed(tensor))
 
 
 def _attached(tensor: torch.Tensor) -> tuple[Hashable, ...]:

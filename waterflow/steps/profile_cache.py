@@ -8,6 +8,7 @@ import torch
 
 from waterflow.common.cache import cached_names, distrust_cached, read_cached, write_cached
 from waterflow.executor.device.base import Device
+from waterflow.job.batch import FlatBatch, is_skewed
 from waterflow.partitioner.graph.step_graph import StepGraph
 from waterflow.partitioner.profile import Profile
 
@@ -25,9 +26,11 @@ def any_profiles() -> bool:
     return bool(cached_names(_FOLDER))
 
 
-def profile_name(graph: StepGraph, threads: int, device: Device) -> str:
-    """Profiles depend on the graph, on torch and its kernels, and on the number of threads."""
-    parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads), _FORM)
+def profile_name(graph: StepGraph, threads: int, device: Device, flat: FlatBatch) -> str:
+    """Profiles depend on the graph, on torch and its kernels, on the number of threads, and on how
+    the batch is aligned."""
+    skewed = "".join(str(int(is_skewed(tensor))) for tensor in flat.tensors)
+    parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads), skewed, _FORM)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".npz"
 
 

@@ -61,7 +61,7 @@ class StepProfiler:
 
         @functools.cache
         def name(step: PreparedStep) -> str:
-            return profile_name(step.graph, self.threads, self.device)
+            return profile_name(step.graph, self.threads, self.device, flat)
 
         known: list[Profile] = []
         if any_profiles():

@@ -8,15 +8,17 @@ import torch
 
 import waterflow as wf
 from waterflow.common import cache as cache_module
+from waterflow.job.batch import flatten
 from waterflow.partitioner import EVENT, Profile
 from waterflow.steps.profile_cache import profile_name, read_profile, write_profile
 
 pytestmark = pytest.mark.virtual
 
 
-def name_of(text="g", threads=1, device="cpu"):
+def name_of(text="g", threads=1, device="cpu", batch=None):
     graph = SimpleNamespace(fingerprint=lambda: text)
-    return profile_name(graph, threads, SimpleNamespace(identity=device))
+    flat = flatten([torch.zeros(8)] if batch is None else [batch])
+    return profile_name(graph, threads, SimpleNamespace(identity=device), flat)
 
 
 def profile_of():
