@@ -227,11 +227,6 @@ class CapturedSteps:
             step.compiled.unbind()
         self._bound.clear()
 
-    def let_go(self) -> None:
-        """The job has ended: nothing is known of its steps any more."""
-        self._watched, self._looked, self._found = None, (None, 0, False), (None, 0, None)
-        self._steps.let_go()
-
     def begin(self, steps: int = 1) -> None:
         """Steps of the job begin, of whatever kind."""
         self.begun += steps

@@ -884,8 +884,6 @@ class JobRun:
             tensors = [*self._own_tensors(), *self.steps.persistent.all_away()]
             residency.unpark([*tensors, *_as_far_as_possible(self._known_tensors())])
             self.is_parked = False
-        self.captured.let_go()
-        self._data_is_apart = (0, -1, []), False
 
     def suspend(self, residency: Residency) -> None:
         """Gives up the job's places until it is resumed. Between steps only, where a job holds

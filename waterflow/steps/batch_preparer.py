@@ -152,11 +152,6 @@ class BatchPreparer:
             return None
         return PreparedBatch(batch, flat) if self._tiers.stays_eager(flat.signature) else None
 
-    def let_go(self) -> None:
-        """The job has ended: nothing is known of batches any more."""
-        self._latest = self._flat = None
-        self._flats.clear()
-
     def refresh(self, prepared: PreparedBatch) -> PreparedBatch:
         """The same batch, captured again where what the step reads has changed since."""
         if not self._persistent.state_holds():

@@ -119,15 +119,6 @@ class JobSteps:
         with self.cache.still():
             return self.spiller.smallest()
 
-    def let_go(self) -> None:
-        """The job has ended: lets go of what was captured for it, whoever keeps its handle; not
-        beside its feeder, where that is at a capture yet."""
-        if self.cache.is_capturing:
-            return
-        self.cache.let_go()
-        self.preparer.let_go()
-        self.spiller.origins.clear()
-
     def plan_into(self, limit: int) -> bool:
         """Plans the steps of a job that is in none into a limit, and leaves them as they were: it
         takes next to nothing from then on. On any thread.

@@ -93,11 +93,6 @@ class StepCache:
         """Inside, nothing is captured: waits for a capture under way."""
         return self._lock
 
-    def let_go(self) -> None:
-        """The job has ended: what was captured for it lives on where others share it."""
-        self._kept.clear()
-        self._over.clear()
-
     @property
     def is_capturing(self) -> bool:
         """Whether some other thread captures at this moment."""

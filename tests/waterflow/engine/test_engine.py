@@ -27,7 +27,6 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import waterflow as wf
 from tests.support.differences import assert_equal_to_eager
 from tests.support.waiting import wait_until
-from waterflow.steps.prepared import Specialization
 from waterflow.steps.step_builder import StepBuilder
 
 pytestmark = pytest.mark.cpu
@@ -671,18 +670,3 @@ def test_nor_of_several_whatever_they_were_to_each_other(
 def test_an_engine_expects_a_number_of_jobs(jobs: Any) -> None:
     with wf.Engine("1MiB") as engine, pytest.raises(wf.JobError, match="whole number of jobs"):
         engine.expect(jobs)
-
-
-def test_a_handle_of_a_job_that_has_ended_keeps_nothing_that_was_captured() -> None:
-    def captures() -> list[Specialization]:
-        gc.collect()
-        return [one for one in gc.get_objects() if type(one) is Specialization]
-
-    before = len(captures())
-    with wf.Engine("32MiB", threads=1) as engine:
-        handles = [engine.submit(make_job(str(i), i, capture=True)) for i in range(4)]
-        assert all(handle.result().captured for handle in handles)
-        wait_until(lambda: len(captures()) <= before, 10)  # the engine lets go of them soon after
-        assert all(handle.losses for handle in handles)
-        another = engine.submit(make_job("another", capture=True)).result()
-        assert another.capture_shared_with in "0123"
