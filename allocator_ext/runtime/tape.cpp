@@ -45,7 +45,10 @@ int64_t span_of(const at::Tensor& tensor) {
 // An exact twin of the batch tensor in the lane's memory: same sizes, strides and bytes, and
 // aligned as it is.
 at::Tensor twin(const at::Tensor& source) {
-  const int64_t skew = skew_of(source), span = span_of(source);
+  // Where a device's memory stands for the batch, it was packed there, and aligned by the engine.
+  const LaneContext* lane = current_lane();
+  const bool is_own = lane == nullptr || lane->arena->alignment() == kAlignment;
+  const int64_t skew = is_own ? skew_of(source) : 0, span = span_of(source);
   if (skew != 0) {
     const int64_t bytes = span * static_cast<int64_t>(source.element_size());
     const at::Tensor room = at::empty({bytes + kAlignment}, source.options().dtype(at::kByte));
