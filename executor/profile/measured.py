@@ -79,9 +79,11 @@ class Scratch:
         return tensor.untyped_storage().clone()  # a number kept on the host beside a device's model
 
     def batch(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """A batch where the step expects it, in this arena if it has to be brought there."""
+        """A batch where the step expects it, in this arena if it has to be brought there; a device
+        has it packed and aligned."""
         with _C.LaneScope(self.arena, 0, 0):
-            return [_on(tensor, self._device.tensors) for tensor in tensors]
+            here = [_on(tensor, self._device.tensors) for tensor in tensors]
+        return list(map(_aligned, here)) if self._device.queues else here
 
     def bind(
         self,
@@ -183,6 +185,13 @@ def _watched(
         ends.append(ends[-1] + len(log))
         marks += [after] if marks else [before, after]
     return np.concatenate(logs), ends[1:], marks
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as it is, or a copy that begins where torch begins memory of its own."""
+    if not _C.is_skewed(tensor):
+        return tensor
+    return span_of(tensor).clone().as_strided(tensor.shape, tensor.stride())
 
 
 def _on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

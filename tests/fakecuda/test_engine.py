@@ -203,7 +203,8 @@ def needed(driver: FakeDriver) -> int:
 
 def test_the_smallest_budget_is_exact(driver):
     size = needed(driver)
-    assert run([small_job("a")], memory=size)["a"].state == "finished"
+    found = run([small_job("a")], memory=size)["a"]
+    assert found.state == "finished", found.error
     with pytest.raises(wf.BudgetError, match="'a'"):
         run([small_job("a")], memory=size - 512)
 
