@@ -102,9 +102,10 @@ class _Tensors(list[torch.Tensor]):
         has_objects: as in `FlatBatch`.
         given: the numbers of the only ones that there may be, by their identities; None: any.
         numbers: the numbers of those that were found, by their identities.
+        packed: see `flatten`.
     """
 
-    has_objects = False
+    has_objects = packed = False
     given: Mapping[int, int] | None = None
 
     def __init__(self) -> None:
@@ -118,19 +119,21 @@ class _Tensors(list[torch.Tensor]):
         return number
 
 
-def flatten(batch: Any, reads: BatchReads | None = None) -> FlatBatch:
+def flatten(batch: Any, reads: BatchReads | None = None, packed: bool = False) -> FlatBatch:
     """Takes a batch apart.
 
     Args:
         batch: as the data yields it.
         reads: what the step can read of it. The rest is left as it is, is no part of the signature
             and may be of any kind.
+        packed: whether it is packed for a device, so that it does not matter how it is aligned.
 
     Raises:
         UnknownLeafError: the batch holds something other than tensors, plain values, sequences,
             mappings and data classes.
     """
     tensors = _Tensors()
+    tensors.packed = packed
     signature, rebuild = _flatten_read(batch, tensors, reads)
     layouts = None
     if type(batch) in (list, tuple) and len(tensors) == len(batch):
@@ -235,7 +238,7 @@ def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, R
     index = tensors.add(value)
     layout = value.dtype, tuple(value.shape), value.stride(), value.requires_grad
     signature: tuple[Hashable, ...] = (*layout, isinstance(value, torch.nn.Parameter))
-    if is_skewed(value):  # its copy takes more memory
+    if not tensors.packed and is_skewed(value):  # its copy takes more memory
         signature += ("skewed",)
     return signature, lambda replaced: replaced[index]
 

@@ -280,7 +280,7 @@ class BatchPreparer:
         if former is not None and not (asks_reads and former.reads != self._job.batch_reads):
             flat = flatten_like(batch, former)
         if flat is None:
-            flat = flatten(batch, self._job.batch_reads)
+            flat = flatten(batch, self._job.batch_reads, packed=self._prefetcher is not None)
             former = dataclasses.replace(flat, tensors=[])
             if flat.layouts is not None:
                 if len(self._flats) >= _MOST_LAYOUTS:
@@ -315,7 +315,8 @@ class BatchPreparer:
                 return PreparedBatch(batch)
             reads = self._job.batch_reads
             if reads != flat.reads:  # a callback has given the job another loss
-                return self._specialized(batch, flatten(batch, reads), before_capture, find)
+                flat = flatten(batch, reads, packed=self._prefetcher is not None)
+                return self._specialized(batch, flat, before_capture, find)
             specialization = self._captured(flat)
             flat = self._cache.questions.answered(flat)  # it may have shown what to ask
         return PreparedBatch(batch, flat, specialization, pinned)

@@ -29,7 +29,8 @@ def any_profiles() -> bool:
 def profile_name(graph: StepGraph, threads: int, device: Device, flat: FlatBatch) -> str:
     """Profiles depend on the graph, on torch and its kernels, on the number of threads, and on how
     the batch is aligned."""
-    skewed = "".join(str(int(is_skewed(tensor))) for tensor in flat.tensors)
+    tensors = [] if device.queues else flat.tensors  # which are packed for a device
+    skewed = "".join(str(int(is_skewed(tensor))) for tensor in tensors)
     parts = (graph.fingerprint(), torch.__version__, device.identity, str(threads), skewed, _FORM)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest() + ".npz"
 

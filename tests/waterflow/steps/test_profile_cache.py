@@ -18,7 +18,7 @@ pytestmark = pytest.mark.virtual
 def name_of(text="g", threads=1, device="cpu", batch=None):
     graph = SimpleNamespace(fingerprint=lambda: text)
     flat = flatten([torch.zeros(8)] if batch is None else [batch])
-    return profile_name(graph, threads, SimpleNamespace(identity=device), flat)
+    return profile_name(graph, threads, SimpleNamespace(identity=device, queues=False), flat)
 
 
 def profile_of():
