@@ -7,10 +7,10 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 
 #include "runtime/outside.h"
+#include "runtime/same_bits.h"
 #include "runtime/views.h"
 
 namespace waterflow {
@@ -32,8 +32,9 @@ std::uint32_t twisted(std::uint32_t one, std::uint32_t next) {
 void renew(Engine& engine) {
   constexpr int count = at::MERSENNE_STATE_N, apart = at::MERSENNE_STATE_M;
   std::uint32_t* words = engine.state_.data();
-  for (int i = 0; i < count - apart; ++i)
+  for (int i = 0; i < count - apart; ++i) {
     words[i] = words[i + apart] ^ twisted(words[i], words[i + 1]);
+  }
   for (int i = count - apart; i < count - 1; ++i) {
     words[i] = words[i + apart - count] ^ twisted(words[i], words[i + 1]);
   }
@@ -85,8 +86,8 @@ void fill(float* values, int64_t count, double probability, at::CPUGeneratorImpl
 bool is_served(const Bernoulli::Stack& stack) {
   const at::Tensor& tensor = stack[0].toTensor();
   if (!tensor.defined() || !tensor.is_cpu() || tensor.scalar_type() != at::kFloat) return false;
-  if (!is_plain(tensor) || tensor.is_neg() || !tensor.is_contiguous() || tensor.numel() == 0)
-    return false;
+  if (!is_plain(tensor) || tensor.is_neg()) return false;
+  if (!tensor.is_contiguous() || tensor.numel() == 0) return false;
   if (!stack[1].isDouble() || !stack[2].isGenerator()) return false;
   const double probability = stack[1].toDouble();
   return probability >= 0 && probability <= 1 && stack[2].toGenerator().device().is_cpu();
@@ -129,8 +130,7 @@ void Bernoulli::learn(const c10::OperatorHandle& handle, Stack& stack) {
   const at::Tensor& expected = stack[0].toTensor();
   const at::Tensor found = at::empty_like(expected);
   compute(before, found, own);
-  is_exact_ = std::memcmp(expected.const_data_ptr(), found.const_data_ptr(), found.nbytes()) == 0 &&
-              same_state(own, before[2].toGenerator());
+  is_exact_ = same_bits(expected, found) && same_state(own, before[2].toGenerator());
 }
 
 }  // namespace waterflow

@@ -15,11 +15,11 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
-#include <cstring>
 #include <string>
 #include <unordered_map>
 
 #include "runtime/outside.h"
+#include "runtime/same_bits.h"
 
 namespace waterflow {
 namespace {
@@ -62,10 +62,6 @@ bool is_served(const at::Tensor& tensor) {
 at::Tensor dummy(const at::Tensor& like) {
   static char nowhere[64];
   return at::from_blob(nowhere, like.sizes(), like.strides(), like.options());
-}
-
-bool same_bits(const at::Tensor& one, const at::Tensor& other) {
-  return std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
 }
 
 }  // namespace

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "runtime/outside.h"
+#include "runtime/same_bits.h"
 
 namespace waterflow {
 namespace {
@@ -133,10 +133,6 @@ void compute(const MaxPool::Stack& stack, const at::Tensor& values, const at::Te
 
 at::Tensor contiguous(at::IntArrayRef sizes, at::ScalarType type) {
   return at::detail::empty_cpu(sizes, type);
-}
-
-bool same_bits(const at::Tensor& one, const at::Tensor& other) {
-  return std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
 }
 
 }  // namespace
