@@ -523,7 +523,6 @@ class Train:
         seen: int,
         seconds: float,
         finite_only: bool = False,
-        keeps_lock: bool = False,
         schedule: Schedule | None = None,
         outside: ThreadState | None = None,
         first_kind: int = 0,

@@ -50,14 +50,13 @@ struct BoundTrain {
   Train train;
   py::object look, scheduled;  // keep what the train refers to
   Schedule* schedule;          // none: null
-  bool keeps_lock;
   std::optional<Inside> inside;
 };
 
 BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object look,
                       std::shared_ptr<RoundMemory> beside, bool keeps_blocks,
                       std::shared_ptr<Signal> signal, std::uint64_t seen, double seconds,
-                      bool finite_only, bool keeps_lock, py::object scheduled,
+                      bool finite_only, py::object scheduled,
                       const std::optional<ThreadState>& outside, int first_kind) {
   auto* schedule = scheduled.is_none() ? nullptr : py::cast<Schedule*>(scheduled);
   auto holds = locked_look(look.is_none() ? nullptr : py::cast<Look*>(look), schedule);
@@ -66,7 +65,6 @@ BoundTrain make_train(std::vector<std::vector<at::Tensor>> batches, py::object l
           std::move(look),
           std::move(scheduled),
           schedule,
-          keeps_lock,
           outside ? std::optional(Inside{*outside}) : std::nullopt};
 }
 
@@ -81,8 +79,6 @@ std::shared_ptr<TrainResult> run(LanePool& pool, int lane, const FlowStep& step,
   // With the lock, which others would take otherwise.
   if (!is_as_before || !bound.train.holds(0, *step.job.tape)) {
     result->end = TrainEnd::kChanged;
-  } else if (bound.keeps_lock && !(step.throttle && step.throttle->is_behind())) {
-    make();  // nobody who goes first begins meanwhile, as that takes the lock: there are no rests
   } else {
     run_unlocked(make);
   }
@@ -137,9 +133,8 @@ void bind_trains(py::module_& m) {
   py::class_<BoundTrain>(m, "Train")
       .def(py::init(&make_train), py::arg("batches"), py::arg("look"), py::arg("beside"),
            py::arg("keeps_blocks"), py::arg("signal"), py::arg("seen"), py::arg("seconds"),
-           py::arg("finite_only") = false, py::arg("keeps_lock") = false,
-           py::arg("schedule") = py::none(), py::arg("outside") = py::none(),
-           py::arg("first_kind") = 0)
+           py::arg("finite_only") = false, py::arg("schedule") = py::none(),
+           py::arg("outside") = py::none(), py::arg("first_kind") = 0)
       .def("set_batch", [](BoundTrain& self, std::vector<at::Tensor> batch) {
         self.train.batches.assign(1, std::move(batch));
       });

@@ -31,7 +31,6 @@ class FlowPlan:
     Attributes:
         gate: admits their groups.
         lanes: how many of the lanes there is memory for.
-        is_roomy: whether there is room for any steps beside each other, so that nobody waits.
         version: the arena's (`Arena.version`), for which the plan was made.
         is_over: whether it has no step any more, as memory that it counts on is given to others.
     """
@@ -49,7 +48,7 @@ class FlowPlan:
             raise ValueError(f"a step of {tallest} bytes does not fit {stop - start}")
         size, self.lanes = divided(stop - start, tallest, lanes)
         size -= size % arena.alignment
-        self.is_roomy = self.lanes == 1 or 2 * tallest <= size  # nobody ever waits for memory
+        self._is_roomy = self.lanes == 1 or 2 * tallest <= size  # nobody ever waits for memory
         count = (self.lanes + 1) // 2
         self._ranges = [(start + i * size, start + (i + 1) * size) for i in range(count)]
         self.gate = _C.Gate(size, self.lanes)
@@ -119,7 +118,7 @@ class FlowPlan:
         memory_plan = memory.memory_plan(places, self.version)
         groups = [(group.start, group.stop) for group in piled.groups]
         demand = piled.demand
-        if self.is_roomy:  # nobody waits for what the step lets go of: it is admitted as a whole
+        if self._is_roomy:  # nobody waits for what the step lets go of: it is admitted as a whole
             groups, demand = [(0, memory.profile.num_nodes)], _C.Demand([piled.extent], [0, 0])
         form = step.tape, memory_plan, job, step.device_input
         seconds = [float(memory.profile.node_seconds[a:b].sum()) for a, b in groups]

@@ -189,7 +189,7 @@ class _Stretch:
         self._in_flight = in_flight
         self._trains: Trains | None = None
         if plan is not None and not context.lanes.device.queues:
-            self._trains = Trains(context, plan, in_flight, is_alone=len(jobs) == 1)
+            self._trains = Trains(context, plan, in_flight)
         #: Their batches; without jobs that have ended. There may be hundreds, and each free lane
         #: looks at all of them, so that nothing else is looked at.
         self._queues = {job: job.feeder.ready for job in jobs}

@@ -33,11 +33,6 @@ from waterflow.steps.prepared import PreparedBatch
 #: lane each made a guaranteed job wait for 0.1 to 0.2 ms.
 SLICE_SECONDS = 0.032
 
-#: Beside other jobs, trains of steps shorter than this that take less than so long in all are run
-#: without giving up the interpreter's lock: lanes that fight for it after every such train take
-#: longer than one after another. Longer ones let go of it: meanwhile others fetch and train.
-_KEEPS_LOCK_BELOW, _LOCKED_SECONDS = 50e-6, 0.001
-
 #: A lane lent to a job's thread is taken back when that has waited so long for the job's data:
 #: longer than a slice, as whoever waits wakes on the core on which that thread works.
 _PATIENCE_SECONDS = 1.25 * SLICE_SECONDS
@@ -80,14 +75,7 @@ class _Ran(NamedTuple):
 class Trains:
     """Runs the trains of one stretch."""
 
-    def __init__(
-        self, context: RunContext, plan: FlowPlan, in_flight: StepsInFlight, is_alone: bool
-    ) -> None:
-        """Args beyond the obvious.
-
-        is_alone: whether the stretch has one job alone.
-        """
-        self._is_alone = is_alone
+    def __init__(self, context: RunContext, plan: FlowPlan, in_flight: StepsInFlight) -> None:
         self._context = context
         self._plan = plan
         self._in_flight = in_flight
@@ -280,14 +268,6 @@ class Trains:
     def _train(self, at: _Slice, items: Sequence[Fed], watched: Watched, **options: Any) -> Any:
         job = at.job
         batches = [item.item.flat.tensors for item in items]  # type: ignore[union-attr]
-        step = job.captured.seconds_of(watched.step)
-        keeps_lock = (
-            self._plan.is_roomy
-            and not (self._is_alone or self._context.check)
-            and step < _KEEPS_LOCK_BELOW
-            and step * len(items) < _LOCKED_SECONDS
-        )
-        left = at.until - time.perf_counter()
         return _C.Train(
             batches,
             watched.look,
@@ -295,9 +275,8 @@ class Trains:
             keeps_blocks=not self._context.check,
             signal=self._context.calls,
             seen=at.seen,
-            seconds=min(left, _LOCKED_SECONDS) if keeps_lock else left,  # steps may get longer
+            seconds=at.until - time.perf_counter(),
             finite_only=job.job.stop_on_nan,
-            keeps_lock=keeps_lock,
             first_kind=at.first_kind,
             **options,
         )

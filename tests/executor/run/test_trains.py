@@ -81,9 +81,8 @@ def numbers(*values: float) -> list[torch.Tensor]:
     return [torch.tensor([value]) for value in values]
 
 
-@pytest.mark.parametrize("keeps_lock", [False, True])
-def test_every_batch_has_its_step_in_order(track: Track, keeps_lock: bool) -> None:
-    made = track.run(*numbers(3, 1, 2), keeps_lock=keeps_lock)
+def test_every_batch_has_its_step_in_order(track: Track) -> None:
+    made = track.run(*numbers(3, 1, 2))
     assert (made.losses, made.end, made.error) == ([3.0, 1.0, 2.0], _C.TrainEnd.ARRIVED, None)
     groups = [(lane, group) for lane, _, group, _, _ in made.spans()]
     assert groups == [(0, 0), (0, 1)] * 3
@@ -124,15 +123,14 @@ def look_at(watched: dict[str, int], seen: list[int], act: Callable[[], None]) -
     return _C.Look([first, then], contextvars.copy_context())
 
 
-@pytest.mark.parametrize("keeps_lock", [False, True])
-def test_a_call_under_way_reaches_it(track: Track, keeps_lock: bool) -> None:
+def test_a_call_under_way_reaches_it(track: Track) -> None:
     signal, seen = _C.Signal(), list[int]()
     look = look_at({}, seen, signal.call)
-    made = track.run(*numbers(*range(9)), look=look, signal=signal, keeps_lock=keeps_lock)
+    made = track.run(*numbers(*range(9)), look=look, signal=signal)
     assert (len(made.losses), made.end) == (1, _C.TrainEnd.CALLED)
 
 
-def test_others_run_python_meanwhile_unless_the_lock_is_kept(track: Track) -> None:
+def test_others_run_python_meanwhile(track: Track) -> None:
     signal = _C.Signal()
     waiting = threading.Thread(target=lambda: (time.sleep(0.05), signal.call()))
     waiting.start()
@@ -146,14 +144,13 @@ def test_no_step_begins_after_its_time(track: Track) -> None:
     assert (made.losses, made.end) == ([1.0], _C.TrainEnd.LATE)
 
 
-@pytest.mark.parametrize("keeps_lock", [False, True])
-def test_each_train_begins_with_a_look(track: Track, keeps_lock: bool) -> None:
+def test_each_train_begins_with_a_look(track: Track) -> None:
     watched, seen = {"x": 1}, list[int]()
     look = look_at(watched, seen, lambda: None)
-    made = track.run(*numbers(*range(9)), look=look, keeps_lock=keeps_lock)
+    made = track.run(*numbers(*range(9)), look=look)
     assert (len(made.losses), seen) == (9, [0])
     watched["x"] = 2
-    made = track.run(*numbers(1, 2), look=look, keeps_lock=keeps_lock)
+    made = track.run(*numbers(1, 2), look=look)
     assert (made.losses, made.end) == ([], _C.TrainEnd.CHANGED)
 
 
