@@ -10,7 +10,6 @@
 #include <mutex>
 
 #include "runtime/outside.h"
-#include "runtime/same_bits.h"
 #include "runtime/views.h"
 
 namespace waterflow {
@@ -113,16 +112,14 @@ std::unique_ptr<Bernoulli> Bernoulli::of(const c10::FunctionSchema& schema) {
   return is_it ? std::make_unique<Bernoulli>() : nullptr;
 }
 
-void Bernoulli::run(const c10::OperatorHandle& handle, Stack& stack) {
-  if (!is_served(stack)) return handle.callBoxed(stack);
-  if (!has_learnt_) return learn(handle, stack);
-  if (!is_exact_) return handle.callBoxed(stack);
+void Bernoulli::take(const c10::OperatorHandle& handle, Stack& stack) {
+  if (!is_exact_ || !is_served(stack)) return handle.callBoxed(stack);
   compute(stack, stack[0].toTensor(), stack[2].toGenerator());
   stack.resize(1);
 }
 
 void Bernoulli::learn(const c10::OperatorHandle& handle, Stack& stack) {
-  has_learnt_ = true;
+  if (!is_served(stack)) return handle.callBoxed(stack);
   const Stack before = stack;
   const at::Generator own = before[2].toGenerator().clone();
   handle.callBoxed(stack);

@@ -4,31 +4,24 @@
 // would have ended.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
-
 #include <memory>
-#include <vector>
+
+#include "runtime/shortcut.h"
 
 namespace waterflow {
 
-// An instruction that calls `bernoulli_` with one probability for all elements.
-//
-// It goes round the dispatcher for contiguous float tensors on the host, where that has given the
-// operator's bits and left the generator in the same state: the first time it does both.
-class Bernoulli {
+// Of `bernoulli_` with one probability for all elements, for contiguous float tensors on the host.
+// It is to leave the generator in the operator's state, too.
+class Bernoulli final : public Shortcut {
  public:
-  using Stack = std::vector<c10::IValue>;
   // Null where the operator is another one.
   static std::unique_ptr<Bernoulli> of(const c10::FunctionSchema& schema);
-  // Calls the operator, whose arguments the stack holds.
-  void run(const c10::OperatorHandle& handle, Stack& stack);
 
  private:
-  void learn(const c10::OperatorHandle& handle, Stack& stack);
+  void learn(const c10::OperatorHandle& handle, Stack& stack) override;
+  void take(const c10::OperatorHandle& handle, Stack& stack) override;
 
-  bool has_learnt_ = false, is_exact_ = false;
+  bool is_exact_ = false;
 };
 
 }  // namespace waterflow

@@ -19,7 +19,6 @@
 #include <unordered_map>
 
 #include "runtime/outside.h"
-#include "runtime/same_bits.h"
 
 namespace waterflow {
 namespace {
@@ -130,7 +129,8 @@ void ElementwisePlan::compute(const Stack& stack, const at::Tensor& result) {
 #endif
 }
 
-std::unique_ptr<Elementwise> Elementwise::of(const c10::FunctionSchema& schema) {
+std::unique_ptr<Elementwise> Elementwise::of(const c10::FunctionSchema& schema,
+                                             std::shared_ptr<ElementwisePlans> plans) {
 #if !defined(__x86_64__)
   return nullptr;
 #endif
@@ -142,11 +142,11 @@ std::unique_ptr<Elementwise> Elementwise::of(const c10::FunctionSchema& schema) 
   const auto found = known().find(name + "." + schema.overload_name());
   if (found == known().end()) return nullptr;
   const auto [kernel, tensors] = found->second;
-  return std::make_unique<Elementwise>(ElementwiseOperator{kernel, tensors, in_place});
+  return std::make_unique<Elementwise>(ElementwiseOperator{kernel, tensors, in_place},
+                                       std::move(plans));
 }
 
-void Elementwise::run(const c10::OperatorHandle& handle, Stack& stack, ElementwisePlans& plans) {
-  if (!has_learnt_) return learn(handle, stack, plans);
+void Elementwise::take(const c10::OperatorHandle& handle, Stack& stack) {
   if (!plan_ || !plan_->serves(op_, stack)) return handle.callBoxed(stack);
   at::Tensor result = stack[0].toTensor();
   if (!op_.in_place) {
@@ -172,13 +172,12 @@ bool Elementwise::may_plan(const Stack& stack) const {
   return static_cast<int>(stack.size()) == op_.tensors || stack.back().isScalar();
 }
 
-void Elementwise::learn(const c10::OperatorHandle& handle, Stack& stack, ElementwisePlans& plans) {
-  has_learnt_ = true;
+void Elementwise::learn(const c10::OperatorHandle& handle, Stack& stack) {
   if (!may_plan(stack)) return handle.callBoxed(stack);
-  for (const auto& plan : plans) {
+  for (const auto& plan : *plans_) {
     if (!plan->serves(op_, stack)) continue;
     if (plan->is_exact) plan_ = plan;
-    return run(handle, stack, plans);
+    return take(handle, stack);
   }
   Stack before = stack;
   if (op_.in_place) {
@@ -194,7 +193,7 @@ void Elementwise::learn(const c10::OperatorHandle& handle, Stack& stack, Element
   const at::Tensor result = op_.in_place ? first : at::empty_like(expected);
   plan->compute(before, result);
   plan->is_exact = same_bits(expected, result);
-  plans.push_back(plan);
+  plans_->push_back(plan);
   if (plan->is_exact) plan_ = plan;
 }
 

@@ -5,13 +5,11 @@
 #pragma once
 
 #include <ATen/TensorIterator.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/ivalue.h>
 
 #include <memory>
 #include <vector>
 
+#include "runtime/shortcut.h"
 #include "runtime/views.h"
 
 namespace waterflow {
@@ -44,7 +42,7 @@ struct ElementwiseOperator {
 // An operator on operands of certain layouts. All such instructions of a tape share it.
 class ElementwisePlan {
  public:
-  using Stack = std::vector<c10::IValue>;
+  using Stack = Shortcut::Stack;
   ElementwisePlan(ElementwiseOperator op, const Stack& stack);
   bool serves(const ElementwiseOperator& op, const Stack& stack) const;
   // Runs the kernel on the arguments that the stack holds.
@@ -61,26 +59,23 @@ class ElementwisePlan {
 
 using ElementwisePlans = std::vector<std::shared_ptr<ElementwisePlan>>;
 
-// An instruction that calls one of these operators.
-//
-// It goes round the dispatcher where all operands are float tensors on the host of one dense
-// layout, or numbers beside them, and where that has given the operator's bits: who meets layouts
-// first does both and compares.
-class Elementwise {
+// Of one of these operators, where all operands are float tensors on the host of one dense layout,
+// or numbers beside them. Who meets layouts first learns for all others of the tape.
+class Elementwise final : public Shortcut {
  public:
-  using Stack = ElementwisePlan::Stack;
-  explicit Elementwise(ElementwiseOperator op) : op_(op) {}
-  // Null where the operator is none of these.
-  static std::unique_ptr<Elementwise> of(const c10::FunctionSchema& schema);
-  // Calls the operator, whose arguments the stack holds. `plans` are those of all the tape.
-  void run(const c10::OperatorHandle& handle, Stack& stack, ElementwisePlans& plans);
+  Elementwise(ElementwiseOperator op, std::shared_ptr<ElementwisePlans> plans)
+      : op_(op), plans_(std::move(plans)) {}
+  // Null where the operator is none of these. `plans` are those of all the tape.
+  static std::unique_ptr<Elementwise> of(const c10::FunctionSchema& schema,
+                                         std::shared_ptr<ElementwisePlans> plans);
 
  private:
+  void learn(const c10::OperatorHandle& handle, Stack& stack) override;
+  void take(const c10::OperatorHandle& handle, Stack& stack) override;
   bool may_plan(const Stack& stack) const;
-  void learn(const c10::OperatorHandle& handle, Stack& stack, ElementwisePlans& plans);
 
   const ElementwiseOperator op_;
-  bool has_learnt_ = false;
+  const std::shared_ptr<ElementwisePlans> plans_;
   std::shared_ptr<ElementwisePlan> plan_;
 };
 

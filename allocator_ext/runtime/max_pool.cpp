@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "runtime/outside.h"
-#include "runtime/same_bits.h"
 
 namespace waterflow {
 namespace {
@@ -143,8 +142,7 @@ std::unique_ptr<MaxPool> MaxPool::of(const c10::FunctionSchema& schema) {
   return is_it ? std::make_unique<MaxPool>() : nullptr;
 }
 
-void MaxPool::run(const c10::OperatorHandle& handle, Stack& stack) {
-  if (!has_learnt_) return learn(handle, stack);
+void MaxPool::take(const c10::OperatorHandle& handle, Stack& stack) {
   if (!image_ || !image_->is_of(stack[0].toTensor())) return handle.callBoxed(stack);
   at::Tensor values = contiguous(sizes_, at::kFloat), indices = contiguous(sizes_, at::kLong);
   compute(stack, values, indices);
@@ -154,7 +152,6 @@ void MaxPool::run(const c10::OperatorHandle& handle, Stack& stack) {
 }
 
 void MaxPool::learn(const c10::OperatorHandle& handle, Stack& stack) {
-  has_learnt_ = true;
   if (!is_served(stack)) return handle.callBoxed(stack);
   const Stack before = stack;
   handle.callBoxed(stack);

@@ -13,6 +13,8 @@
 #include <optional>
 #include <utility>
 
+#include "runtime/bernoulli.h"
+#include "runtime/max_pool.h"
 #include "runtime/outside.h"
 #include "runtime/random.h"
 #include "runtime/skew.h"
@@ -133,6 +135,14 @@ int source_of_views(const Instruction& instruction) {
   return source;
 }
 
+// The way round the dispatcher that an operator has, if any.
+std::unique_ptr<Shortcut> shortcut_of(const c10::FunctionSchema& schema,
+                                      const std::shared_ptr<ElementwisePlans>& plans) {
+  if (auto found = Elementwise::of(schema, plans)) return found;
+  if (auto found = MaxPool::of(schema)) return found;
+  return Bernoulli::of(schema);
+}
+
 }  // namespace
 
 Tape::Tape(int slots, int registers) : slots_(slots), registers_(registers) {}
@@ -142,9 +152,7 @@ void Tape::add(Instruction instruction) {
   if (instruction.kind == Instruction::Kind::kOperator) {
     instruction.slot = source_of_views(instruction);
     if (instruction.slot >= 0) instruction.views = std::make_unique<ViewMemo>();
-    instruction.elementwise = Elementwise::of(instruction.op->schema());
-    instruction.max_pool = MaxPool::of(instruction.op->schema());
-    instruction.bernoulli = Bernoulli::of(instruction.op->schema());
+    instruction.shortcut = shortcut_of(instruction.op->schema(), plans_);
   }
   if (instruction.kind == Instruction::Kind::kMove) {
     away_.expect(instruction.move.value);
@@ -211,9 +219,7 @@ void Tape::call(Instruction& instruction) {
 
 // By the dispatcher, or by a way round it that is known to give the same bits.
 void Tape::dispatch(Instruction& instruction) {
-  if (instruction.elementwise) return instruction.elementwise->run(*instruction.op, stack_, plans_);
-  if (instruction.max_pool) return instruction.max_pool->run(*instruction.op, stack_);
-  if (instruction.bernoulli) return instruction.bernoulli->run(*instruction.op, stack_);
+  if (instruction.shortcut) return instruction.shortcut->run(*instruction.op, stack_);
   instruction.op->callBoxed(stack_);
   if (instruction.views) instruction.views->remember(slots_[instruction.slot], stack_);
 }

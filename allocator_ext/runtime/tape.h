@@ -14,10 +14,8 @@
 #include <variant>
 #include <vector>
 
-#include "runtime/bernoulli.h"
 #include "runtime/elementwise.h"
 #include "runtime/lane.h"
-#include "runtime/max_pool.h"
 #include "runtime/spill.h"
 #include "runtime/views.h"
 
@@ -69,9 +67,7 @@ struct Instruction {
   bool gradients = true;                       // runs with gradient mode on
   // Ways round the dispatcher, of operators that have one; views are of the tensor in `slot`.
   std::unique_ptr<ViewMemo> views;
-  std::unique_ptr<Elementwise> elementwise;
-  std::unique_ptr<MaxPool> max_pool;
-  std::unique_ptr<Bernoulli> bernoulli;
+  std::unique_ptr<Shortcut> shortcut;
 };
 
 class Tape {
@@ -131,7 +127,8 @@ class Tape {
   std::vector<Instruction> instructions_;
   AwayStorages away_;
   std::vector<int> moves_;
-  ElementwisePlans plans_;  // that its elementwise instructions share
+  // That its elementwise instructions share.
+  const std::shared_ptr<ElementwisePlans> plans_ = std::make_shared<ElementwisePlans>();
   std::vector<at::Tensor> slots_;
   std::vector<double> registers_;
   std::vector<at::Tensor> batch_;
