@@ -34,8 +34,11 @@ from waterflow.steps.job_steps import JobSteps
 from waterflow.steps.prepared import PreparedBatch, PreparedStep, losses_of
 from waterflow.steps.side_by_side import SideBySide
 
-#: A train that makes fewer tensors does not show how long its operators are.
+#: A train that makes fewer tensors does not show how long its operators are. Nor does the first
+#: step, in which much is made that later ones find, unless it takes so many seconds, and so many
+#: for each tensor.
 _LEAST_TENSORS = 200
+_LONG_STEP, _LONG_OPERATOR = 0.01, 1e-4
 
 
 def on_one_thread() -> AbstractContextManager[Any]:
@@ -166,6 +169,11 @@ class EagerSteps:
         return not self._side_by_side.fine_seconds < self._grain < math.inf
 
     @property
+    def is_measured(self) -> bool:
+        """Whether it is known how long its operators are."""
+        return self._grain < math.inf
+
+    @property
     def knows_others(self) -> bool:
         """Whether it is known how such steps fare beside another job's."""
         return self._side_by_side.is_known(self._grain)
@@ -192,9 +200,10 @@ class EagerSteps:
         finally:
             made = self.room.allocations - made
             seconds, wall = time.thread_time() - started, time.perf_counter() - wall
-            # Waiting for the lock takes processor time, too: the least is the truest. The first
-            # step on a thread tells little.
-            if made > _LEAST_TENSORS and self._captured.begun - max(begun, 1) >= 1:
+            # Waiting for the lock takes processor time, too: the least is the truest.
+            is_long = seconds >= max(_LONG_STEP, _LONG_OPERATOR * made)
+            enough = made > _LEAST_TENSORS and self._captured.begun - max(begun, 1) >= 1
+            if made and (enough or is_long):
                 self._grain = min(self._grain, seconds / made)
                 if jobs == beside():
                     self._note_wall(jobs, wall / made)

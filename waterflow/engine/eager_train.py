@@ -25,8 +25,8 @@ from waterflow.executor.data.feeder import FeedItem
 from waterflow.steps.prepared import PreparedBatch
 
 #: A train gives the lane back after so many seconds; where all steps are eager, after more: each
-#: handover of a lane costs as much as a small step. Not as long as it is to be seen whether jobs
-#: lose side by side.
+#: handover of a lane costs as much as a small step. Not as long as it is to be seen how long
+#: its operators are, or whether jobs lose side by side.
 SLICE_SECONDS, _EAGER_SLICE_SECONDS = 0.02, 0.1
 
 
@@ -54,7 +54,7 @@ def run_train(
             since no plan counts on the memory as it is.
         beside: how many jobs are in eager steps now.
     """
-    tries = beside() > 1 and not job.eager.knows_others
+    tries = not job.eager.is_measured or (beside() > 1 and not job.eager.knows_others)
     seconds = _EAGER_SLICE_SECONDS if accounts and not tries else SLICE_SECONDS
     train = _Train(context, job, lane, memory, may_go_on, accounts, seconds)
     # No other lane works beside such a train: it stays on the core where its memory is.

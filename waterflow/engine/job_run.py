@@ -199,7 +199,7 @@ class JobRun:
             keeps_captures=(job.audit or audit) != "off",
         )
         self.needs = JobNeeds(self.steps)
-        self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit))
+        self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit, job.total_steps))
         # Its parts know it weakly: its model and data are gone with the last who holds it, without
         # a garbage collection, which may be long in coming.
         in_turn, callback = _Weakly(self._python), _Weakly(self._callback)

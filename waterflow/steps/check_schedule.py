@@ -6,8 +6,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-#: Checks may take this share of the job's steps, or of so many steps where it has made fewer.
-_CHECK_SHARE, _CHECK_STEPS = 0.01, 1000
+#: Checks may take this share of the steps that the job has made. Before it has made many, they may
+#: take as long as so many steps, or this share of all that it will make.
+_SHARE, _FIRST_STEPS, _SHARE_OF_ALL = 0.01, 10, 0.025
 
 
 class CheckSchedule:
@@ -17,8 +18,14 @@ class CheckSchedule:
     hardly more than Python, a due one waits until all of them cost less than their share.
     """
 
-    def __init__(self, audit: str) -> None:
+    def __init__(self, audit: str, steps: int | None = None) -> None:
+        """Args:
+
+        audit: see `Job`.
+        steps: how many the job will make, where that is known.
+        """
         self._audit = audit
+        self._at_first = _FIRST_STEPS if steps is None else min(_FIRST_STEPS, _SHARE_OF_ALL * steps)
         self._due = 1  # from this step on
         self._seconds = 0.0  # that checks have taken beyond the steps in whose place they were
         self._last = 0.0
@@ -39,7 +46,7 @@ class CheckSchedule:
         if self._audit != "log" or step < self._due:
             return self._audit == "all"
         self._step_seconds = step_seconds
-        share = _CHECK_SHARE * max(step, _CHECK_STEPS) * self._step_seconds
+        share = max(_SHARE * step, self._at_first) * self._step_seconds
         return self._seconds + self._last <= share
 
     @contextlib.contextmanager

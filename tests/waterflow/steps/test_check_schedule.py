@@ -23,6 +23,21 @@ def test_checks_that_cost_much_wait_until_their_share_is_earned(monkeypatch):
     assert checked == [1, 4000, 6000, 8192, 16384]
 
 
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(40, [1]), (130, [1, 2]), (400, [1, 2, 4, 8, 16, 32])]
+)
+def test_checks_of_few_steps_take_a_share_of_them(monkeypatch, steps, expected):
+    now = [0.0]
+    monkeypatch.setattr(check_schedule.time, "perf_counter", lambda: now[0])
+    schedule, checked = CheckSchedule("log", steps), []
+    for step in range(1, steps + 1):
+        if schedule.is_due(step, 0.03):
+            checked.append(step)
+            with schedule.timed(step):
+                now[0] += 0.078
+    assert checked == expected
+
+
 def due(audit, steps=16):
     """The steps that are checked, where a check costs next to nothing."""
     schedule, checked = CheckSchedule(audit), []
