@@ -67,7 +67,7 @@ def snapshot(run: JobRun, before: Attributes, state: str = RUNNING) -> JobSnapsh
         evaluations=list(report.evaluations),
         epoch_ends=list(report.epoch_ends),
     )
-    taken = run.look(lambda: take(run.job, progress, before))
+    taken = run.python.look(lambda: take(run.job, progress, before))
     return dataclasses.replace(taken, job=run.name)  # which a callback may call something else
 
 

@@ -72,7 +72,7 @@ def _run_on_own_thread(
     beside: Callable[[], int],
 ) -> None:
     with job.eager.timed(beside), job.steps.persistent.gradients_lent():
-        job.in_python(functools.partial(train.run, fed))
+        job.python.run(functools.partial(train.run, fed))
     with context.python:  # before this thread goes on, perhaps with a capture
         drop_gradients(context, job)
 

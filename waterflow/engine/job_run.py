@@ -6,7 +6,6 @@ import contextlib
 import copy
 import functools
 import operator
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,10 +15,8 @@ from torch.utils.data import DataLoader
 
 from waterflow.account.account import Account
 from waterflow.allocator_ext import _C
-from waterflow.capture.callbacks import may_fetch_ahead, may_select_ahead
-from waterflow.capture.own_business import OwnBusiness
+from waterflow.capture.callbacks import may_fetch_ahead
 from waterflow.capture.own_error import own_error
-from waterflow.capture.python_turns import PYTHON_TURNS
 from waterflow.capture.sharing import Sharing
 from waterflow.checkpoint.cursor import DataCursor
 from waterflow.checkpoint.job_state import Progress
@@ -41,9 +38,11 @@ from waterflow.engine.events import (
     StateChanged,
 )
 from waterflow.engine.job_needs import JobNeeds
+from waterflow.engine.job_python import JobPython
+from waterflow.engine.on_step import OnStep
 from waterflow.engine.states import JobState, transition
 from waterflow.engine.user_loop import UserLoop
-from waterflow.executor.data.batches import batches_of, tensors_behind
+from waterflow.executor.data.batches import batches_of
 from waterflow.executor.data.feeder import Feeder, FeedItem, Start
 from waterflow.executor.device.storages import storage_key
 from waterflow.executor.run.lanes import Lanes
@@ -73,9 +72,6 @@ _AHEAD_BYTES = 1 << 20
 _AHEAD_SECONDS = 0.04
 #: What takes a fetch less than this is done before another thread has heard that it may begin.
 _SHORT_FETCH_SECONDS = 0.0005
-#: A callback that takes longer is not to keep others from theirs, where these have nothing to do
-#: with each other.
-_LONG_CALLBACK_SECONDS = 0.001
 
 
 class Enough(NamedTuple):
@@ -116,6 +112,8 @@ class JobRun:
         suspend_requested: whether somebody wants it to rest, from its present step's end on.
         resident: whether its persistent tensors have their places in the arena.
         is_parked: whether some may lie in host memory, where the device reads them slowly.
+        python: runs its Python, but for steps.
+        on_step: its callback.
         feeder: prepares its batches, on a thread of its own.
         captured, eager: its steps, by the way in which they run.
         evaluator: its evaluations.
@@ -160,9 +158,7 @@ class JobRun:
         callbacks: where its callbacks run; None: where its steps do.
         side_by_side: what all jobs have learnt of eager steps beside each other.
         """
-        self._callbacks = callbacks or Callbacks()
-        self._calls_back_for_long = False  # one of its callbacks took a while
-        self._business: tuple[Any, OwnBusiness | None] = None, None  # of which callback, and what
+        audit = job.audit or audit
         self.number = number
         self.job = job
         self.name = job.name
@@ -196,14 +192,15 @@ class JobRun:
             tiers=tiers,
             limit=limit,
             spill_to=spill_to,
-            keeps_captures=(job.audit or audit) != "off",
+            keeps_captures=audit != "off",
         )
         self.needs = JobNeeds(self.steps)
-        self.captured = CapturedSteps(number, self.steps, CheckSchedule(job.audit or audit, job.total_steps))
+        self.captured = CapturedSteps(number, self.steps, CheckSchedule(audit, job.total_steps))
         # Its parts know it weakly: its model and data are gone with the last who holds it, without
         # a garbage collection, which may be long in coming.
-        in_turn, callback = _Weakly(self._python), _Weakly(self._callback)
-        on_step = _Weakly(self._on_step)
+        caller = self.steps.caller
+        self.python = JobPython(job.name, caller, self._rng, callbacks or Callbacks())
+        self.on_step = OnStep(job, self.python, self.steps.cache, _Weakly(self._has_batch))
         self._submitted_data = job.data
         self.data = DataMemory(job.name, job.data)
         self.sharing = Sharing(job)
@@ -211,12 +208,13 @@ class JobRun:
             *(number, self.steps, self.captured, self.needs, _Weakly(self._at_home), events),
             *(self.data, side_by_side or SideBySide()),
         )
-        self.loop = UserLoop(job, in_turn, _Weakly(self.end), events, on_step)
+        self.loop = UserLoop(
+            *(job, self.python.in_turn, _Weakly(self.end), events, self.on_step.call)
+        )
         self.loop.check_epoch = _Weakly(self._check_epoch)
-        self.evaluator = Evaluator(*(number, job, self._rng, callback), captures.evaluation_extents)
-        #: What it was found from: captures, the callback.
-        self._selects_ahead: tuple[tuple[int, Any], bool] = (-1, None), False
-        self._selected_from: Any = None  # versions of what batches are selected from ahead
+        self.evaluator = Evaluator(
+            *(number, job, self._rng, self.python.call_back), captures.evaluation_extents
+        )
         #: What it was found from: captures, the steps at the latest evaluation, what steps read.
         self._data_is_apart: tuple[tuple[int, int, list[Account]], bool] = (0, -1, []), False
         start = self._go_on_from(resumed)
@@ -270,89 +268,18 @@ class JobRun:
 
     # Its Python
 
-    def in_python(self, function: Callable[[], Result]) -> Result:
-        """Runs what is to be in the job's caller's context, with its random streams."""
-        return self.steps.caller.run(self._rng, function)
-
-    def look(self, function: Callable[[], Result]) -> Result:
-        """Runs Python of the job's that only looks, in its context, on any thread, in turn with
-        traces."""
-        with PYTHON_TURNS.shared():
-            return self.steps.caller.run_apart(self._rng, function)
-
-    def _beside(self, function: Callable[[], Result]) -> Result:
-        """The same for a callback for which a thread waits that is in the job's context."""
-        with PYTHON_TURNS.shared():
-            return self.steps.caller.run_beside(self._rng, function)
-
-    def _python(self, function: Callable[[], Result]) -> Result:
-        """Runs Python of the job's there, in turn with traces."""
-        if self.steps.caller.is_inside:  # in a train of steps, which sees to that
-            return function()
-        with PYTHON_TURNS.shared():
-            return self.in_python(function)
-
-    def _on_step(self, function: Callable[[], Result]) -> Result:
-        """Asks the job's callback about a step, beside others' if it takes its time."""
-        started = time.perf_counter()
-        answer = self._callback(function, self._own_business)
-        if time.perf_counter() - started > _LONG_CALLBACK_SECONDS:
-            self._calls_back_for_long = True
-        self._check_selected()
-        return answer
-
-    def _check_selected(self) -> None:
-        """After a callback that was taken to leave the data alone, with batches that were selected
-        before it.
-
-        Raises:
-            JobError: it has changed them after all.
-        """
-        selected = self._selected_from
-        if selected is not None and self.feeder.peek() is not None and selected.changed():
-            raise JobError(
-                f"job {self.name!r}: its callback has changed the tensors of its dataset in place, "
-                "after batches had been selected from them, as nothing in its code says that it "
-                "does: say so (relu_, inplace=True), or give the job capture=False"
-            )
-
-    @property
-    def _own_business(self) -> OwnBusiness | None:
-        """What its callback has to do with, if it takes a while and is nobody else's affair."""
-        on_step = self.job.on_step
-        if on_step is None or not self._calls_back_for_long or self._callbacks.in_caller:
-            return None
-        known, own = self._business
-        if known is not on_step:
-            own = OwnBusiness.of(on_step, self.job.root)
-            self._business = on_step, own
-        return own
-
-    def _callback(self, function: Callable[[], Result], own: OwnBusiness | None = None) -> Result:
-        """Runs a callback of the job's in its context, on the thread on which callbacks run; `own`:
-        see `Callbacks.run`."""
-        callbacks, name = self._callbacks, self.name
-        if not callbacks.in_caller:
-            return self._python(functools.partial(callbacks.run, name, function, own))
-        # A trace may run while somebody waits for the callback, but not beside it.
-        if self.steps.caller.is_inside:  # this thread, which waits, and nobody else may be
-            self.steps.caller.hand_over()
-            with PYTHON_TURNS.paused():
-                return callbacks.run(name, functools.partial(self._beside, function))
-        return callbacks.run(name, functools.partial(self._python, function))
-
     def at_home(self, function: Callable[[], Result]) -> Result:
         """Runs what follows a step on the job's own thread, but where callbacks are made on the
         caller's, or lanes have streams of a device."""
-        away = self._device.queues or self.calls_back_elsewhere
+        away = self._device.queues or self.python.calls_back_elsewhere
         return function() if away else self._lent(function)
 
     def _at_home(self, function: Callable[[], Result]) -> Result:
         """The same for steps, on the job's own thread: Python may keep things by thread. Not where
         lanes have streams of a device, on which steps have to be queued."""
         if self._device.queues:
-            return self._python(function)
-        return self._lent(functools.partial(self._python, function))
+            return self.python.in_turn(function)
+        return self._lent(functools.partial(self.python.in_turn, function))
 
     def _lent(self, function: Callable[[], Result]) -> Result:
         """What a function returns on the job's own thread."""
@@ -361,12 +288,10 @@ class JobRun:
         return returned[0]
 
     def _fetch(self, function: Callable[[], Result]) -> Result:
-        """The same for its data, which may take its time, and may be fetched beside a step."""
-        caller = self.steps.caller
-        if caller.is_inside:  # in a train, between two steps
-            return function()
-        run = caller.run_apart if self.may_fetch_ahead() else caller.run
-        return run(self._rng, function)
+        return self.python.fetch(function, self.may_fetch_ahead)
+
+    def _has_batch(self) -> bool:
+        return self.next_batch() is not None
 
     def _check_epoch(self) -> None:
         """Before a new epoch: raises where the loop would read other batches than it gets."""
@@ -394,14 +319,9 @@ class JobRun:
         of another: then captured steps run on the thread that fetches."""
         if self.may_fetch_ahead() or self._device.queues:
             return False
-        if self.calls_back_elsewhere and self.loop.acts_between_steps:
+        if self.python.calls_back_elsewhere and self.loop.acts_between_steps:
             return False  # whoever makes the callbacks is handed each step anyway
         return self.feeder.fetch_seconds < _SHORT_FETCH_SECONDS
-
-    @property
-    def calls_back_elsewhere(self) -> bool:
-        """Whether its callback is made on another thread than the one that has its step told of."""
-        return self._callbacks.in_caller
 
     def may_fetch_ahead(self) -> bool:
         """Whether batches may be fetched before the steps before them."""
@@ -422,12 +342,7 @@ class JobRun:
         before each of these fetches."""
         if self.job.on_step is None:
             return self.data_is_apart
-        (captures, on_step), selects = self._selects_ahead
-        if captures != self.steps.cache.captures or on_step is not self.job.on_step:
-            selects = may_select_ahead(self.job, self.steps.cache.written())
-            self._selects_ahead = (self.steps.cache.captures, self.job.on_step), selects
-        self._selected_from = _C.Versions(tensors_behind(self.job.data)) if selects else None
-        return selects
+        return self.on_step.may_select_ahead()
 
     @property
     def data_is_apart(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import platform
 import time
 from importlib import metadata
@@ -244,8 +245,13 @@ def _note_losses(report: JobReport) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of what the numbers depend on."""
+    torchs, pythons = str(torch.__version__), platform.python_version()
+    return {"waterflow": _own_version(), "torch": torchs, "python": pythons}
+
+
+@functools.cache  # to look for it among what is installed takes longer than a small job's steps
+def _own_version() -> str:
     try:
-        own = metadata.version("waterflow")
+        return metadata.version("waterflow")
     except metadata.PackageNotFoundError:
-        own = "source"
-    return {"waterflow": own, "torch": str(torch.__version__), "python": platform.python_version()}
+        return "source"

@@ -203,10 +203,10 @@ class Trains:
         job = at.job
         if watched.look is None or watched.between is not Between.PYTHON:
             return None
-        if not (at.at_home or job.may_fetch_ahead()) or job.calls_back_elsewhere:
+        if not (at.at_home or job.may_fetch_ahead()) or job.python.calls_back_elsewhere:
             return None
         outside = _C.ThreadState()
-        return job.in_python(functools.partial(self._steps_inside, at, fed, watched, outside))
+        return job.python.run(functools.partial(self._steps_inside, at, fed, watched, outside))
 
     def _steps_inside(self, at: _Slice, fed: Fed, watched: Watched, outside: Any) -> _Ran | None:
         job = at.job

@@ -83,7 +83,8 @@ def test_a_cheap_check_is_made_at_powers_of_two(monkeypatch, policy):
 
     check, done = audit.check_step, [0]
     # So that a busy machine does not delay them.
-    monkeypatch.setattr(check_schedule, "_CHECK_SHARE", 0.1)
+    monkeypatch.setattr(check_schedule, "_FIRST_STEPS", 100)
+    monkeypatch.setattr(check_schedule, "_SHARE_OF_ALL", 100)
     monkeypatch.setattr("waterflow.engine.eager_steps.check_step", noted)
     plain = functools.partial(optim.SGD, lr=0.01)
     job = job_of(model=heavy, optimizer=plain)

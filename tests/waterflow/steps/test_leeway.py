@@ -173,7 +173,7 @@ def test_the_rest_of_it_still_has_to_be_the_same(as_on_a_gpu):
 def test_a_later_check_ends_only_who_is_sure_to_be_wrong(as_on_a_gpu, monkeypatch, name, state):
     """Where numbers vary it may be a rare chance: the job goes on as eager Python."""
     as_on_a_gpu("embed.weight")
-    monkeypatch.setattr(check_schedule, "_CHECK_SHARE", 1e9)  # due checks wait for nothing
+    monkeypatch.setattr(check_schedule, "_SHARE", 1e9)  # due checks wait for nothing
     checks = []
     predict = audit.predict
 
