@@ -28,6 +28,8 @@ from waterflow.steps.prepared import PreparedBatch
 #: handover of a lane costs as much as a small step. Not as long as it is to be seen how long
 #: its operators are, or whether jobs lose side by side.
 SLICE_SECONDS, _EAGER_SLICE_SECONDS = 0.02, 0.1
+#: One that shows whether jobs lose side by side: as they do, most often, where steps are short.
+_TRIAL_SECONDS = 0.01
 
 
 def run_train(
@@ -54,8 +56,11 @@ def run_train(
             since no plan counts on the memory as it is.
         beside: how many jobs are in eager steps now.
     """
-    tries = not job.eager.is_measured or (beside() > 1 and not job.eager.knows_others)
-    seconds = _EAGER_SLICE_SECONDS if accounts and not tries else SLICE_SECONDS
+    seconds = _EAGER_SLICE_SECONDS if accounts else SLICE_SECONDS
+    if not job.eager.is_measured:
+        seconds = SLICE_SECONDS
+    elif beside() > 1 and not job.eager.knows_others:
+        seconds = _TRIAL_SECONDS
     train = _Train(context, job, lane, memory, may_go_on, accounts, seconds)
     # No other lane works beside such a train: it stays on the core where its memory is.
     is_alone = accounts and job.eager.is_fine

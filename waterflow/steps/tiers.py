@@ -42,8 +42,9 @@ _LOOKS_OF_CAPTURE, _LOOKS_OF_JOIN, _USUAL_LOOK = 4.0, 1.0, 0.005
 _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
 #: What eager steps of two jobs gain side by side at least, where they do not lose.
 _GAIN_BESIDE = 1.3
-#: What the engine adds to an eager step, which captured ones do without.
-_EAGER_SECONDS = 1e-4
+#: What the engine adds to an eager step, which captured ones do without; and to a train of captured
+#: ones, which ends where batches of another shape come.
+_EAGER_SECONDS, _TRAIN_SECONDS = 1e-4, 2.5e-4
 #: A capture has to save so many times what it takes, and to join it, as forecasts err; many jobs
 #: that join each other's err less. Of what it takes beyond so many seconds, eager steps have to
 #: take so much before: a job that ends sooner than was foreseen has lost little by its capture.
@@ -219,13 +220,16 @@ class CaptureCosts:
         looks = Cost(capture, _LOOKS_OF_JOIN * jobs).least_saved
         return _USUAL_LOOK + saved / looks if looks else math.inf
 
-    def saved_seconds(self, eager: float, tensors: int, beside: bool) -> float:
+    def saved_seconds(
+        self, eager: float, tensors: int, beside: bool, train: float = math.inf
+    ) -> float:
         """What a captured step will save of the wall time of an eager one.
 
         Args:
             eager: what the eager one takes of its thread.
             tensors: how many tensors it makes.
             beside: whether eager steps of several jobs run beside each other, too.
+            train: how many captured steps come one after another.
         """
         saved = min(_SAVED_PER_TENSOR * tensors, _MOST_SAVED * eager)
         with self._lock:
@@ -233,7 +237,8 @@ class CaptureCosts:
             captured = eager * seen / (self._eager + _PRIOR_SECONDS)
             together = max(1, min(self._lanes, self._alike.total()))
         eager += _EAGER_SECONDS
-        return eager / (min(together, _GAIN_BESIDE) if beside else 1) - captured / together
+        eager /= min(together, _GAIN_BESIDE) if beside else 1
+        return eager - captured / together - _TRAIN_SECONDS / train
 
     def note_capture(
         self, tensors: int, seconds: float, sight: Hashable = None, measured: bool = False
@@ -318,6 +323,8 @@ class Tiers:
     _captured: dict[Hashable, str] = field(default_factory=dict)  # and why
     _reasons: dict[Hashable, str] = field(default_factory=dict)  # why not
     _kind: int = -1
+    _latest: Hashable = None  # the signature of the latest batch, and how often it was another one
+    _turns: int = 0
 
     def __post_init__(self) -> None:
         self._kind = self.costs.join(kind_of(self.job))
@@ -394,6 +401,7 @@ class Tiers:
         if shape is None:
             shape = self._shapes[signature] = _Shape()
         shape.steps += 1
+        self._note_turn(signature)
         if shape.steps > 1 and seconds is not None:
             self.costs.note_eager((self._kind, signature), seconds)
             shape.measured.append(seconds)
@@ -500,6 +508,7 @@ class Tiers:
         """So many captured steps on such batches have taken so many seconds of their thread, as
         eager ones are measured: whoever waits for the interpreter's lock would wait with both."""
         shape = self._shapes.get(signature)
+        self._note_turn(signature)
         if shape is not None:
             shape.captured += steps
         if shape is not None and shape.measured:
@@ -527,17 +536,27 @@ class Tiers:
             lines.append(f"{kind}{shape.steps} eager steps; {why}")
         return lines or sorted(set(self._captured.values()))
 
+    def _note_turn(self, signature: Hashable) -> None:
+        self._turns += signature != self._latest
+        self._latest = signature
+
+    @property
+    def _seen(self) -> int:
+        """Steps of any shape."""
+        return sum(shape.steps + shape.captured for shape in self._shapes.values())
+
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        made = sum(other.steps + other.captured for other in self._shapes.values())
-        expected = self.remaining * (shape.steps + shape.captured) / made
+        expected = self.remaining * (shape.steps + shape.captured) / self._seen
         return self._saved(shape) * expected
 
     def _saved(self, shape: _Shape) -> float:
         """Seconds that one captured step on such a batch saves."""
         beside = shape.seconds > self.costs.side_by_side.fine_seconds * shape.tensors
-        return self.costs.saved_seconds(shape.seconds, shape.tensors, beside)
+        # With one shape so far nobody knows when another will come.
+        train = self._seen / self._turns if self._turns > 1 else math.inf
+        return self.costs.saved_seconds(shape.seconds, shape.tensors, beside, train)
 
 
 def are_on() -> bool:

@@ -189,6 +189,23 @@ def test_what_captured_steps_bring_is_learnt_from_them():
     assert costs.saved_seconds(0.001, 50, beside=False) == pytest.approx(0.001, rel=0.01)
 
 
+def test_a_captured_step_brings_less_where_each_is_a_train_of_its_own():
+    costs = CaptureCosts(lanes=1)
+    alone, ten, many = (costs.saved_seconds(0.001, 50, beside=False, train=n) for n in (1, 10, 1e9))
+    assert alone < ten < many == pytest.approx(costs.saved_seconds(0.001, 50, beside=False))
+
+
+@pytest.mark.parametrize(("together", "captured"), [(1, False), (50, True)])
+def test_short_steps_of_shapes_that_come_in_turn_stay_eager(together, captured):
+    tiers = tiers_of(CaptureCosts(lanes=2), steps=400)
+    for number in range(200):
+        shape = ("shape", number // together % 2)
+        if not tiers.stays_eager(shape):
+            break
+        take(tiers, 1, seconds=0.0003, shape=shape)
+    assert (number < 199) == captured
+
+
 def test_one_bad_moment_does_not_decide_for_good():
     """A captured step that took long once, on cold memory, says little about the next ones."""
     costs = CaptureCosts(lanes=1)
