@@ -44,7 +44,7 @@ _SAVED_PER_TENSOR, _MOST_SAVED, _PRIOR_SECONDS = 8e-6, 0.6, 0.1
 _GAIN_BESIDE = 1.3
 #: What the engine adds to an eager step, which captured ones do without; and to a train of captured
 #: ones, which ends where batches of another shape come.
-_EAGER_SECONDS, _TRAIN_SECONDS = 1e-4, 2.5e-4
+_EAGER_SECONDS, _TRAIN_SECONDS = 1e-4, 4e-4
 #: A capture has to save so many times what it takes, and to join it, as forecasts err; many jobs
 #: that join each other's err less. Of what it takes beyond so many seconds, eager steps have to
 #: take so much before: a job that ends sooner than was foreseen has lost little by its capture.
@@ -149,6 +149,8 @@ class CaptureCosts:
         self._to_come = 0
         self._made: dict[Hashable, bool] = {}  # captures, and whether all who look alike may join
         self._steps: dict[Hashable, deque[float]] = {}  # eager ones' seconds, of all who look alike
+        # Steps of all of a kind, and how often one was on a batch of another shape than before.
+        self._made_of, self._turns = Counter[int](), Counter[int]()
         self._eager_kinds: dict[int, str] = {}  # whose steps stay eager Python, and why
         self._looks: dict[int, float] = {}  # what a look took, of kinds that have to be tried
 
@@ -270,6 +272,20 @@ class CaptureCosts:
         """Whether a capture is known by this that others may join."""
         return self._made.get(sight, False)
 
+    def note_run(self, kind: int, steps: int, turns: bool) -> None:
+        """A job of this kind has made so many steps on batches of one shape; `turns`: the step
+        before was on one of another."""
+        with self._lock:
+            self._made_of[kind] += steps
+            self._turns[kind] += turns
+
+    def train_length(self, kind: int) -> float:
+        """How many steps of jobs of this kind come one after another on batches of one shape;
+        infinite where no shape has followed on another."""
+        with self._lock:
+            turns = self._turns[kind]
+            return self._made_of[kind] / turns if turns else math.inf
+
     def note_eager(self, sight: Hashable, seconds: float) -> None:
         """An eager step of a job whose capture would be known by this took so long."""
         with self._lock:
@@ -323,8 +339,7 @@ class Tiers:
     _captured: dict[Hashable, str] = field(default_factory=dict)  # and why
     _reasons: dict[Hashable, str] = field(default_factory=dict)  # why not
     _kind: int = -1
-    _latest: Hashable = None  # the signature of the latest batch, and how often it was another one
-    _turns: int = 0
+    _latest: Hashable = None  # the signature of the latest batch
 
     def __post_init__(self) -> None:
         self._kind = self.costs.join(kind_of(self.job))
@@ -401,7 +416,7 @@ class Tiers:
         if shape is None:
             shape = self._shapes[signature] = _Shape()
         shape.steps += 1
-        self._note_turn(signature)
+        self._note_run(signature)
         if shape.steps > 1 and seconds is not None:
             self.costs.note_eager((self._kind, signature), seconds)
             shape.measured.append(seconds)
@@ -508,7 +523,7 @@ class Tiers:
         """So many captured steps on such batches have taken so many seconds of their thread, as
         eager ones are measured: whoever waits for the interpreter's lock would wait with both."""
         shape = self._shapes.get(signature)
-        self._note_turn(signature)
+        self._note_run(signature, steps)
         if shape is not None:
             shape.captured += steps
         if shape is not None and shape.measured:
@@ -536,26 +551,21 @@ class Tiers:
             lines.append(f"{kind}{shape.steps} eager steps; {why}")
         return lines or sorted(set(self._captured.values()))
 
-    def _note_turn(self, signature: Hashable) -> None:
-        self._turns += signature != self._latest
+    def _note_run(self, signature: Hashable, steps: int = 1) -> None:
+        self.costs.note_run(self._kind, steps, turns=self._latest not in (None, signature))
         self._latest = signature
-
-    @property
-    def _seen(self) -> int:
-        """Steps of any shape."""
-        return sum(shape.steps + shape.captured for shape in self._shapes.values())
 
     def _gain(self, shape: _Shape) -> float:
         """Seconds that captured steps on such batches would save from now on. Jobs whose steps are
         alike share captures, and are taken to have as much before them."""
-        expected = self.remaining * (shape.steps + shape.captured) / self._seen
+        made = sum(other.steps + other.captured for other in self._shapes.values())
+        expected = self.remaining * (shape.steps + shape.captured) / made
         return self._saved(shape) * expected
 
     def _saved(self, shape: _Shape) -> float:
         """Seconds that one captured step on such a batch saves."""
         beside = shape.seconds > self.costs.side_by_side.fine_seconds * shape.tensors
-        # With one shape so far nobody knows when another will come.
-        train = self._seen / self._turns if self._turns > 1 else math.inf
+        train = self.costs.train_length(self._kind)
         return self.costs.saved_seconds(shape.seconds, shape.tensors, beside, train)
 
 
