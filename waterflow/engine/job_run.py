@@ -405,7 +405,7 @@ class JobRun:
     @property
     def may_rest(self) -> bool:
         """Whether it could be suspended now: it runs, or has all that its first step needs."""
-        return self.state is JobState.RUNNING or self.next_batch() is not None
+        return self.state is JobState.RUNNING or self._has_batch()
 
     @property
     def is_gone(self) -> bool:
@@ -647,7 +647,7 @@ class JobRun:
     @property
     def may_step(self) -> bool:
         """Whether the job runs and has its next batch, or the end of its data."""
-        return self.state is JobState.RUNNING and self.next_batch() is not None
+        return self.state is JobState.RUNNING and self._has_batch()
 
     def refresh(self, batch: PreparedBatch, residency: Residency) -> PreparedBatch:
         """The batch ready for a step as the user's Python is now; captured anew where it must be.
