@@ -330,8 +330,8 @@ class JobRun:
     def batches_ahead(self) -> int:
         """How many batches its feeder may hold: enough for the steps of a while, if they are small
         and on the host, where they take no place in the arena."""
-        size = self.steps.preparer.batch_bytes
-        step = self.captured.step_seconds
+        preparer = self.steps.preparer
+        size, step = preparer.batch_bytes, self.captured.step_seconds or preparer.profiled_seconds
         if self._device.queues or not size or not step:
             return LEAST_AHEAD
         most = min(MOST_AHEAD, _AHEAD_BYTES // size, int(_AHEAD_SECONDS / step))

@@ -189,6 +189,13 @@ class BatchPreparer:
         latest = self._latest
         return latest is not None and latest.steady in latest.checked
 
+    @property
+    def profiled_seconds(self) -> float:
+        """What the captured step of the latest batch takes by its profile; 0.0 for an eager one."""
+        latest = self._latest
+        step = None if latest is None else latest.steady
+        return 0.0 if step is None else float(step.memory.profile.seconds)
+
     def _refuse_what_is_opaque(self) -> None:
         """Gives up steps that are known to be opaque before anything is traced. To know takes a
         walk along all that callbacks reach, so it waits until a capture is wanted.
