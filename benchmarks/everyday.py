@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import random
 import statistics
@@ -273,10 +274,12 @@ def measure(kind: str, make: Make, jobs: int, repeats: int) -> Row:
     loops, runs, equal = [], [], True
     for _ in range(repeats):
         made = [make(number) for number in range(jobs)]
+        gc.collect()  # what ran before has left garbage
         started = time.perf_counter()
         expected = [wf.run_eager(each, threads=1).losses for each in made]
         loops.append(time.perf_counter() - started)
         made = [make(number) for number in range(jobs)]
+        gc.collect()
         started = time.perf_counter()
         report = wf.run(made, memory=MEMORY)
         runs.append(time.perf_counter() - started)

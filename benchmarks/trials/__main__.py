@@ -63,12 +63,14 @@ def row_of(case: Case, size: Size, skip: list[str], repeats: int) -> dict[str, A
         all_threads, _ = ways.timed(case, ways.loops(torch.get_num_threads()))
         own, losses = ways.with_waterflow(case)
         all_equal &= losses == expected
-        turn = {"eager": min(one_thread, all_threads), "waterflow": own}
+        turn = {"one_thread": one_thread, "all_threads": all_threads, "waterflow": own}
         for other, measure in _others(name, case, size).items():
             turn[other] = None if other in skip else measure()
         for way, found in turn.items():
             seconds.setdefault(way, []).append(found)
-    return _row(case, {way: _median(found) for way, found in seconds.items()}, all_equal)
+    medians = {way: _median(found) for way, found in seconds.items()}
+    loops = [medians.pop("one_thread"), medians.pop("all_threads")]
+    return _row(case, {"eager": min(loops), **medians}, all_equal)
 
 
 def _others(name: str, case: Case, size: Size) -> dict[str, Callable[[], float | None]]:

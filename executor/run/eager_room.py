@@ -160,6 +160,8 @@ class EagerRoom:
         """Enlarges the room by at least `size` bytes, while no captured step is under way."""
         self._budget.synchronize()  # what lanes have given up is free for all
         wanted = int(self._arena.held(self._job)) + rounded(size, self._arena.alignment)
+        if wanted <= self.size:  # something has been let go of
+            return True
         return any(self._add(to - self.size) for to in (max(wanted, _ample(self.size)), wanted))
 
     def scope(self, more: Callable[[int], bool]) -> Any:

@@ -29,6 +29,9 @@ _GLOBAL_OPCODES = frozenset(
     if name in dis.opmap
 )
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_STORES = frozenset(
+    dis.opmap[name] for name in ("STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL")
+)
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 #: The instruction before which the arguments of a call are on the stack.
@@ -56,11 +59,13 @@ IMPORTERS = frozenset({"import_module", "__import__"})
 
 
 class CodeNames(NamedTuple):
-    """What code, with the functions inside it, names; `positions`: whether it has patterns of
-    attributes that only a class names (`__match_args__`)."""
+    """What code, with the functions inside it, names; `stored`: attributes and globals that it sets
+    or deletes; `positions`: whether it has patterns of attributes that only a class names
+    (`__match_args__`)."""
 
     names: frozenset[str]
     global_names: frozenset[str]
+    stored: frozenset[str]
     imports: bool
     positions: bool
 
@@ -82,6 +87,7 @@ def code_names(code: CodeType) -> CodeNames:
 def _scan(code: CodeType) -> CodeNames:
     names: set[str] = set()
     global_names: set[str] = set()
+    stored: set[str] = set()
     imports = positions = False
     for part in nested_codes(code):
         names.update(part.co_names)
@@ -90,9 +96,12 @@ def _scan(code: CodeType) -> CodeNames:
                 name = part.co_names[argument >> 1 if opcode == _LOAD_GLOBAL else argument]
                 if name.isidentifier():  # others are no user's: pytest puts some into asserts
                     global_names.add(name)
+            if opcode in _STORES:
+                stored.add(part.co_names[argument])
             imports = imports or opcode == _IMPORT_NAME
             positions = positions or (opcode == _MATCH_CLASS and argument > 0)
-    return CodeNames(frozenset(names), frozenset(global_names), imports, positions)
+    sets = frozenset(names), frozenset(global_names), frozenset(stored)
+    return CodeNames(*sets, imports, positions)
 
 
 def _instructions(text: bytes) -> Iterator[tuple[int, int]]:

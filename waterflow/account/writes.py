@@ -7,19 +7,17 @@ closures) is reached by nearly all code, and changed by instructions that have i
 
 from __future__ import annotations
 
-import dis
 import re
 from collections.abc import Collection
 from types import CodeType
 
 from waterflow.account import places
 from waterflow.account.account import Account
-from waterflow.account.bytecode import nested_codes, variables_set_by
+from waterflow.account.bytecode import variables_set_by
 from waterflow.account.code_names import IMPORTERS, code_names
 from waterflow.account.probes import Memo
 from waterflow.account.trust import is_trusted_class, is_trusted_code
 
-_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"})
 #: Names of what changes attributes or variables by names given to it.
 _WRITERS = frozenset(
     {
@@ -78,14 +76,7 @@ class _Stored(frozenset[str]):
 
 
 def _stored(codes: Collection[CodeType]) -> _Stored:
-    names = {
-        each.argval
-        for code in codes
-        for part in nested_codes(code)
-        for each in dis.get_instructions(part)
-        if each.opname in _STORES
-    }
-    found = _Stored(names)
+    found = _Stored(frozenset[str]().union(*(code_names(code).stored for code in codes)))
     found.in_cells = any(map(variables_set_by, codes))
     return found
 

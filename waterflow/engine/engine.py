@@ -13,7 +13,7 @@ import torch
 
 from waterflow.allocator_ext import _C
 from waterflow.capture.tracing import TRACE_LOCK
-from waterflow.common import forks
+from waterflow.common import forks, garbage
 from waterflow.common.errors import BudgetWarning, DeviceLostError, JobError
 from waterflow.common.text import printable
 from waterflow.common.tracebacks import let_go_of_callers
@@ -167,6 +167,7 @@ class Engine:
         with TRACE_LOCK:  # a trace patches the same functions for a while
             rng.install()
         forks.install()
+        garbage.install()
         self._loop.start()
         self._process = os.getpid()
         atexit.register(self._end_at_exit)

@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 
-from waterflow.common import forks
+from waterflow.common import forks, garbage
 from waterflow.common.errors import DeviceLostError
 from waterflow.engine.admission import Admission
 from waterflow.engine.alarms import Alarms
@@ -113,6 +113,7 @@ class EngineLoop:
             finally:
                 rng.uninstall()
                 forks.uninstall()
+                garbage.uninstall()
                 self._queue.end()
 
     def _break(self, error: BaseException) -> None:

@@ -11,6 +11,8 @@ limits rise again, half of the way at a time (AntMan, section 3.2).
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import time
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
@@ -289,7 +291,8 @@ class Surges:
 
         As far as that is needed others rest at once: those who go after it, the last first, and
         then those who go before it, but for guaranteed ones, which do so for nobody who is not. It
-        is for one step: what the job needs is known then, and who has room beside whom.
+        is for one step: what the job needs is known then, and who has room beside whom. Where all of
+        that is not enough, garbage is collected: it may hold tensors.
 
         Args:
             job: in the step. Nobody else is in one, but those who are `busy` and wait.
@@ -300,6 +303,10 @@ class Surges:
         Returns:
             Whether it has room now.
         """
+        grows = functools.partial(self._grow, job, room, size, busy)
+        return grows() or (gc.collect() > 0 and grows())
+
+    def _grow(self, job: JobRun, room: Room, size: int, busy: Sequence[JobRun]) -> bool:
         arena = self._context.arena
         limit = arena.limit(job.number)
         if limit is not None and int(arena.held(job.number)) + size > limit:

@@ -249,7 +249,7 @@ class BatchPreparer:
             return PreparedBatch(batch, flat, trial=True)
         except StillChangingError as error:
             assert self._tiers is not None
-            self._tiers.postpone(flat.signature, error.steps, f"{error.what} changes")
+            self._tiers.postpone(flat.signature, error.steps, error.what)
             return PreparedBatch(batch, flat)
         except UnsettledError as error:  # first steps make what later ones have
             self._unsettled += 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from waterflow.capture.assumptions import Assumptions
+from waterflow.capture.set_numbers import SetNumbers
 from waterflow.common.errors import CaptureError
 from waterflow.steps.prepared import Specialization
 
@@ -23,7 +24,7 @@ class StillChangingError(Exception):
     such batches are eager meanwhile.
 
     Attributes:
-        what: changes, in a user's words.
+        what: that is, in a user's words.
         steps: after so many eager steps it is time to look again.
     """
 
@@ -41,7 +42,7 @@ class _Wait:
         steps: how many the latest wait is for, which is twice as many as the one before.
     """
 
-    state: Assumptions | None
+    state: Assumptions | SetNumbers | None
     steps: int
 
 
@@ -52,8 +53,12 @@ class Recaptures:
         count: how many there were.
     """
 
-    def __init__(self, job_name: str) -> None:
+    def __init__(
+        self, job_name: str, set_numbers: Callable[[], SetNumbers | None] = lambda: None
+    ) -> None:
+        """Takes the job's name, and what tells which numbers its callback sets."""
         self._job_name = job_name
+        self._set_numbers = set_numbers
         self.count = 0
         self._hasty = 0
         self._unpaid = 0  # not known to have saved what they took
@@ -70,7 +75,8 @@ class Recaptures:
         settles is captured then.
 
         The first that goes stale within a few steps waits for nothing: a number may go back and
-        forth, and both captures are kept.
+        forth, and both captures are kept. Where the job's callback is seen to set a number that its
+        steps read, the first capture of all waits as if one had gone stale.
 
         Args:
             signature: of the batches.
@@ -84,18 +90,23 @@ class Recaptures:
         before = None if wait is None else wait.state
         if wait is not None and before is not None and before.hold():
             wait.state = None
-            self.count += 1
+            self.count += not isinstance(before, SetNumbers)  # that one comes before the first
             return
         if before is None:
-            if former is None or not former.runs < runs_to_pay < math.inf:
+            runs = 0 if former is None else former.runs
+            if not runs < runs_to_pay < math.inf or (former is None and wait is not None):
                 return
-            if former.runs < _HASTY_RUNS and not self._hasty:
+            if former is not None and runs < _HASTY_RUNS and not self._hasty:
                 return
-            before = former.assumptions
-        now = before.taken_anew()
+            before = self._set_numbers() if former is None else former.assumptions
+        now = None if before is None else before.taken_anew()
         if now is None:
             return
-        what = before.difference() or "what the step reads"
+        if isinstance(before, SetNumbers):
+            what = f"its callback sets {before.text}, which may change"
+        else:
+            assert before is not None
+            what = f"{before.difference() or 'what the step reads'} changes"
         wait = _Wait(now, math.ceil(runs_to_pay) if wait is None else 2 * wait.steps)
         self._waits[signature] = wait
         raise StillChangingError(what, wait.steps)

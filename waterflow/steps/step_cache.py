@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
@@ -11,6 +12,7 @@ import torch
 
 from waterflow.account.account import Account
 from waterflow.capture.own_step import UnsettledError
+from waterflow.capture.set_numbers import SetNumbers
 from waterflow.capture.tracing import capture_error, users_line
 from waterflow.common.errors import CaptureError
 from waterflow.job.batch import FlatBatch
@@ -72,7 +74,7 @@ class StepCache:
         self._trials = trials
         self.captures = 0
         self.questions = KnownQuestions()
-        self.recaptures = Recaptures(job.name)
+        self.recaptures = Recaptures(job.name, functools.partial(SetNumbers.of, job))
         self._over: set[PreparedStep] = set()  # first steps whose state is there
         self._lock = threading.RLock()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -290,3 +291,38 @@ def test_a_guaranteed_job_that_joins_finds_room() -> None:
     for other, handle in zip(others, handles, strict=True):
         fresh = make_wide(other.name, steps=len(handle.losses))
         assert_equal_to_eager(other, handle.result(), fresh)
+
+
+class Cyclic(nn.Module):
+    """Leaves a tensor in a cycle at each step, as exceptions and closures do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        kept: list[Any] = [torch.zeros(1 << 18)]
+        kept.append(kept)
+        return self.linear(inputs) + kept[0][0]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_garbage_ends_no_job(jobs: int) -> None:
+    """It is collected before a step fails for want of room, though nobody collects otherwise."""
+
+    def make(number: int) -> wf.Job:
+        torch.manual_seed(number)
+        model = Cyclic()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        data = [torch.randn(2, 4) for _ in range(30)]
+        loss = lambda model, batch: model(batch).mean()  # noqa: E731
+        return wf.Job(f"job-{number}", model, optimizer, loss, data, capture=False)
+
+    gc.collect()
+    gc.disable()
+    try:
+        report = wf.run([make(number) for number in range(jobs)], memory="8MiB")
+    finally:
+        gc.enable()
+    for number in range(jobs):
+        assert report[f"job-{number}"].losses == wf.run_eager(make(number)).losses

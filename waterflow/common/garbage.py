@@ -1,0 +1,84 @@
+"""Full garbage collections, fewer of them where engines run.
+
+Each goes through all objects of the process, those of torch's modules first, while every thread
+that needs the interpreter waits: 0.2 s. Hundreds of jobs that come and go make so many objects that
+one would follow on another every other second. So between two passes at least twenty times what the
+last has taken, also where the engine ends meanwhile. Young objects, and garbage among them, are
+collected as ever; and before a job fails for want of room, all are.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from typing import Any
+
+#: From one full collection to the next passes so many times what it takes, and what that is until
+#: one was seen.
+_PAUSE, _SECONDS = 20, 0.2
+#: A threshold that is not reached.
+_NEVER = 1 << 30
+
+_lock = threading.RLock()  # a finalizer may come between
+_installed = 0
+_threshold = 0  # of the oldest generation, as somebody else has set it
+_latest = 0.0  # when the latest full collection began, or ended
+_took = _SECONDS
+
+
+def install() -> None:
+    """From now on full collections keep that distance, until as many `uninstall`s, and as long as
+    it takes from the one before these."""
+    global _installed, _latest
+    with _lock:
+        _installed += 1
+        if _note not in gc.callbacks:
+            _latest = time.perf_counter()
+            gc.callbacks.append(_note)  # for good: who has asked for the threshold may set it again
+        _put_off()
+
+
+def uninstall() -> None:
+    """Takes back one `install`."""
+    global _installed
+    with _lock:
+        _installed -= 1
+
+
+def _note(phase: str, info: dict[str, Any]) -> None:
+    """Called before each collection and after it, on whatever thread it is."""
+    global _latest, _took
+    now = time.perf_counter()
+    if info["generation"] == 2:
+        _took = now - _latest if phase == "stop" else _took
+        _latest = now
+    if phase == "stop" and now - _latest >= _PAUSE * _took:
+        _allow()
+    elif phase == "stop" and _installed:
+        _put_off()
+
+
+def _put_off() -> None:
+    global _threshold
+    young, middle, old = gc.get_threshold()
+    if old not in (0, _NEVER):
+        _threshold = old
+        gc.set_threshold(young, middle, _NEVER)
+
+
+def _allow() -> None:
+    young, middle, old = gc.get_threshold()
+    if old == _NEVER:
+        gc.set_threshold(young, middle, _threshold)
+
+
+def _forked() -> None:
+    """In a process that was just forked there is no engine, and the lock may be held by others."""
+    global _lock, _installed
+    _lock, _installed = threading.RLock(), 0
+    _allow()
+
+
+os.register_at_fork(after_in_child=_forked)
