@@ -11,7 +11,9 @@ import collections
 import functools
 import threading
 from collections.abc import Callable, Collection
+from types import CodeType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 
@@ -65,6 +67,7 @@ class Callbacks:
         asked: with that lock; of those who wait. Notified when one of them is to make a callback.
         python: the lock that callbacks are made with, but those that run beside each other;
             evaluations are not.
+        long: the code of those of which a call has taken a while, whichever job's it was.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Callbacks:
         self.asked = threading.Condition(self.lock)
         self.in_caller = in_caller
         self.python = PythonLock(self.asked if in_caller else None)
+        self.long = WeakSet[CodeType]()
         self._threads = threads
         self._going: list[OwnBusiness] = []  # of callbacks that run beside others
         self._went = threading.Condition()

@@ -16,7 +16,11 @@ Result = TypeVar("Result")
 
 
 class JobPython:
-    """Runs Python of one job's."""
+    """Runs Python of one job's.
+
+    Attributes:
+        callbacks: where its callbacks run.
+    """
 
     def __init__(self, name: str, caller: CallerContext, rng: JobRng, callbacks: Callbacks) -> None:
         """Args:
@@ -29,12 +33,12 @@ class JobPython:
         self._name = name
         self._caller = caller
         self._rng = rng
-        self._callbacks = callbacks
+        self.callbacks = callbacks
 
     @property
     def calls_back_elsewhere(self) -> bool:
         """Whether its callback is made on another thread than the one that has its step told of."""
-        return self._callbacks.in_caller
+        return self.callbacks.in_caller
 
     def run(self, function: Callable[[], Result]) -> Result:
         """Runs what is to be in the job's caller's context, with its random streams."""
@@ -63,7 +67,7 @@ class JobPython:
     def call_back(self, function: Callable[[], Result], own: OwnBusiness | None = None) -> Result:
         """Runs a callback of the job's, on the thread on which callbacks run; `own`: see
         `Callbacks.run`."""
-        callbacks, name = self._callbacks, self._name
+        callbacks, name = self.callbacks, self._name
         if not callbacks.in_caller:
             return self.in_turn(functools.partial(callbacks.run, name, function, own))
         # A trace may run while somebody waits for the callback, but not beside it.

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from waterflow.allocator_ext import _C
 from waterflow.capture.callbacks import may_select_ahead
 from waterflow.capture.own_business import OwnBusiness
+from waterflow.capture.python_kind import code_of
 from waterflow.common.errors import JobError
 from waterflow.engine.job_python import JobPython
 from waterflow.executor.data.batches import tensors_behind
@@ -56,6 +57,8 @@ class OnStep:
         answer = self._python.call_back(function, self._own_business)
         if time.perf_counter() - started > _LONG_SECONDS:
             self._takes_long = True
+            if (code := code_of(self._job.on_step)) is not None:
+                self._python.callbacks.long.add(code)
         selected = self._selected_from
         if selected is not None and self._is_ahead() and selected.changed():
             raise JobError(
@@ -69,7 +72,10 @@ class OnStep:
     def _own_business(self) -> OwnBusiness | None:
         """What it has to do with, if it takes a while and is nobody else's affair."""
         on_step = self._job.on_step
-        if on_step is None or not self._takes_long or self._python.calls_back_elsewhere:
+        if on_step is None or self._python.calls_back_elsewhere:
+            return None
+        long = self._python.callbacks.long
+        if not (self._takes_long or (long and code_of(on_step) in long)):
             return None
         known, own = self._business
         if known is not on_step:
