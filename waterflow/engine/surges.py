@@ -291,8 +291,8 @@ class Surges:
 
         As far as that is needed others rest at once: those who go after it, the last first, and
         then those who go before it, but for guaranteed ones, which do so for nobody who is not. It
-        is for one step: what the job needs is known then, and who has room beside whom. Where all of
-        that is not enough, garbage is collected: it may hold tensors.
+        is for one step: what the job needs is known then, and who has room beside whom. Where that
+        is not enough, garbage is collected: it may hold tensors.
 
         Args:
             job: in the step. Nobody else is in one, but those who are `busy` and wait.

@@ -28,6 +28,7 @@ from torch import nn
 import waterflow as wf
 from tests.support.engine_parts import make_job
 from tests.support.tables import crossed
+from waterflow.engine.callbacks import Callbacks
 from waterflow.engine.events import EngineEnded, StepDone
 
 pytestmark = pytest.mark.cpu
@@ -377,6 +378,22 @@ def test_long_callbacks_that_mind_their_own_business_run_beside_each_other() -> 
     run_timed({name: timing(spans[name]) for name in spans})
     assert all(len(found) == 12 for found in spans.values())
     assert any(meet(spans[one], spans[other]) for one, other in itertools.combinations(spans, 2))
+
+
+def test_that_one_takes_long_is_known_of_others_of_its_code(monkeypatch: Any) -> None:
+    asked: list[tuple[str, bool]] = []
+    run = Callbacks.run
+
+    def noted(self: Callbacks, job: str, function: Any, own: Any = None) -> Any:
+        asked.append((job, own is not None))
+        return run(self, job, function, own)
+
+    monkeypatch.setattr(Callbacks, "run", noted)
+    with wf.Engine("8MiB", threads=1) as engine:
+        for name in "ab":
+            job = make_job(name, steps=3, on_step=timing([]))
+            assert engine.submit(job).result().ok
+    assert asked == [("a", False), ("a", True), ("a", True), *[("b", True)] * 3]
 
 
 def test_callbacks_with_something_in_common_run_one_at_a_time() -> None:
