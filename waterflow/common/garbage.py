@@ -9,6 +9,7 @@ collected as ever; and before a job fails for want of room, all are.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import threading
@@ -37,6 +38,7 @@ def install() -> None:
         if _note not in gc.callbacks:
             _latest = time.perf_counter()
             gc.callbacks.append(_note)  # for good: who has asked for the threshold may set it again
+            atexit.register(_end)
         _put_off()
 
 
@@ -72,6 +74,12 @@ def _allow() -> None:
     young, middle, old = gc.get_threshold()
     if old == _NEVER:
         gc.set_threshold(young, middle, _threshold)
+
+
+def _end() -> None:
+    """The process ends: what `_note` needs will be gone."""
+    if _note in gc.callbacks:
+        gc.callbacks.remove(_note)
 
 
 def _forked() -> None:
