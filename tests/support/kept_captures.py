@@ -9,6 +9,7 @@ often its step was traced, and whether losses and weights were equal, bit for bi
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ import torch
 from torch import nn
 
 import waterflow as wf
+from waterflow.common import switches
 from waterflow.steps import capture_cache, step_builder
 
 SOURCE = """
@@ -232,7 +234,7 @@ _process(
 _process(
     "precision of products",
     lambda: torch.set_float32_matmul_precision("medium"),
-    lambda: torch.set_float32_matmul_precision("highest"),
+    functools.partial(switches.put_back, switches.now()),  # "highest" leaves others as it sets them
 )
 _process(
     "no fast path of attention",
