@@ -47,13 +47,11 @@ class SetNumbers:
             return None
         kinds = [kind for kind in set(map(type, _modules(job))) if not is_trusted_class(kind)]
         called = [_method(kind, name) for name in code_names(callback).names for kind in kinds]
-        stored = _names_of([callback, *filter(None, called)], "stored")
-        if not stored:
-            return None
+        setting = [code_names(code).stored for code in (callback, *called) if code is not None]
         steps = job.loss if job.step is None else job.step
-        own = [code_of(steps), *(_method(kind, "forward") for kind in kinds)]
-        names = stored & _names_of(list(filter(None, own)), "names")
-        found = cls(job, names)
+        own = code_of(steps), *(_method(kind, "forward") for kind in kinds)
+        reading = [code_names(code).names for code in own if code is not None]
+        found = cls(job, frozenset[str]().union(*setting) & frozenset[str]().union(*reading))
         return found if found._values else None
 
     @property
@@ -68,10 +66,6 @@ class SetNumbers:
     def taken_anew(self) -> SetNumbers:
         """The same as they are now."""
         return SetNumbers(self._job, self._names)
-
-
-def _names_of(codes: list[CodeType], what: str) -> frozenset[str]:
-    return frozenset[str]().union(*(getattr(code_names(code), what) for code in codes))
 
 
 def _method(kind: type, name: str) -> CodeType | None:

@@ -95,11 +95,14 @@ class CapturedSteps:
             return True
         if step.creates_state and self._steps.spiller.limit is not None:
             return True  # its memory is not planned: the eager step takes ordinary memory
-        return self.checks.is_due(self.begun + 1, self._seconds_of(step))
+        return self.checks.is_due(self.begun + 1, self.seconds_of(step))
 
-    def _seconds_of(self, step: PreparedStep) -> float:
-        """What the step takes: as it was seen to, or as its profile says, which ran it cold."""
-        return self.step_seconds or float(step.memory.profile.seconds)
+    def seconds_of(self, step: PreparedStep | None) -> float:
+        """What a step takes: as it was seen to, or as its profile says, which ran it cold; 0.0
+        where nothing is known of it."""
+        if self.step_seconds or step is None:
+            return self.step_seconds
+        return float(step.memory.profile.seconds)
 
     def is_as_known(self, batch: PreparedBatch) -> bool:
         """Whether all that the step reads is what it was, and the tensors are those entered. Looked
@@ -331,7 +334,7 @@ class CapturedSteps:
 
     def before_check(self, step: PreparedStep, most: int) -> int:
         """How many steps, `most` at most, may be made of this one before one is to be checked."""
-        seconds = self._seconds_of(step)
+        seconds = self.seconds_of(step)
         if not self.checks.is_due(self.begun + most, seconds):
             return most
         due = (n for n in range(1, most) if self.checks.is_due(self.begun + 1 + n, seconds))

@@ -331,7 +331,7 @@ class JobRun:
         """How many batches its feeder may hold: enough for the steps of a while, if they are small
         and on the host, where they take no place in the arena."""
         preparer = self.steps.preparer
-        size, step = preparer.batch_bytes, self.captured.step_seconds or preparer.profiled_seconds
+        size, step = preparer.batch_bytes, self.captured.seconds_of(preparer.latest_step)
         if self._device.queues or not size or not step:
             return LEAST_AHEAD
         most = min(MOST_AHEAD, _AHEAD_BYTES // size, int(_AHEAD_SECONDS / step))

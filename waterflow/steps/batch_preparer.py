@@ -21,7 +21,7 @@ from waterflow.job.batch import FlatBatch, UnknownLeafError, flatten, flatten_li
 from waterflow.job.job import Job
 from waterflow.steps.opacity import Opacity
 from waterflow.steps.persistent import PersistentTensors, is_lazy
-from waterflow.steps.prepared import PreparedBatch, Specialization
+from waterflow.steps.prepared import PreparedBatch, PreparedStep, Specialization
 from waterflow.steps.recaptures import StillChangingError
 from waterflow.steps.step_builder import StepBuilder
 from waterflow.steps.step_cache import ManyShapesError, StepCache
@@ -190,11 +190,10 @@ class BatchPreparer:
         return latest is not None and latest.steady in latest.checked
 
     @property
-    def profiled_seconds(self) -> float:
-        """What the captured step of the latest batch takes by its profile; 0.0 for an eager one."""
+    def latest_step(self) -> PreparedStep | None:
+        """The captured step of the latest batch; None of an eager one."""
         latest = self._latest
-        step = None if latest is None else latest.steady
-        return 0.0 if step is None else float(step.memory.profile.seconds)
+        return None if latest is None else latest.steady
 
     def _refuse_what_is_opaque(self) -> None:
         """Gives up steps that are known to be opaque before anything is traced. To know takes a

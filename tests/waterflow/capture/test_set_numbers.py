@@ -135,9 +135,11 @@ def test_a_first_capture_waits_until_they_stay():
 
 @pytest.mark.parametrize("runs_to_pay", [0.0, math.inf])
 def test_nothing_waits_where_eager_steps_are_no_choice(runs_to_pay):
-    Recaptures("a", functools.partial(SetNumbers.of, make_job(sets(20)))).wait_for(
-        "batches", None, runs_to_pay
-    )
+    recaptures = Recaptures("a", functools.partial(SetNumbers.of, make_job(sets(20))))
+    recaptures.wait_for("batches", None, runs_to_pay)
+    with pytest.raises(StillChangingError) as waiting:
+        recaptures.wait_for("batches", None, 40.0)
+    assert waiting.value.steps == 40, "it has not waited before"
 
 
 @pytest.mark.parametrize("every", [20, STEPS])
