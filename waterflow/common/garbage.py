@@ -26,7 +26,16 @@ _lock = threading.RLock()  # a finalizer may come between
 _installed = 0
 _threshold = 0  # of the oldest generation, as somebody else has set it
 _latest = 0.0  # when the latest full collection began, or ended
+_is_under_way = False  # also when all is done, but for telling so
 _took = _SECONDS
+_all = 0.0  # seconds of those that have ended
+
+
+def paused_seconds() -> float:
+    """How long full collections have stopped the process by now, since an engine first ran in it.
+    Whoever was about to do something then has not had that time."""
+    with _lock:
+        return _all + (time.perf_counter() - _latest if _is_under_way else 0.0)
 
 
 def install() -> None:
@@ -51,11 +60,14 @@ def uninstall() -> None:
 
 def _note(phase: str, info: dict[str, Any]) -> None:
     """Called before each collection and after it, on whatever thread it is."""
-    global _latest, _took
+    global _latest, _is_under_way, _took, _all
     now = time.perf_counter()
     if info["generation"] == 2:
-        _took = now - _latest if phase == "stop" else _took
-        _latest = now
+        with _lock:
+            if phase == "stop":
+                _took = now - _latest
+                _all += _took
+            _latest, _is_under_way = now, phase == "start"
     if phase == "stop" and now - _latest >= _PAUSE * _took:
         _allow()
     elif phase == "stop" and _installed:
@@ -84,8 +96,8 @@ def _end() -> None:
 
 def _forked() -> None:
     """In a process that was just forked there is no engine, and the lock may be held by others."""
-    global _lock, _installed
-    _lock, _installed = threading.RLock(), 0
+    global _lock, _installed, _is_under_way
+    _lock, _installed, _is_under_way = threading.RLock(), 0, False
     _allow()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from waterflow.capture.python_turns import PYTHON_TURNS
+from waterflow.common import garbage
 from waterflow.engine.context import GrowRoom, RunContext
 from waterflow.engine.eager_train import account_for_room, run_train
 from waterflow.engine.events import GroupsRan, ShareChanged
@@ -212,12 +213,12 @@ class _Stretch:
         try:
             while (taken := self._next(lane)) is not None:
                 job, fed, seen = taken
-                captured, since = self._is_captured(job, fed), time.perf_counter()
+                captured, since = self._is_captured(job, fed), _seconds()
                 serve = self._run_captured if captured else self._serve_eager
                 try:
                     self._context.run_isolated(job, serve, lane, job, fed, seen)
                 finally:
-                    self._give_back(job, captured, time.perf_counter() - since)
+                    self._give_back(job, captured, _seconds() - since)
         except BaseException:
             self._end()
             raise
@@ -519,3 +520,8 @@ def _make_eager_step(
     job.loop.enter_epoch(epoch)
     rates = job.loop.rates()
     return job.eager.run_on_lane(batch, more), rates
+
+
+def _seconds() -> float:
+    """The time, less the pauses of the process for which no job can be charged."""
+    return time.perf_counter() - garbage.paused_seconds()

@@ -1,6 +1,7 @@
 import gc
 import multiprocessing
 import threading
+import time
 
 import pytest
 
@@ -58,6 +59,27 @@ def test_one_comes_when_it_is_due(installed, monkeypatch):
     finally:
         gc.callbacks.remove(note)
     assert full
+
+
+def test_their_pauses_are_known_also_of_the_one_under_way(installed):
+    objects = [[object()] for _ in range(300_000)]
+    before = garbage.paused_seconds()
+    gc.collect(1)
+    assert garbage.paused_seconds() == before
+    seen = []
+
+    class Late:
+        def __del__(self):
+            seen.append(garbage.paused_seconds())
+
+    late = Late()
+    late.itself = late
+    del late
+    begun = time.perf_counter()
+    gc.collect()
+    took = time.perf_counter() - begun
+    del objects
+    assert 0.0 < seen[0] - before <= garbage.paused_seconds() - before <= took
 
 
 def test_they_are_what_they_were_when_one_is_due_after_the_last(before, monkeypatch):

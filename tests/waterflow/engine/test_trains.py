@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 import time
@@ -179,6 +180,21 @@ def test_shares_follow_the_weights() -> None:
         light, heavy = (len(h.losses) - n for h, n in zip(handles, before, strict=True))
         engine.stop_all()
     assert heavy / light == pytest.approx(3.0, rel=0.4)
+
+
+def test_no_job_is_charged_for_a_full_garbage_collection() -> None:
+    data = batches(4, size=4096)
+    objects = [[object()] for _ in range(3_000_000)]  # 0.3 s to go through
+    with wf.Engine("64MiB", threads=1, lanes=1) as engine:
+        jobs = [engine.submit(make_job(name, data=data, steps=ENDLESS)) for name in "ab"]
+        wait_until(lambda: all(len(job.losses) > 100 for job in jobs))
+        gc.collect()
+        before = [len(job.losses) for job in jobs]
+        wait_until(lambda: sum(len(job.losses) for job in jobs) > sum(before) + 400)
+        made = [len(job.losses) - n for job, n in zip(jobs, before, strict=True)]
+        engine.stop_all()
+    del objects
+    assert min(made) > 50, "the one that was on the lane then has waited for the other since"
 
 
 def test_callbacks_of_one_job_see_each_of_its_steps_while_another_rides() -> None:
