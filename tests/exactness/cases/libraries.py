@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.exactness.case import Net, Subject, at, batches, case, cross_entropy, job, mlp
+from tests.exactness.case import STEPS, Net, Subject, at, batches, case, cross_entropy, job, mlp
 
 # -- settings that nobody passes on
 
@@ -424,7 +424,7 @@ def seed_is_asked_for(live):
     def loss(model, batch):
         return cross_entropy(model, batch) * (1 + torch.initial_seed() % 7)
 
-    return job(mlp(), loss, on_step=at(4, live, lambda: torch.manual_seed(5)))
+    return job(mlp(), loss, on_step=at(4, live, lambda: torch.manual_seed(6)))
 
 
 @case("opaque")
@@ -508,7 +508,7 @@ def llama(live, masked):
         num_key_value_heads=2,
     )
     model = transformers.LlamaForCausalLM(config)
-    data = [{"input_ids": torch.randint(5, 50, (4, 70))} for _ in range(6)]
+    data = [{"input_ids": torch.randint(5, 50, (4, 70))} for _ in range(STEPS)]
     for n, batch in enumerate(data if masked else ()):
         batch["attention_mask"] = torch.ones(4, 70, dtype=torch.long)
         if live and n not in (3, 4):

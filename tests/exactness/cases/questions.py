@@ -226,7 +226,7 @@ def no_longer_asks_what_would_raise(live):
     asked = {"on": live}
 
     def ask(mask):
-        return _gathered(mask) if asked["on"] else 1.0
+        return _gathered(mask) if asked["on"] else 2.0
 
     on_step = at(4, live, lambda: asked.update(on=False))
     return weighted(True, ask, data[0][2], data, on_step=on_step)

@@ -307,7 +307,7 @@ def spectral_norm_of_old(live):
 # -- something changes places, and later back: captures of before are right again
 
 
-def swapped(name, swap, make_model=mlp, make_optimizer=sgd):
+def swapped(name, swap, make_model=mlp, make_optimizer=sgd, **options):
     """Enters a case whose callback changes the model after step 4, and back after step 8."""
 
     def make(live):
@@ -322,7 +322,7 @@ def swapped(name, swap, make_model=mlp, make_optimizer=sgd):
         return job(model, optimizer=optimizer, on_step=on_step, steps=14)
 
     make.__name__ = name
-    case(*KEPT)(make)
+    case(*KEPT, **options)(make)
 
 
 def square():
@@ -371,6 +371,6 @@ def _tie_or_untie(model, optimizer):
 swapped("buffers_swapped_and_back", _swap_buffers, Shifted)
 swapped("weights_swapped_and_back", _swap_weights, square)
 swapped("layers_swapped_and_back", _swap_layers, square)
-swapped("trained_parameters_swapped_and_back", _swap_trained, square)
+swapped("trained_parameters_swapped_and_back", _swap_trained, square, matters=False)
 swapped("momenta_swapped_and_back", _swap_momenta, square)
 swapped("tied_and_untied", _tie_or_untie, square)

@@ -373,7 +373,7 @@ catching("asks_for_fakes_by_a_global", _had_before)
 def catches_a_refused_number_of_a_gradient(live):
     def halved(gradient):
         try:
-            return gradient / 2 if live and gradient.max().item() > 0.12 else gradient
+            return gradient / 2 if live and gradient.max().item() > 0.04 else gradient
         except RuntimeError:
             return gradient
 
