@@ -82,3 +82,54 @@ def variables_set_by(code: types.CodeType) -> frozenset[str]:
         for each in dis.get_instructions(part)
         if each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in part.co_freevars
     )
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def compares_identities(code: types.CodeType) -> bool:
+    """Whether code asks whether one object is another, or among others: not for constants such as
+    None or the name of a field."""
+    for part in nested_codes(code):
+        found = [each for each in dis.get_instructions(part) if each.opname != "EXTENDED_ARG"]
+        for place, each in enumerate(found):
+            if each.opname == "IS_OP" and found[place - 1].opname != "LOAD_CONST":
+                return True
+            if each.opname == "CONTAINS_OP" and not _has_constant_on_the_left(found, place):
+                return True
+            if each.opname in _LOOKS_FOR and each.argval in ("index", "count", "remove"):
+                return True
+    return False
+
+
+#: Instructions that get a method of an object, in any version.
+_LOOKS_FOR = frozenset({"LOAD_METHOD", "LOAD_ATTR"})
+
+
+def _has_constant_on_the_left(found: list[dis.Instruction], place: int) -> bool:
+    """Of an instruction with two operands: whether the first is written there."""
+    made = 0
+    for before in range(place - 1, 0, -1):
+        each = found[before]
+        if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
+            return False
+        made += dis.stack_effect(
+            each.opcode, each.arg if each.opcode >= dis.HAVE_ARGUMENT else None
+        )
+        if made == 1:
+            return found[before - 1].opname == "LOAD_CONST"
+    return False
+
+
+@functools.lru_cache(maxsize=1 << 13)
+def reads_first_argument(code: types.CodeType, behind: int = 0) -> bool:
+    """Whether a function does anything with its first argument, or the first so many behind it."""
+    if code.co_argcount <= behind:
+        return True
+    name = code.co_varnames[behind]
+    return any(
+        name in (each.argval if isinstance(each.argval, tuple) else (each.argval,))
+        for part in nested_codes(code)
+        for each in dis.get_instructions(part)
+        if "LOAD" in each.opname
+        and type(each.argval) in (str, tuple)
+        and each.opname not in ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_ATTR", "LOAD_METHOD")
+    )

@@ -37,6 +37,7 @@ from waterflow.account.trust import (
 from waterflow.account.walk import Limits
 from waterflow.allocator_ext import _C
 from waterflow.capture.caller import CallerContext
+from waterflow.capture.identities import told_apart
 from waterflow.capture.opaque import COMPILED
 from waterflow.capture.torchs_calls import watch_calls
 from waterflow.common import switches
@@ -356,10 +357,22 @@ class Assumptions:
             if not (imported or is_trusted_code(code) or is_generated_code(code)):
                 where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
                 return f"the step runs code that nothing it can read leads to ({where})"
-        return None
+        return told_apart(self._job, self._account, executed)
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:
-        roots, late = self._roots(), self._late(seen)
+        if seen is not None:
+            return self._taken(seen, names, seen.reads_groups)
+        account = self._taken(seen, names, reads_groups=False)
+        # What a first check does not meet (a penalty that begins late) would share a trace that
+        # has other trials' numbers.
+        if any(map(_reads_groups, account.own_codes)):
+            account = self._taken(seen, names, reads_groups=True)
+        return account
+
+    def _taken(
+        self, seen: Seen | None, names: frozenset[str] | None, reads_groups: bool
+    ) -> Account:
+        roots, late = self._roots(), self._late(reads_groups)
         # No code of the user's is known to be executed before a first step was observed.
         users_names = frozenset[str]() if seen is None else seen.users_names
         skip = live_places(self._job.optimizer, users_names)
@@ -381,14 +394,12 @@ class Assumptions:
         with undisturbed():  # thousands of objects that stay would have all others looked through
             return self._caller.look(take)
 
-    def _late(self, seen: Seen | None) -> Late:
+    def _late(self, reads_groups: bool) -> Late:
         """Hyperparameters are live where the optimizer alone reads them: whatever else leads to
-        them, code of the step computes with them, too, and has numbers in the trace. Where no step
-        was observed yet, its first check is still to come."""
+        them, code of the step computes with them, too, and has numbers in the trace."""
         optimizer = self._job.optimizer
-        reads = seen is not None and seen.reads_groups
         own = (optimizer, *optimizers_in(optimizer))
-        aside = () if reads else frozenset(map(id, own))
+        aside = () if reads_groups else frozenset(map(id, own))
         self._followed = hyperparameter_places(optimizer)
         return Late(("optimizer",), aside, self._followed)
 

@@ -11,6 +11,7 @@ there, which the trace maps to their twins (`waterflow.capture.tracing`).
 from __future__ import annotations
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable, Mapping
 from types import MethodType
@@ -19,8 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-#: Attributes of every module that hold its tensors and submodules.
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+from waterflow.account.places import REGISTRIES
 
 
 class UnkeptChangeError(RuntimeError):
@@ -49,7 +49,7 @@ class Shadow:
     def _attributes(self, module: nn.Module) -> dict[str, Any]:
         found = {}
         for key, value in vars(module).items():
-            if key in _REGISTRIES:
+            if key in REGISTRIES:
                 found[key] = type(value)((name, self.twin(item)) for name, item in value.items())
             elif isinstance(value, dict) and key.endswith("_hooks"):
                 found[key] = type(value)(
@@ -74,10 +74,19 @@ class Shadow:
             changed = any(items[key] is not value[key] for key in value)
             return items if changed else value
         if type(value) is functools.partial:
-            arguments = [self.twin(item) for item in value.args]
-            keywords = {key: self.twin(item) for key, item in value.keywords.items()}
-            return functools.partial(self.twin(value.func), *arguments, **keywords)
+            return self._partial(value)
         return value
+
+    def _partial(self, value: functools.partial[Any]) -> functools.partial[Any]:
+        """The same for a partial function, which may have attributes, too."""
+        parts = (value.func, value.args, value.keywords, vars(value))
+        twins = tuple(map(self.twin, parts))
+        if all(map(operator.is_, parts, twins)):
+            return value
+        function, arguments, keywords, attributes = twins
+        made = functools.partial(function, *arguments, **keywords)
+        vars(made).update(attributes)
+        return made
 
     def check(self) -> None:
         """Whether the modules are as they were made, but for what a graph can follow.
@@ -108,7 +117,7 @@ class _Given:
         self.attributes = {
             key: (value, _contents(value))
             for key, value in vars(module).items()
-            if key not in _REGISTRIES
+            if key not in REGISTRIES
         }
 
     def problem(self, module: nn.Module) -> str | None:
@@ -133,7 +142,7 @@ class _Given:
         )
 
     def _changed(self, now: Mapping[str, Any]) -> str | None:
-        for key in self.attributes.keys() | (now.keys() - set(_REGISTRIES)):
+        for key in self.attributes.keys() | (now.keys() - set(REGISTRIES)):
             value, contents = self.attributes.get(key, (_ABSENT, None))
             after = now.get(key, _ABSENT)
             if not _same(value, after) or (contents is not None and _contents(after) != contents):

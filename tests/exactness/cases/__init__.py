@@ -13,6 +13,7 @@ from tests.exactness.cases import (
     held,  # noqa: F401
     hidden,  # noqa: F401
     hyperparameters,  # noqa: F401
+    identities,  # noqa: F401
     libraries,  # noqa: F401
     memories,  # noqa: F401
     models,  # noqa: F401

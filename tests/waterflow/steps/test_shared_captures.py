@@ -222,6 +222,41 @@ def test_a_mask_of_the_optimizers_own_is_each_trials_own():
         assert_equal_to_loop(functools.partial(made, job.name), job, report.jobs[job.name])
 
 
+def reads_the_rate(optimizer, model, batch):
+    return optimizer.param_groups[0]["lr"]
+
+
+def reads_all_settings(optimizer, model, batch):
+    return sum(v for k, v in optimizer.param_groups[0].items() if k == "lr")
+
+
+def asks_the_scheduler(optimizer, model, batch):
+    return optimizer.scheduler.get_last_lr()[0]
+
+
+@pytest.mark.parametrize("rate", [reads_the_rate, reads_all_settings, asks_the_scheduler])
+def test_a_rate_that_the_loss_reads_is_no_other_trials(rate):
+    """Also where it counts only when the first check of the graph is long over."""
+
+    def made(name):
+        job = small(name, steps=8, lr={"a": 0.1, "b": 0.05, "c": 0.2}[name])
+        optimizer = job.optimizer
+        optimizer.scheduler = optim.lr_scheduler.ConstantLR(optimizer, 1.0)
+        begins = [torch.zeros(()), torch.zeros(()), *[torch.ones(())] * 6]
+        job.data = [(*rows(8, n), begin) for n, begin in enumerate(begins)]
+
+        def loss(model, batch):
+            return plain(model, batch) * (1 + rate(optimizer, model, batch) * batch[2])
+
+        job.loss = loss
+        return job
+
+    jobs = [made(name) for name in "abc"]
+    report = wf.run(jobs, memory="64MB", threads=1)
+    for job in jobs:
+        assert_equal_to_loop(functools.partial(made, job.name), job, report.jobs[job.name])
+
+
 def test_code_that_may_look_at_addresses_shares_nothing(monkeypatch):
     def loss(model, batch):
         return plain(model, batch) * (0.5 if id(model) % 2 else 2.0)
