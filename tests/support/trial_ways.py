@@ -4,6 +4,10 @@ import collections
 import dataclasses
 import enum
 import functools
+import struct
+import threading
+import types
+import weakref
 
 import numpy as np
 import torch
@@ -36,6 +40,85 @@ class Slotted:
         self.gain = gain
 
 
+def made_class(name="Kind", bases=(), **attributes):
+    return type(name, bases, {"__qualname__": "Kind", **attributes})
+
+
+class First:
+    pass
+
+
+class Second(First):
+    pass
+
+
+def made_function(code=(lambda self: self).__code__, module="here", **names):
+    """One that nobody calls."""
+    return types.FunctionType(code, {"__name__": module, **names})
+
+
+def described(doc):
+    return made_class(rate=property(lambda self: 0.5, doc=doc))
+
+
+def with_metadata(mark):
+    return np.dtype("f4", metadata={"mark": mark})
+
+
+def within(offset):
+    """Numbers at some bytes of memory."""
+    return np.zeros(24, "u1")[offset : offset + 16].view("f8")
+
+
+def whole(rows):
+    return memoryview(b"123456").cast("B", (rows, 6 // rows))
+
+
+def lock(times):
+    made = threading.RLock()
+    for _ in range(times):
+        made.acquire()
+    return made
+
+
+def called_back(function=None):
+    kept = First()
+    return kept, weakref.ref(kept, function)
+
+
+def payload(bits):
+    """What is no number, with bits of its own."""
+    return struct.unpack(">d", struct.pack(">Q", 0x7FF8000000000000 + bits))[0]
+
+
+class Odds:
+    """What few read of objects, all read."""
+
+    def __init__(self):
+        self.named, self.based = made_class(), made_class("Based", (Second, First))
+        self.function, self.described = made_function(), described("short")
+        self.method = types.MethodType(made_function(), made_class())
+        self.partial = functools.partial(made_function())
+        self.marked = staticmethod(made_function())
+        self.dtype, self.array = with_metadata(1), np.zeros(3, with_metadata(1))
+        self.own, self.aligned = np.zeros(3), within(0)
+        self.memory, self.lock, self.reference = whole(2), lock(0), called_back()
+        self.tensor, self.nan = torch.ones(3), payload(1)
+        self.complex = complex(0.5, self.nan)
+
+    def read(self):
+        read = [len(self.named.__name__), len(self.based.__bases__)]
+        read += [len(self.function.__module__), len(self.described.rate.__doc__)]
+        read += [len(self.method.__module__), len(self.partial.func.__module__)]
+        read.append(getattr(self.marked, "mark", 1))
+        read += [self.dtype.metadata["mark"], self.array.dtype.metadata["mark"]]
+        read += [self.own.base is None, self.own.flags.owndata, self.aligned.flags.aligned]
+        read += [self.memory.shape[0], "count=1" in repr(self.lock)]
+        read += [self.reference[1].__callback__ is None, self.tensor._base is None]
+        read += [struct.pack(">d", self.nan)[-1], struct.pack(">d", self.complex.imag)[-1]]
+        return sum((1 + place) * number for place, number in enumerate(read)) / 512
+
+
 class Block(nn.Module):
     """Reads state of many kinds."""
 
@@ -57,6 +140,7 @@ class Block(nn.Module):
         self.one, self.other = [0.5], [0.5]
         self.mode, self.config, self.slotted = Mode.SUM, Config(), Slotted(0.5)
         self.array, self.counts = np.ones(3), collections.deque([1.0], maxlen=2)
+        self.odds = Odds()
         self.trial = "first"  # nobody reads it
 
     def forward(self, x):
@@ -70,7 +154,7 @@ class Block(nn.Module):
         x = x * self.gains[0] * self.pair[1] + len(self.words) * self.rate
         x = x * (0.5 if self.one is self.other else 0.75)
         x = x * (1.5 if self.mode is Mode.SUM else 0.5) * self.config.power * self.slotted.gain
-        x = x * float(self.array[0]) + self.counts[0]
+        x = x * float(self.array[0]) + self.counts[0] + self.odds.read()
         for step in self.steps:
             x = step(x)
         return self.last(x)
@@ -98,8 +182,9 @@ class Parts:
 
 def plain_loss(temperature=1.0, weight=None, **options):
     def loss(model, batch):
-        x, y = batch
-        return F.cross_entropy(model(x) / temperature, y, weight=weight, **options)
+        x, y, *others = batch
+        by = 1 + struct.pack(">d", *others)[-1] if others else 1
+        return F.cross_entropy(model(x) / temperature, y, weight=weight, **options) * by
 
     return loss
 
@@ -227,6 +312,13 @@ def by_global(by):
     return namespace["loss"]
 
 
+def by_name(function):
+    def loss(model, batch):
+        return plain_loss()(model, batch) * function.__globals__["by"]
+
+    return loss
+
+
 def by_function(activate):
     def loss(model, batch):
         x, y = batch
@@ -243,6 +335,10 @@ def cast(model, batch):
 
 def doubled():
     return [(x.double(), y) for x, y in (rows(8, n) for n in range(2))]
+
+
+def numbered(number):
+    return [(*rows(8, n), number) for n in range(2)]
 
 
 def strided():
@@ -282,6 +378,27 @@ OTHERS = {
     "slot": setting("slotted", lambda: Slotted(0.75)),
     "array": setting("array", lambda: np.full(3, 2.0)),
     "deque": setting("counts", lambda: collections.deque([2.0], maxlen=2)),
+    "class's name": setting("odds.named", lambda: made_class("Other")),
+    "class's bases": setting("odds.based", lambda: made_class("Based", (Second,))),
+    "function's module": setting("odds.function", lambda: made_function(module="there")),
+    "method's module": setting(
+        "odds.method", lambda: types.MethodType(made_function(module="there"), made_class())
+    ),
+    "partial's module": setting(
+        "odds.partial", lambda: functools.partial(made_function(module="there"))
+    ),
+    "property's text": setting("odds.described", lambda: described("longer")),
+    "static method's attribute": setting("odds.marked.mark", lambda: 2),
+    "metadata of a dtype": setting("odds.dtype", lambda: with_metadata(2)),
+    "metadata of an array": setting("odds.array", lambda: np.zeros(3, with_metadata(2))),
+    "array that is a view": setting("odds.own", lambda: np.zeros(3)[:]),
+    "array that is skewed": setting("odds.aligned", lambda: within(1)),
+    "shape of memory": setting("odds.memory", lambda: whole(3)),
+    "lock that is held": setting("odds.lock", lambda: lock(1)),
+    "reference that calls back": setting("odds.reference", lambda: called_back(print)),
+    "tensor that is a view": setting("odds.tensor", lambda: torch.ones(3)[:]),
+    "bits of no number": setting("odds.nan", lambda: payload(2)),
+    "bits of a complex number": setting("odds.complex", lambda: complex(0.5, payload(2))),
     "order of modules": setting("steps", lambda: nn.ModuleList([nn.Softplus(), nn.Tanh()])),
     "dropout's p": setting("drop.p", lambda: 0.5),
     "eps": setting("norm.eps", lambda: 1e-3),
@@ -332,6 +449,11 @@ OTHERS = {
     "autocast": with_parts(loss=lambda: cast),
     "batch's strides": with_parts(data=strided),
     "batch's container": with_parts(data=lambda: [list(rows(8, n)) for n in range(2)]),
+    "batch's number": with_parts(data=lambda: numbered(0.1)),
+    "batch's bits of no number": with_parts(data=lambda: numbered(payload(1))),
+    "batch's other bits": with_parts(data=lambda: numbered(payload(2))),
+    "globals that are read": with_parts(loss=lambda: by_name(made_function(by=0.5))),
+    "other globals": with_parts(loss=lambda: by_name(made_function(by=0.25))),
     "batch's size": with_parts(data=lambda: [rows(6, n) for n in range(2)]),
     "no momentum": with_optimizer(momentum=0.0),
     "nesterov": with_optimizer(nesterov=True),

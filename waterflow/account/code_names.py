@@ -12,6 +12,7 @@ import dis
 import functools
 import inspect
 import operator
+import pickle
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from types import CodeType
@@ -48,11 +49,19 @@ _READERS = frozenset(
         *((inspect.__file__, name) for name in ("getmembers", "_getmembers", "getattr_static")),
     }
 )
-_READER_FUNCTIONS = (getattr, hasattr, vars, dir, operator.attrgetter, operator.methodcaller)
+_READER_FUNCTIONS = (
+    *(getattr, hasattr, vars, dir, operator.attrgetter, operator.methodcaller),
+    *(pickle.dump, pickle.dumps),
+)
 #: What gives all attributes at once.
-_READ_ALL = ("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgetter", "methodcaller")
+_READ_ALL = (
+    *("__dict__", "vars", "dir", "__getstate__", "getmembers", "attrgetter", "methodcaller"),
+    *("dump", "dumps"),
+)
 #: Names that read by names given to them, or everything, and are no functions that anybody calls.
 _READ_UNSEEN = frozenset({"__dict__", "__getstate__", "__getattribute__", "__globals__"})
+#: Methods that fill in forms.
+_FORMATS = frozenset({"format", "format_map", "vformat"})
 _CALLABLES = ("getattr", "hasattr", "vars", "dir")
 #: Functions that give a module by its name.
 IMPORTERS = frozenset({"import_module", "__import__"})
@@ -165,6 +174,8 @@ def _constants(constants: Iterable[Any]) -> Iterator[str]:
 
 
 def _reads_any(code: CodeType, called: bool) -> bool:
+    if not _FORMATS.isdisjoint(code.co_names) and _formats_what_is_given(code):
+        return True
     if not _READ_UNSEEN.isdisjoint(code.co_names):
         return True
     if set(code.co_names).isdisjoint((*_READ_BY_NAME, *_READ_ALL)):
@@ -178,6 +189,18 @@ def _reads_any(code: CodeType, called: bool) -> bool:
     found = list(dis.get_instructions(code))
     uses = [i for i, each in enumerate(found) if each.argval in _READ_BY_NAME]
     return not all(_name_is_constant(found, i) for i in uses)
+
+
+@functools.lru_cache(maxsize=4096)
+def _formats_what_is_given(code: CodeType) -> bool:
+    """Whether code fills in a form that is not written there, whose fields may be attributes."""
+    found = list(dis.get_instructions(code))
+    return any(
+        each.argval in _FORMATS
+        and each.opname in ("LOAD_METHOD", "LOAD_ATTR")
+        and found[i - 1].opname != "LOAD_CONST"
+        for i, each in enumerate(found)
+    )
 
 
 @functools.lru_cache(maxsize=4096)

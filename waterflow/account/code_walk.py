@@ -42,6 +42,10 @@ _NOTHING = frozenset[Any]()
 #: What says nothing, unless code names it, or, of texts, may read them by any name.
 _TEXTS = frozenset({"__doc__", "__module__"})
 _READABLE_NOISE = _TEXTS | {"__annotations__"}
+#: Names by which code reads what a function has.
+_READ_DEFAULTS = frozenset({"__defaults__", "__kwdefaults__", "signature", "getfullargspec"})
+_READ_CELLS = frozenset({"__closure__", "getclosurevars"})
+_READ_GLOBALS = frozenset({"__globals__", "getclosurevars"})
 #: Names by which code reads annotations of functions.
 _READ_ANNOTATIONS = frozenset(
     {"__annotations__", "get_annotations", "get_type_hints", "signature", "getfullargspec"}
@@ -189,10 +193,21 @@ class CodeWalk:
         self._attributes(value, trail)
         if self.names is not None and not _READ_ANNOTATIONS.isdisjoint(self.names):
             self.reach(value.__annotations__, trail.attribute("__annotations__"))
-        if executed:
+        # Executed code may read what a function has, be it that it does not call it.
+        names = self._names_of_users
+        if executed or not _READ_DEFAULTS.isdisjoint(names):
             self._defaults(value, trail)
+        if executed or not _READ_CELLS.isdisjoint(names):
             self._cells(value, guarded=True)
+        if executed or not _READ_GLOBALS.isdisjoint(names):
             self._globals_of(value)
+
+    @functools.cached_property
+    def _names_of_users(self) -> frozenset[str]:
+        """What executed code of the user's names."""
+        codes = (self._codes or {}).values()
+        users = [code_names(code).names for code in codes if not is_trusted_code(code)]
+        return frozenset[str]().union(*users)
 
     def _note_reader(self, value: Any) -> None:
         """The library's own tables have them, too, and read nothing of the user's by them."""

@@ -256,6 +256,20 @@ def _remembered_objects(memo: Any) -> Iterable[Any]:
     return [value for value in values if type(value) not in _PLAIN]
 
 
+_FACTORY: Any = vars(collections.defaultdict)["default_factory"]
+
+
+def _factory(values: Any) -> tuple[type, Any]:
+    return told_apart(_FACTORY.__get__(values))
+
+
+def _put_back_factory(values: Any, factory: Any) -> None:
+    _FACTORY.__set__(values, factory)
+
+
+DEFAULT_FACTORY = Probe(
+    _factory, _put_back_factory, lambda values: (_FACTORY.__get__(values),), _FACTORY.__get__
+)
 MEMO = Probe(_remembered, None, _remembered_objects)
 OBJECT_ARRAY = Probe(_objects, put_back_array, _elements, array_kept)
 STRIDED_ARRAY = Probe(_bytes, put_back_array, keep=array_kept)

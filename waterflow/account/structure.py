@@ -21,6 +21,7 @@ import fractions
 import functools
 import gc
 import hashlib
+import inspect
 import logging
 import os
 import pathlib
@@ -69,7 +70,8 @@ _PINNED: tuple[Any, ...] = (
     *(torch._ops.OpOverloadPacket, torch._ops._OpNamespace, typing.TypeVar, typing._Final),  # type: ignore[attr-defined]
 )
 #: Without a state that code could read.
-_BARE = frozenset({object, type(threading.Lock()), type(threading.RLock())})
+_BARE = frozenset({object})
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 #: Probes whose answers are plain values, identities of nothing.
 _PLAIN_PROBES = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 #: What objects of classes derived from these hold beside attributes.
@@ -114,12 +116,16 @@ class Structure:
         """
         if account.unwalkable:
             raise NoStructureError(str(account.unwalkable[0][0]))
+        own_codes = [code for code in account.own_codes if account.executes(code)]
+        if any(map(_may_read_globals, own_codes)):
+            raise NoStructureError("code that may read any global")
         library = None if account.library is None else _written(account.library)
         writer = _Writer(account.own_places, account.executes, library, numbers_aside)
+        executed = filter(account.executes, account.codes)
+        writer.reads_functions = any(map(_may_read_functions, executed))
         for root in roots:
             writer.value(root)
         writer.run()
-        own_codes = [code for code in account.own_codes if account.executes(code)]
         if id(id) in writer.pinned or any(map(_may_hash, own_codes)):
             raise NoStructureError("code that may look at addresses")
         self.digest = _digest([*writer.words, None if library is None else library.digest])
@@ -195,6 +201,7 @@ class _Writer:
         self.pins: list[int] = []  # where among the words their addresses are
         self.environment = slice(0, 0)  # where the process's environment is
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
+        self.reads_functions = False  # whether code reads what functions have that it does not call
         self._places = [each for each in written if type(each) is not places.LibraryFunctions]
         self._executes = executes
         self._librarys: Mapping[int, int] = {} if library is None else library.numbers
@@ -239,7 +246,7 @@ class _Writer:
     def _plain_number(self, value: Any) -> None:
         if self._is_new(value):
             kind = type(value)
-            self.words += kind.__name__, value if kind is not float else _digits(value)
+            self.words += kind.__name__, _TOLD.get(kind, int)(value)
 
     def _object(self, value: Any) -> None:
         if id(value) in self._librarys:
@@ -302,20 +309,21 @@ class _Writer:
         self.value(kind)
         rules = _rules_of(kind)
         for base in rules.values:
-            self.words.append(base.__repr__(value))
+            self.words.append(_TOLD.get(base, base.__repr__)(value))
         if rules.describe is not None:
             rules.describe(self, value)
         elif id(value) not in self._placed and kind not in _BARE:
             raise NoStructureError(f"an object of {kind.__module__}.{kind.__qualname__}")
 
     def _class(self, value: type) -> None:
-        self.words += value.__module__, value.__qualname__, value.__flags__
+        self.words += value.__module__, value.__qualname__, value.__name__, value.__flags__
         self._sequence(value.__mro__[1:])
+        self._sequence(value.__bases__)
 
     def _function(self, value: types.FunctionType) -> None:
         self.value(value.__code__)
-        self.words += value.__name__, value.__qualname__, value.__doc__
-        if not self._executes(value.__code__):
+        self.words += value.__module__, value.__name__, value.__qualname__, value.__doc__
+        if not (self.reads_functions or self._executes(value.__code__)):
             return
         self.value(value.__defaults__)
         self.value(value.__kwdefaults__)
@@ -341,8 +349,15 @@ class _Writer:
 
     def _wrapper(self, value: Any) -> None:
         self.value(value.__func__)
+        for name, attribute in vars(value).items():
+            if name in _COPIED:  # from the function, but somebody may have set them since
+                self.words += name, repr(attribute)
+            elif name not in functools.WRAPPER_ASSIGNMENTS and name != "__wrapped__":
+                self.words.append(name)
+                self.value(attribute)
 
     def _property(self, value: property) -> None:
+        self.words.append(value.__doc__)
         self._sequence((value.fget, value.fset, value.fdel))
 
     def _cached_property(self, value: functools.cached_property[Any]) -> None:
@@ -382,12 +397,26 @@ class _Writer:
 
     def _dtype(self, value: np.dtype[Any]) -> None:
         self.words.append(repr(value))
+        self._sequence([*(value.metadata or {}).items()])
+        inner = [value.base] if value.subdtype else [part for part, *_ in _fields_of(value)]
+        for part in inner:
+            self._dtype(part)
 
     def _array(self, value: np.ndarray[Any, Any]) -> None:
-        self.words += repr(value.dtype), value.shape, value.strides, value.flags.writeable
+        self._dtype(value.dtype)
+        self.words += value.shape, value.strides, value.base is None
+        self.words += value.flags.writeable, value.flags.owndata, value.flags.aligned
 
     def _reference(self, value: weakref.ref[Any]) -> None:
         self.value(weakref.ref.__call__(value))
+        descriptor: Any = vars(weakref.ref)["__callback__"]
+        callback = descriptor.__get__(value)
+        own = type(callback) is types.FunctionType
+        self.value(callback.__code__ if own else type(callback))
+
+    def _lock(self, value: Any) -> None:
+        """Whether it is held, and how often, but not by whom."""
+        self.words += _HELD.findall(repr(value))
 
     def _tensor(self, value: torch.Tensor) -> None:
         if value.layout is not torch.strided or value.grad_fn is not None:
@@ -395,6 +424,8 @@ class _Writer:
         storage = value.untyped_storage()
         self.words += repr(value.dtype), tuple(value.shape), value.stride(), repr(value.device)
         self.words += value.storage_offset(), storage.nbytes(), _C.tensor_flags(value)
+        # Parameters' come and go; whether a step finds those is looked at with the gradients.
+        self.words += value._is_view(), is_a(value, nn.Parameter) or value.grad is None
         self.words += "storage", self._storages.setdefault(storage._cdata, len(self._storages))
 
     # Places
@@ -465,6 +496,8 @@ class _Writer:
         held = place.before if own else place.before.tobytes()
         form = getattr(place.holder, "typecode", None) or getattr(place.holder, "format", None)
         self.words += form, place.writeable, hashlib.sha256(held).hexdigest()
+        if type(place.holder) is memoryview:
+            self.words += place.holder.shape, place.holder.strides, place.holder.readonly
 
     def _probed(self, place: places.Probed) -> None:
         if is_a(place.holder, np.ndarray) and not place.holder.dtype.hasobject:
@@ -477,7 +510,7 @@ class _Writer:
             is_plain(each) for entry in place.before for each in entry
         ):
             self.words.append(repr(sorted(map(repr, place.before))))
-        elif not is_a(place.holder, weakref.ref):
+        elif not is_a(place.holder, (weakref.ref, collections.defaultdict)):  # told with them
             raise NoStructureError(f"the state of {place.trail}")
 
     def _slot(self, place: places.Slot) -> None:
@@ -566,15 +599,49 @@ def _may_go_through_sets(code: types.CodeType) -> bool:
     )
 
 
-def _digits(value: float) -> str:
-    """Of a number; of one that is none, its bits."""
-    return value.hex() if value == value else struct.pack(">d", value).hex()
+#: Attributes of functions that static methods and those of classes copy, and that are texts.
+_COPIED = frozenset({"__module__", "__name__", "__qualname__", "__doc__"})
+
+
+def float_bits(value: float) -> bytes:
+    """A number's bits: 0.0 is not -0.0, and what is no number may be told apart from another."""
+    return struct.pack(">d", value)
+
+
+def complex_bits(value: complex) -> bytes:
+    """The bits of both parts."""
+    return struct.pack(">dd", complex.real.__get__(value), complex.imag.__get__(value))  # type: ignore[attr-defined]
+
+
+_TOLD: dict[type, Callable[[Any], Any]] = {float: float_bits, complex: complex_bits}
 
 
 def _holders_of(place: Any) -> tuple[Any, ...]:
     if type(place) is places.Empties:
         return place.holders
     return (getattr(place, _HOLDERS.get(type(place), "holder")),)
+
+
+#: Names by which code reads what functions have.
+_OF_FUNCTIONS = frozenset({"__defaults__", "__kwdefaults__", "__closure__", "__globals__"})
+#: Names by which it reads what no place holds: any global, whatever it is called.
+_NAMESPACES = frozenset({"__globals__", "__builtins__", "getclosurevars"})
+#: In the text of a lock; the count is a lock's that may be held again.
+_HELD = re.compile(r"^<(?:un)?locked|count=\d+")
+
+
+def _may_read_globals(code: types.CodeType) -> bool:
+    return not (_NAMESPACES.isdisjoint(code_names(code).names) or is_trusted_code(code))
+
+
+def _may_read_functions(code: types.CodeType) -> bool:
+    """Whether code may read what functions have that it does not call, as the walk asks."""
+    asks = code.co_filename == inspect.__file__ or not is_trusted_code(code)
+    return asks and not _OF_FUNCTIONS.isdisjoint(code_names(code).names)
+
+
+def _fields_of(value: np.dtype[Any]) -> Collection[tuple[Any, ...]]:
+    return () if value.fields is None else value.fields.values()
 
 
 def _may_hash(code: types.CodeType) -> bool:
@@ -660,4 +727,5 @@ _DESCRIBERS: list[tuple[Any, Callable[[_Writer, Any], None]]] = [
     (np.dtype, _Writer._dtype),
     (np.ndarray, _Writer._array),
     (weakref.ref, _Writer._reference),
+    (_LOCKS, _Writer._lock),
 ]

@@ -67,7 +67,9 @@ _OF_MANAGERS = frozenset({"_disable"})
 _OPTIMIZER_NAMES = frozenset({"param_groups", "state", "defaults"})
 
 _GET_LOGGER: types.CodeType = logging.getLogger.__code__
-_READ_ENVIRONMENT: types.CodeType = vars(type(os.environ))["__getitem__"].__code__
+_READ_ENVIRONMENT: tuple[types.CodeType, ...] = tuple(
+    vars(type(os.environ))[name].__code__ for name in ("__getitem__", "__iter__", "__len__")
+)
 
 
 class Limits(NamedTuple):
@@ -101,7 +103,7 @@ class Walk(CodeWalk):
             if name not in late.roots:
                 self.reach(value, Trail(name))
                 self._empty()  # so that things are called after the first root that has them
-        if self.executes(_READ_ENVIRONMENT):
+        if any(map(self.executes, _READ_ENVIRONMENT)):
             self._mapping(os.environ._data, Trail("os.environ"))  # type: ignore[attr-defined]
             del self.objects[id(os.environ._data)]  # type: ignore[attr-defined]
         if self._codes is not None and self.executes(_GET_LOGGER):  # any, by its name
@@ -401,8 +403,7 @@ class Walk(CodeWalk):
         self._mapping(value, trail)
 
     def _default_dict(self, value: defaultdict[Any, Any], trail: Trail) -> None:
-        factory: Any = vars(defaultdict)["default_factory"]
-        self.reach(factory.__get__(value), trail.attribute("default_factory"))
+        self._probe(value, probes.DEFAULT_FACTORY, trail.attribute("default_factory"))
         self._mapping(value, trail)
 
     def _items(self, value: Any, trail: Trail) -> None:

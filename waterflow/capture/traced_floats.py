@@ -86,14 +86,26 @@ class TracedFloat(float):
     def __bool__(self) -> bool:
         return _compare("!=", self, 0.0)
 
-    __hash__ = float.__hash__
+    def __pos__(self) -> TracedFloat:
+        return self
+
+    @property
+    def real(self) -> TracedFloat:
+        """The number itself."""
+        return self
+
+    def conjugate(self) -> TracedFloat:
+        """The number itself."""
+        return self
 
     def _lost(self, *_: Any) -> Any:
-        """Rounding gives equal numbers for different values: nobody would see that it is live."""
-        raise UnfollowableError("it rounds a number that changes from step to step")
+        """Rounding gives equal numbers for different values: nobody would see that it is live. So
+        do a text of some digits and a place in a table, and a plain number may be rounded later."""
+        raise UnfollowableError("it rounds, or looks up, a number that changes from step to step")
 
-    __int__ = __trunc__ = __floor__ = __ceil__ = __round__ = _lost
+    __int__ = __trunc__ = __floor__ = __ceil__ = __round__ = __float__ = __hash__ = _lost
     __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _lost
+    __abs__ = __repr__ = __str__ = __format__ = hex = as_integer_ratio = is_integer = _lost
 
 
 def bits(value: float) -> bytes:
@@ -143,10 +155,15 @@ def traceable(value: Any) -> bool:
     return type(value) is float and math.isfinite(value) and value != 0.0
 
 
+def _plain(value: float) -> float:
+    """The number that a float is, be it a traced one."""
+    return float.__pos__(value) if isinstance(value, float) else float(value)
+
+
 def _compute(symbol: str, *operands: float) -> Any:
     if not all(isinstance(operand, (int, float)) for operand in operands):
         return NotImplemented
-    value = ARITHMETIC[symbol](*(float(operand) for operand in operands))
+    value = ARITHMETIC[symbol](*map(_plain, operands))
     if isinstance(value, complex):
         return value
     trace = next(operand.trace for operand in operands if isinstance(operand, TracedFloat))
@@ -156,7 +173,7 @@ def _compute(symbol: str, *operands: float) -> Any:
 def _compare(symbol: str, left: TracedFloat, right: Any) -> Any:
     if not isinstance(right, (int, float)):
         return NotImplemented
-    outcome = COMPARISON[symbol](float(left), float(right))
+    outcome = COMPARISON[symbol](_plain(left), _plain(right))
     left.trace.guards.append(Guard(symbol, left.expression, expression_of(right), outcome))
     return outcome
 

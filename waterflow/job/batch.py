@@ -21,6 +21,7 @@ from waterflow.account.class_parts import (
     own_attributes,
     slots_of,
 )
+from waterflow.account.structure import complex_bits, float_bits
 from waterflow.account.trust import is_trusted_class
 from waterflow.allocator_ext import _C
 from waterflow.job.batch_reads import BatchReads
@@ -34,7 +35,7 @@ _PLAIN: tuple[type, ...] = (
 _PLAIN_IDS = frozenset(map(id, _PLAIN))
 #: What a value is, but for what its class makes of that.
 _TOLD: dict[type, Callable[[Any], Hashable]] = {
-    **{int: int.__index__, float: float.__repr__, complex: complex.__repr__},
+    **{int: int.__index__, float: float_bits, complex: complex_bits},
     **{str: str.__str__, bytes: bytes.__repr__},
 }
 _TOLD_KINDS = tuple(_TOLD)
@@ -212,8 +213,8 @@ def _unknown(value: Any, what: str = "") -> UnknownLeafError:
 
 
 def _identity(value: Any) -> Hashable:
-    """Floats by their digits: 0.0 is not -0.0, and every NaN serves as another."""
-    return repr(value) if isinstance(value, (float, complex)) else value  # type: ignore[no-any-return]
+    """Numbers with a point by their bits: 0.0 is not -0.0, and no NaN another."""
+    return _TOLD[type(value)](value) if type(value) in (float, complex) else value  # type: ignore[no-any-return]
 
 
 def _flatten_tensor(value: torch.Tensor, tensors: _Tensors) -> tuple[Hashable, Rebuild]:

@@ -14,6 +14,8 @@ import inspect
 import itertools
 import logging
 import operator
+import os
+import pickle
 import random
 import statistics
 import subprocess
@@ -21,6 +23,7 @@ import sys
 import threading
 import types
 import weakref
+import zlib
 
 import numpy as np
 import torch
@@ -752,3 +755,80 @@ def attribute_that_is_computed(live):
             return self.scale
 
     return job(Model(), on_step=every(live, lambda step: outside.update(scale=1 / step)))
+
+
+# -- state that is read by another way than by calling, or by an attribute
+
+
+def _default_of_a_function():
+    def other(numbers=[1.0]):  # noqa: B006
+        """Nobody calls it."""
+
+    numbers = inspect.signature(other).parameters["numbers"].default
+    return (
+        lambda: inspect.signature(other).parameters["numbers"].default[0],
+        lambda: numbers.__setitem__(0, 3.0),
+    )
+
+
+def _variable_of_a_function():
+    numbers = [1.0]
+
+    def other():
+        return numbers
+
+    return (
+        lambda: inspect.getclosurevars(other).nonlocals["numbers"][0],
+        lambda: numbers.__setitem__(0, 3.0),
+    )
+
+
+def _global_of_a_function():
+    namespace = {"numbers": [1.0]}
+    exec("def other():\n    return numbers\n", namespace)
+    other = namespace["other"]
+    return (
+        lambda: other.__globals__["numbers"][0],
+        lambda: namespace["numbers"].__setitem__(0, 3.0),
+    )
+
+
+def _factory_of_a_dictionary():
+    numbers = collections.defaultdict(lambda: 1.0)
+    return lambda: numbers.default_factory(), lambda: setattr(
+        numbers, "default_factory", lambda: 3.0
+    )
+
+
+def _variables_of_the_environment():
+    os.environ.pop("WF_CASE", None)
+    return (
+        lambda: 3.0 if any(name == "WF_CASE" for name in os.environ) else 1.0,
+        lambda: os.environ.update(WF_CASE="1"),
+    )
+
+
+def _form_of_a_variable():
+    form, holder = "{one.number}", types.SimpleNamespace(number=1.0)
+    forms = {"form": form}
+    return (
+        lambda: float(forms["form"].format(one=holder)),
+        lambda: setattr(holder, "number", 3.0),
+    )
+
+
+def _pickled():
+    holder = types.SimpleNamespace(number=1.0)
+    return (
+        lambda: 1.0 + zlib.crc32(pickle.dumps(holder)) % 7,
+        lambda: setattr(holder, "number", 3.0),
+    )
+
+
+read_between("default_of_a_function", _default_of_a_function, *ANY)
+read_between("variable_of_a_function", _variable_of_a_function, *ANY)
+read_between("global_of_a_function", _global_of_a_function, *ANY)
+read_between("factory_of_a_dictionary", _factory_of_a_dictionary, *ANY)
+read_between("variables_of_the_environment", _variables_of_the_environment, *ANY)
+read_between("form_of_a_variable", _form_of_a_variable, *ANY)
+read_between("pickled_object", _pickled, *ANY)

@@ -2,6 +2,7 @@
 copies of them. Each effect begins behind the step that checks the graph."""
 
 import functools
+import math
 import weakref
 
 import torch
@@ -139,3 +140,48 @@ class Chosen(torch.optim.Optimizer):
 def optimizer_has_a_set_of_weights(live):
     model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
     return job(model, optimizer=Chosen(model.parameters(), live), steps=14)
+
+
+class Decayed(torch.optim.Optimizer):
+    """Descends, and draws towards where it began by a part that is made of a number of its own: by
+    nothing in the step that checks the graph."""
+
+    def __init__(self, parameters, part):
+        super().__init__(parameters, {"lr": 0.1, "part": 0.5})
+        self.part = part
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["first"] = parameter.clone()
+                drift = parameter - state["first"]
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+                parameter.add_(drift, alpha=-self.part(group["part"]))
+
+
+def decayed(name, part):
+    def make(live):
+        model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+        optimizer = Decayed(model.parameters(), part if live else lambda number: 0.25)
+        return job(model, optimizer=optimizer, steps=14)
+
+    make.__name__ = name
+    case("captured", "recaptured", "opaque optimizer")(make)
+
+
+def _of_an_exponent(number):
+    return math.frexp(number)[1] + 0.125
+
+
+def _of_a_type(number):
+    return 0.5 if type(number) is float else 0.125
+
+
+decayed("optimizer_rounds_a_plain_number", lambda number: int(float(number) * 10) / 10)
+decayed("optimizer_looks_a_number_up", lambda number: {0.5: 0.4}.get(number, 0.1))
+decayed("optimizer_reads_digits", lambda number: float(str(number)[:3]) + 0.125)
+decayed("optimizer_reads_an_exponent", _of_an_exponent)
+decayed("optimizer_asks_for_a_type", _of_a_type)

@@ -49,6 +49,11 @@ def run(program, numbers):
     return OPERATIONS[program[0]](*(run(part, numbers) for part in program[1:]))
 
 
+def plain(number):
+    """Of a traced float, too, which refuses to be made one."""
+    return float.__pos__(number) if isinstance(number, float) else float(number)
+
+
 def traced(values):
     trace = FloatTrace()
     return trace, {key: trace.number(v, ("hyper", key)) for key, v in values.items()}
@@ -63,7 +68,7 @@ def test_an_expression_evaluates_like_the_plain_computation(program, values, oth
         elsewhere = run(program, others)
     except (ZeroDivisionError, OverflowError):
         return
-    assert bits(float(result)) == bits(float(expected))
+    assert bits(plain(result)) == bits(float(expected))
     if isinstance(result, TracedFloat):
         assert bits(evaluate(result.expression, values)) == bits(float(expected))
         try:
@@ -78,7 +83,7 @@ def test_powers(base, exponent):
     _, numbers = traced({"a": base, "b": exponent, "c": 2.0})
     value = 1 - numbers["a"] ** numbers["b"]
     assert bits(value) == bits(1 - base**exponent)
-    assert bits(evaluate(value.expression, {"a": base, "b": exponent})) == bits(float(value))
+    assert bits(evaluate(value.expression, {"a": base, "b": exponent})) == bits(plain(value))
     assert bits(evaluate((2 ** numbers["c"]).expression, {"c": 2.0})) == bits(4.0)
 
 
@@ -100,7 +105,12 @@ def test_truth_is_a_guard():
 
 
 @pytest.mark.parametrize(
-    "lose", [int, round, math.floor, math.ceil, math.trunc, lambda x: x // 2, lambda x: x % 2]
+    "lose",
+    [
+        *(int, round, math.floor, math.ceil, math.trunc, lambda x: x // 2, lambda x: x % 2),
+        *(float, abs, repr, str, "{:.1f}".format, hash, lambda x: {5.5: 1}.get(x)),
+        *(lambda x: x.hex(), lambda x: x.is_integer(), lambda x: x.as_integer_ratio()),
+    ],
 )
 def test_rounding_is_refused(lose):
     _, numbers = traced({"a": 5.5})
