@@ -452,8 +452,6 @@ OTHERS = {
     "batch's number": with_parts(data=lambda: numbered(0.1)),
     "batch's bits of no number": with_parts(data=lambda: numbered(payload(1))),
     "batch's other bits": with_parts(data=lambda: numbered(payload(2))),
-    "globals that are read": with_parts(loss=lambda: by_name(made_function(by=0.5))),
-    "other globals": with_parts(loss=lambda: by_name(made_function(by=0.25))),
     "batch's size": with_parts(data=lambda: [rows(6, n) for n in range(2)]),
     "no momentum": with_optimizer(momentum=0.0),
     "nesterov": with_optimizer(nesterov=True),

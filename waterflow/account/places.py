@@ -375,7 +375,8 @@ def _of_decimals() -> tuple[object, ...]:
 
 
 def _of_numpy() -> tuple[object, ...]:
-    return tuple(map(str, (*np.geterr().values(), *np.get_printoptions().values())))
+    told = (*np.geterr().values(), *np.get_printoptions().values(), np.getbufsize())
+    return *map(str, told), id(np.geterrcall())
 
 
 #: By library, what it goes by.

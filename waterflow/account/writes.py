@@ -38,7 +38,7 @@ _OF_FUNCTIONS = frozenset({"__defaults__", "__kwdefaults__", "__code__"})
 #: By the kind of what is read, names of what sets it without a way to it.
 _SETTERS: dict[type[places.Place], frozenset[str]] = {
     places.Settings: frozenset(
-        {"getcontext", "setcontext", "seterr", "seterrcall", "set_printoptions"}
+        {"getcontext", "setcontext", "seterr", "seterrcall", "setbufsize", "set_printoptions"}
     ),
     places.Registered: frozenset({"register"}),
 }

@@ -82,9 +82,14 @@ def may_fetch_ahead(
     data = Account.take({"data": job.data}, limits=LIMITS)
     if data.unwalkable or data.reaches(rest):
         return False
-    if not memories_of(data.own_objects).is_disjoint(changing):
+    behind = memories_of(data.own_objects)
+    if not behind.is_disjoint(changing):
         return False
-    return plain or not any(may_change(data, each) for each in read)  # no code makes a list's
+    # No code makes a list's. Another's may write to memory that the steps read as another object.
+    return plain or not any(
+        may_change(data, each) or not behind.is_disjoint(memories_of(each.own_objects))
+        for each in read
+    )
 
 
 def may_select_ahead(job: Job, written: Iterable[torch.Tensor]) -> bool:

@@ -329,6 +329,31 @@ def data_over_the_array_of_a_weight(live):
     return job(model, data=DataLoader(_OverMemory(array), _ROWS))
 
 
+class _Filling(_OverMemory):
+    """The same rows, which fill the array from the twelfth batch on."""
+
+    def __init__(self, array, live):
+        super().__init__(array)
+        self.read, self.live = 0, live
+
+    def __getitem__(self, index):
+        self.read += 1
+        if self.live and self.read > 12 * _ROWS:
+            self.array.fill(3.0)
+        return self.rows[index]
+
+
+@case("captured", "recaptured", "opaque")
+def data_that_fill_what_the_loss_reads(live):
+    array = np.ones(4, dtype=np.float32)
+    factor = torch.from_numpy(array)
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * factor[0]
+
+    return job(mlp(), loss, data=DataLoader(_Filling(array, live), _ROWS))
+
+
 # -- data that look at gradients, which the step before has left
 
 

@@ -15,7 +15,16 @@ from torch import nn, optim
 
 import waterflow as wf
 from tests.support.steps import steps_of
-from tests.support.trial_ways import ALIKE, OTHERS, momentum, rows, trial
+from tests.support.trial_ways import (
+    ALIKE,
+    OTHERS,
+    by_name,
+    made_function,
+    momentum,
+    rows,
+    trial,
+    with_parts,
+)
 from waterflow.job.batch import flatten
 from waterflow.steps import shared_captures, step_builder
 from waterflow.steps.shared_captures import SharedCaptures
@@ -61,6 +70,22 @@ def test_a_trial_has_the_numbers_of_the_loop_and_shares_where_it_may(trained, na
     assert found.losses == losses
     assert all(map(torch.equal, tensors_of(jobs[name]), tensors))
     assert found.capture_shared_with == ("the first" if name in ALIKE else None)
+
+
+@pytest.mark.filterwarnings("ignore::waterflow.OpaqueStepWarning")  # where much is imported
+def test_whose_code_reads_any_global_shares_nothing():
+    names = {"first": 0.5, "second": 0.25}
+    changes = {
+        name: with_parts(loss=functools.partial(by_name, made_function(by=by)))
+        for name, by in names.items()
+    }
+    with wf.Engine(memory="256MB", threads=1) as engine:
+        for name, change in changes.items():
+            engine.submit(trial(name, change)).result()
+        report = engine.report()
+    for name, change in changes.items():
+        assert report.jobs[name].losses == reference(name, change)[0]
+        assert report.jobs[name].capture_shared_with is None
 
 
 def small(name, steps=3, change=None, on_step=None, lr=0.1):
