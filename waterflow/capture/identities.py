@@ -46,7 +46,7 @@ def told_apart(job: Job, account: Account, codes: Collection[CodeType]) -> str |
     if asking:
         return f"the step asks which object is which, and a trace has copies ({_where(asking)})"
     comparing = [code for code in users if compares_identities(code)]
-    for holder, trail, is_hashed in parts.held_apart(account):
+    for holder, trail, is_hashed in parts.held_apart(account, bool(comparing)):
         if is_hashed or comparing:
             what = "looked up by" if is_hashed else "compared with"
             return (
@@ -99,10 +99,14 @@ class _Parts:
         elif id(value) in self._registries or any(map(self._holds, items)):
             self._met_twice.append(value)
 
-    def held_apart(self, account: Account) -> Iterator[tuple[Any, places.Trail | str, bool]]:
+    def held_apart(
+        self, account: Account, comparing: bool
+    ) -> Iterator[tuple[Any, places.Trail | str, bool]]:
         """Whoever holds one of them where a trace does not replace it, how it was reached, and
-        whether it goes by its hash."""
+        whether it goes by its hash; without `comparing` no others."""
         for place in account.places:
+            if not (comparing or isinstance(place, (places.Mapping, places.Items))):
+                continue  # nobody compares what is there
             holder, held, keys = _contents(place)
             if any(map(self._is_one, keys)) and id(holder) not in self._states:
                 yield holder, place.trail, True
@@ -110,8 +114,8 @@ class _Parts:
                 yield holder, place.trail, False
         for value in self._met_twice:
             yield value, "what the model has in two places", False
-        for value in account.instances(frozenset):
-            if any(map(self._is_one, value)):
+        for value in account.own_objects:
+            if type(value) is frozenset and any(map(self._is_one, value)):
                 yield value, account.trail_of(value) or "a frozenset", True
 
     @functools.cached_property
