@@ -21,7 +21,6 @@ import fractions
 import functools
 import gc
 import hashlib
-import inspect
 import logging
 import os
 import pathlib
@@ -117,12 +116,13 @@ class Structure:
         if account.unwalkable:
             raise NoStructureError(str(account.unwalkable[0][0]))
         own_codes = [code for code in account.own_codes if account.executes(code)]
-        if any(map(_may_read_globals, own_codes)):
+        users = [code for code in own_codes if not is_trusted_code(code)]
+        names = frozenset[str]().union(*(code_names(code).names for code in users))
+        if not _READ_GLOBALS.isdisjoint(names):
             raise NoStructureError("code that may read any global")
         library = None if account.library is None else _written(account.library)
         writer = _Writer(account.own_places, account.executes, library, numbers_aside)
-        executed = filter(account.executes, account.codes)
-        writer.reads_functions = any(map(_may_read_functions, executed))
+        writer.names_of_users = names
         for root in roots:
             writer.value(root)
         writer.run()
@@ -201,7 +201,7 @@ class _Writer:
         self.pins: list[int] = []  # where among the words their addresses are
         self.environment = slice(0, 0)  # where the process's environment is
         self.met: list[Any] = []  # by number; kept, so that no identity is used twice
-        self.reads_functions = False  # whether code reads what functions have that it does not call
+        self.names_of_users = frozenset[str]()
         self._places = [each for each in written if type(each) is not places.LibraryFunctions]
         self._executes = executes
         self._librarys: Mapping[int, int] = {} if library is None else library.numbers
@@ -323,12 +323,13 @@ class _Writer:
     def _function(self, value: types.FunctionType) -> None:
         self.value(value.__code__)
         self.words += value.__module__, value.__name__, value.__qualname__, value.__doc__
-        if not (self.reads_functions or self._executes(value.__code__)):
-            return
-        self.value(value.__defaults__)
-        self.value(value.__kwdefaults__)
-        self._sequence(value.__closure__ or ())
-        if not is_trusted_code(value.__code__):
+        executed = self._executes(value.__code__)
+        if executed or not _READ_DEFAULTS.isdisjoint(self.names_of_users):
+            self.value(value.__defaults__)
+            self.value(value.__kwdefaults__)
+        if executed or not _READ_CELLS.isdisjoint(self.names_of_users):
+            self._sequence(value.__closure__ or ())
+        if executed and not is_trusted_code(value.__code__):
             namespace = value.__globals__
             self._placed.add(id(namespace))  # all that is read of it is in a place
             self.value(namespace)
@@ -622,22 +623,13 @@ def _holders_of(place: Any) -> tuple[Any, ...]:
     return (getattr(place, _HOLDERS.get(type(place), "holder")),)
 
 
-#: Names by which code reads what functions have.
-_OF_FUNCTIONS = frozenset({"__defaults__", "__kwdefaults__", "__closure__", "__globals__"})
-#: Names by which it reads what no place holds: any global, whatever it is called.
-_NAMESPACES = frozenset({"__globals__", "__builtins__", "getclosurevars"})
+#: Names by which code reads what a function has that it does not call, as in the walk; any global,
+#: whatever it is called, is in no place.
+_READ_DEFAULTS = frozenset({"__defaults__", "__kwdefaults__", "signature", "getfullargspec"})
+_READ_CELLS = frozenset({"__closure__"})
+_READ_GLOBALS = frozenset({"__globals__", "__builtins__", "getclosurevars"})
 #: In the text of a lock; the count is a lock's that may be held again.
 _HELD = re.compile(r"^<(?:un)?locked|count=\d+")
-
-
-def _may_read_globals(code: types.CodeType) -> bool:
-    return not (_NAMESPACES.isdisjoint(code_names(code).names) or is_trusted_code(code))
-
-
-def _may_read_functions(code: types.CodeType) -> bool:
-    """Whether code may read what functions have that it does not call, as the walk asks."""
-    asks = code.co_filename == inspect.__file__ or not is_trusted_code(code)
-    return asks and not _OF_FUNCTIONS.isdisjoint(code_names(code).names)
 
 
 def _fields_of(value: np.dtype[Any]) -> Collection[tuple[Any, ...]]:

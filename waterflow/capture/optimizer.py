@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import inspect
 import random
@@ -18,24 +19,29 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves
 
-from waterflow.account.code_names import code_names
+from waterflow.account.code_names import code_names, names_in
+from waterflow.account.purity import observer
 from waterflow.account.trust import is_of_trusted_classes, is_trusted_class, is_trusted_code
+from waterflow.allocator_ext import _C
 from waterflow.capture.fast_fakes import twin_of
 from waterflow.capture.recording import Recorder, Recording
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
 from waterflow.capture.stride_rules import CaptureMode
-from waterflow.capture.torchs_calls import has_own_step
+from waterflow.capture.torchs_calls import has_hooks, has_own_step
 from waterflow.capture.trace_diff import Place, live_constants, sure_constants
 from waterflow.capture.traced_floats import (
     Expression,
     FloatTrace,
     Guard,
     TracedFloat,
+    UnfollowableError,
     holds,
     leaves,
     odd_value,
+    reader_among,
     traceable,
 )
 from waterflow.capture.tracing import fake_twin, reason_of, trace
@@ -55,6 +61,8 @@ from waterflow.job.several import optimizers_in
 from waterflow.job.training_step import update_parameters
 
 _ABSENT = object()
+#: By what names code gets at an optimizer's numbers.
+_GROUPS = frozenset({"param_groups", "state_dict", "add_param_group"})
 
 
 @dataclass
@@ -148,7 +156,7 @@ def live_trace(
     fixed = {key for key, value in values.items() if is_frozen or not traceable(value)}
     for _ in range(len(values) + 1):
         first = attempt(fixed, 1)
-        if broken := _guards_broken(first, values):
+        if broken := first.unfollowed or _guards_broken(first, values):
             fixed |= broken
             continue
         held = {key: values[key] for key in fixed}
@@ -156,7 +164,7 @@ def live_trace(
         if constants is not None:
             return _combine(first, constants, first.floats.guards, held, values)
         second = attempt(fixed, 2)
-        if broken := _guards_broken(second, values):
+        if broken := second.unfollowed or _guards_broken(second, values):
             fixed |= broken
             continue
         constants = live_constants(
@@ -231,6 +239,7 @@ class Attempt:
         self.outputs: list[tuple[int, Any]] = []
         self.state_after: StateLayout = []
         self.code: Collection[CodeType] | None = None  # all that can be executed
+        self.observed: _C.Observer | None = None  # the step, if others' code than torch's is in it
         self.recording: Recording
         self.recorder: Recorder
         self.inputs: list[tuple[Any, ...]] = []
@@ -247,10 +256,36 @@ class Attempt:
         except NotCapturableError:
             raise
         except Exception as error:
-            raise NotCapturableError(reason_of(error)) from error
+            if not self.floats.lost:
+                raise NotCapturableError(reason_of(error)) from error
         if problem := watch.problem():
             raise NotCapturableError(problem)
         return self
+
+    @property
+    def unfollowed(self) -> set[HyperKey]:
+        """Hyperparameters that are read in ways that no traced float follows; they must be fixed.
+
+        Raises:
+            NotCapturableError: so are numbers of the state.
+        """
+        try:
+            if self.floats.lost:
+                return self.floats.keys_in(self.floats.lost)
+            if not self.floats.meanings or self._reader() is None:
+                return set()
+            return self.floats.keys_in(self.floats.all_made())
+        except UnfollowableError as error:
+            raise NotCapturableError(str(error)) from error
+
+    def _reader(self) -> str | None:
+        """What of the user's code may read a number without its noticing."""
+        if self.observed is not None:
+            return reader_among(self.observed.codes(), self.observed.calls())
+        own = [code for code in self.code or () if not is_trusted_code(code)]
+        if self._is_torchs_alone or _GROUPS.isdisjoint(names_in(own, copied=False) or _GROUPS):
+            return None
+        return reader_among(own)
 
     @property
     def updating(self) -> set[fx.Node] | None:
@@ -312,7 +347,9 @@ class Attempt:
         if has_own_step(self.job.optimizer):
             raise NotCapturableError("its step was replaced on the object (optimizer.step = ...)")
         shadow = shadow_optimizer(self.job.optimizer, [dict(group) for group in groups], state)
-        update_parameters(self.job, shadow)
+        self.observed = None if self._is_torchs_alone else observer()
+        with self.observed or contextlib.nullcontext():
+            update_parameters(self.job, shadow)
         check_groups(groups, shadow.param_groups)
         changed = changed_attribute(shadow, self.job.optimizer)
         if changed is not None:
@@ -405,6 +442,14 @@ class Attempt:
         """Whether no code but torch's reads the state."""
         return all(map(is_of_trusted_classes, optimizers_in(self.job.optimizer)))
 
+    @property
+    def _is_torchs_alone(self) -> bool:
+        """Whether the step is no whole one of the user's own, and no code but torch's is in it."""
+        own = optimizers_in(self.job.optimizer)
+        of_all = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+        is_hooked = any(of_all) or any(map(has_hooks, own))
+        return self.job.step is None and self._is_torchs and not is_hooked
+
     def _check_plain(self, index: int, key: Any, value: Any) -> None:
         """A plain value that changes with the steps would be frozen by the trace."""
         before = self.state[index].get(key, _ABSENT)
@@ -426,12 +471,27 @@ class Scalars(TorchFunctionMode):
     ) -> Any:
         if func == torch.Tensor.item:
             return self._read(args[0])
+        if func in _MAKERS:
+            _check_made(args, kwargs or {})
         kwargs = dict(kwargs or {})
         names = ("alpha", "value") if "addc" in getattr(func, "__name__", "") else ("alpha",)
         for name in names:
             if isinstance(kwargs.get(name), torch.Tensor):
                 kwargs[name] = self._read(kwargs[name])
         return func(*args, **kwargs)
+
+
+#: Make a tensor of numbers at once; no operator has them.
+_MAKERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor})
+
+
+def _check_made(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """A tensor made of a traced float tells two values apart if it has as many digits."""
+    if kwargs.get("dtype") in (None, torch.float32, torch.float64):
+        return
+    for value in tree_leaves((args, kwargs)):
+        if isinstance(value, TracedFloat):
+            value.lose()
 
 
 # torch chooses a step's form (one tensor at a time, or many) by the tensors' types, and the forms

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
+import math
+import struct
 import types
 
 import torch
@@ -160,6 +163,55 @@ def look_ahead(live):
 
     model = mlp()
     return job(model, optimizer=LookAhead(model.parameters(), lr=0.1))
+
+
+# -- numbers that an optimizer of the user's own looks at, at a value that matters later
+
+
+def looking(name, way):
+    """Enters a case of an optimizer that makes another number of one of its own."""
+
+    class Looking(optim.Optimizer):
+        def __init__(self, params, share):
+            super().__init__(params, {"lr": 0.1, "share": share})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                factor = float(way(group["share"]))
+                for p in group["params"]:
+                    p.add_(p.grad, alpha=-group["lr"] * (1.0 + factor))
+
+    def make(live):
+        model = mlp()
+        return job(model, optimizer=Looking(model.parameters(), 0.5 if live else 0.25))
+
+    make.__name__ = f"share_{name}"
+    case(*EAGER, "captured", "opaque")(make)
+
+
+def _or_one(share):
+    try:
+        return {0.5: 2.0}[share]
+    except (KeyError, TypeError):
+        return 1.0
+
+
+looking("rounded_of_a_plain_one", lambda share: int(float(share) * 10))
+looking("rounded_without_its_sign", lambda share: int(abs(share) * 10))
+looking("rounded_in_its_real_part", lambda share: int(share.real * 10))
+looking("as_text", lambda share: str(share)[:3])
+looking("as_a_formatted_text", lambda share: "%.1f" % share)  # noqa: UP031
+looking("as_a_fraction", lambda share: share.as_integer_ratio()[1].bit_length())
+looking("as_json", lambda share: json.dumps(share)[:3])
+looking("as_bytes", lambda share: struct.pack("d", share)[6])
+looking("taken_apart", lambda share: math.frexp(share)[1])
+looking("that_is_close", lambda share: 2.0 if math.isclose(share, 0.5, rel_tol=1e-3) else 1.0)
+looking("looked_up", lambda share: {0.5: 2.0}.get(share, 1.0))
+looking("looked_up_with_an_excuse", _or_one)
+looking("in_a_set", lambda share: 2.0 if share in {0.5} else 1.0)
+looking("of_a_type", lambda share: share if type(share) is float else 2.0)
+looking("rounded_by_a_tensor", lambda share: torch.tensor(10 * share, dtype=torch.int64))
 
 
 # -- hooks

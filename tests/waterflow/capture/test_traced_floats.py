@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import decimal
+import fractions
 import math
 import operator
+import pickle
 import random
+import struct
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from waterflow.account.purity import observer
 from waterflow.capture.traced_floats import (
     ARITHMETIC,
     COMPARISON,
@@ -23,6 +32,7 @@ from waterflow.capture.traced_floats import (
     holds,
     leaves,
     odd_value,
+    reader_among,
     traceable,
 )
 
@@ -104,18 +114,106 @@ def test_truth_is_a_guard():
     assert not holds(guard, {"a": 0.0})
 
 
-@pytest.mark.parametrize(
-    "lose",
-    [
-        *(int, round, math.floor, math.ceil, math.trunc, lambda x: x // 2, lambda x: x % 2),
-        *(float, abs, repr, str, "{:.1f}".format, hash, lambda x: {5.5: 1}.get(x)),
-        *(lambda x: x.hex(), lambda x: x.is_integer(), lambda x: x.as_integer_ratio()),
-    ],
-)
-def test_rounding_is_refused(lose):
-    _, numbers = traced({"a": 5.5})
+LOSSES = {
+    **{name: getattr(math, name) for name in ("floor", "ceil", "trunc")},
+    **{each.__name__: each for each in (int, float, complex, round, repr, str, format, hash)},
+    "//": lambda x: x // 2,
+    "%": lambda x: 2 % x,
+    "divmod": lambda x: divmod(x, 2),
+    "format 1": "{:.1f}".format,
+    "dict": lambda x: {5.5: 1}.get(x),
+    "set": lambda x: x in {1.0},
+    "hex": lambda x: x.hex(),
+    "is_integer": lambda x: x.is_integer(),
+    "ratio": lambda x: x.as_integer_ratio(),
+    "pickle": pickle.dumps,
+    "fraction": fractions.Fraction,
+    "compared with a fraction": lambda x: fractions.Fraction(1, 3) < x,
+    "compared with a decimal": lambda x: x < decimal.Decimal("0.3"),
+    "times a complex": lambda x: x * 2j,
+    "complex": lambda x: (-x) ** 0.5,
+    "plus many digits": lambda x: x + (2**53 + 1),
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+def test_what_is_no_traced_number_is_refused_and_known(lose):
+    trace, numbers = traced({"a": 5.5})
     with pytest.raises(UnfollowableError, match="rounds"):
         lose(numbers["a"])
+    assert trace.keys_in(trace.lost) == {"a"}
+
+
+def test_whatever_floats_can_do_is_traced_or_refused():
+    of_floats = {name for name in dir(float) if name not in dir(object)}
+    assert of_floats <= vars(TracedFloat).keys()
+
+
+def test_what_stays_traced():
+    _, numbers = traced({"a": -5.5})
+    number = numbers["a"]
+    assert abs(number).expression == ("n", ("hyper", "a"))
+    assert (+number) is number.real is number.conjugate() is copy.deepcopy(number) is number
+    assert number.imag == 0.0
+    assert number != "x" and number != None  # noqa: E711, PT018
+    assert bits(np.float64(2.0) * number) == bits(-11.0)
+
+
+def test_numbers_of_the_state_cannot_be_fixed():
+    trace = FloatTrace()
+    with pytest.raises(UnfollowableError):
+        int(trace.number(0.5, ("item", "x")))
+    with pytest.raises(UnfollowableError, match="state"):
+        trace.keys_in(trace.lost)
+
+
+def _readers():
+    way = math.frexp
+    pattern = struct.Struct("d")
+    return {
+        "global": lambda f: math.frexp(f)[1],
+        "variable": lambda f: way(f)[1],
+        "default": lambda f, way=way: way(f)[1],
+        "object": lambda f: pattern.pack(f)[6],
+        "class": lambda f: float(decimal.Decimal(f)),
+        "type": lambda f: type(f) is float,
+        "__class__": lambda f: f.__class__ is float,
+        "text": lambda f: "%.1f" % f,  # noqa: UP031
+        "numpy": lambda f: np.round(f, 1),
+        "method": lambda f: float.__round__(f),
+    }
+
+
+@pytest.mark.parametrize("name", _readers())
+def test_code_that_reads_numbers_behind_their_back(name):
+    function = _readers()[name]
+    with observer() as seen, contextlib.suppress(UnfollowableError):
+        function(traced({"a": 5.5})[1]["a"])
+    assert reader_among(seen.codes(), seen.calls()) is not None
+
+
+def test_functions_in_attributes_are_seen_when_called():
+    held = {"way": math.frexp}
+
+    def reads(f):
+        return held["way"](f)
+
+    with observer() as seen:
+        reads(5.5)
+    assert reader_among(seen.codes()) is None
+    assert reader_among(seen.codes(), seen.calls()) == "frexp"
+
+
+def test_arithmetic_reads_nothing():
+    def plain(f, tensor, *, limits=(0.1, 0.9)):
+        if isinstance(f, float) and f is not None and not torch.is_grad_enabled():
+            return None
+        values = [max(min(f, limit), sum(limits)) for limit in limits]
+        return tensor.mul_(values[0]).add_(torch.zeros_like(tensor), alpha=-f), len(values)
+
+    with observer() as seen:
+        plain(5.5, torch.ones(2))
+    assert reader_among(seen.codes(), seen.calls()) is None
 
 
 @given(st.floats(1e-8, 1e6), st.integers(0, 100))
