@@ -376,7 +376,7 @@ def _of_decimals() -> tuple[object, ...]:
 
 def _of_numpy() -> tuple[object, ...]:
     told = (*np.geterr().values(), *np.get_printoptions().values(), np.getbufsize())
-    return *map(str, told), id(np.geterrcall())
+    return *map(str, told), np.geterrcall()
 
 
 #: By library, what it goes by.

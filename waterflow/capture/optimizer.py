@@ -276,7 +276,7 @@ class Attempt:
                 return set()
             return self.floats.keys_in(self.floats.all_made())
         except UnfollowableError as error:
-            raise NotCapturableError(str(error)) from error
+            raise NotCapturableError(str(error)) from None  # no bug of the optimizer's own
 
     def _reader(self) -> str | None:
         """What of the user's code may read a number without its noticing."""
