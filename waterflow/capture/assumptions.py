@@ -40,6 +40,7 @@ from waterflow.capture.caller import CallerContext
 from waterflow.capture.identities import told_apart
 from waterflow.capture.opaque import COMPILED
 from waterflow.capture.torchs_calls import watch_calls
+from waterflow.capture.tracing import users_line
 from waterflow.common import switches
 from waterflow.job.job import Job
 from waterflow.job.optimizer_state import (
@@ -128,6 +129,7 @@ class FoundGradients:
 
     Attributes:
         are_foreign: whether there are such tensors.
+        are_there_of_others: whether they have gradients, which their twins in a trace have not.
     """
 
     def __init__(self, job: Job) -> None:
@@ -136,6 +138,7 @@ class FoundGradients:
         self._known = set(map(id, (*own, *trained)))
         self._own = self._found = _with_gradients(own)
         self.are_foreign = False
+        self.are_there_of_others = False
 
     def read_by(self, seen: Seen, account: Account) -> None:
         """From here on of what a step reads that executes what was seen, too."""
@@ -144,6 +147,7 @@ class FoundGradients:
         leaves = [one for one in others if id(one) not in self._known and one.is_leaf]
         foreign = [one for one in leaves if one.requires_grad or one.grad is not None]
         self.are_foreign = bool(foreign)
+        self.are_there_of_others = any(one.grad is not None for one in foreign)
         self._found = self._own + _with_gradients(foreign)
 
     def layouts(self) -> tuple[Layout | None, ...]:
@@ -357,6 +361,9 @@ class Assumptions:
             if not (imported or is_trusted_code(code) or is_generated_code(code)):
                 where = f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}"
                 return f"the step runs code that nothing it can read leads to ({where})"
+        if self._job.step is None and self._gradients.are_there_of_others:
+            where = users_line(None, self._job.function)
+            return f"the step can read gradients of tensors that it does not train ({where})"
         return told_apart(self._job, self._account, executed)
 
     def _take(self, seen: Seen | None, names: frozenset[str] | None = None) -> Account:

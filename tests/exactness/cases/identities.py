@@ -84,6 +84,19 @@ asking(
 asking("attribute_of_a_partial", lambda m: _scaled(), lambda m, k: k.scale, ("captured",))
 
 
+def _with_gradient(model):
+    tensor = torch.ones(2, requires_grad=True)
+    tensor.sum().backward()
+    return tensor
+
+
+asking(
+    "gradient_of_an_untrained_tensor",
+    _with_gradient,
+    lambda m, known: 0.0 if known.grad is None else 0.5,
+)
+
+
 def _scaled():
     made = functools.partial(torch.relu)
     made.scale = 0.5
