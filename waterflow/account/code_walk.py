@@ -43,9 +43,9 @@ _NOTHING = frozenset[Any]()
 _TEXTS = frozenset({"__doc__", "__module__"})
 _READABLE_NOISE = _TEXTS | {"__annotations__"}
 #: Names by which code reads what a function has.
-_READ_DEFAULTS = frozenset({"__defaults__", "__kwdefaults__", "signature", "getfullargspec"})
-_READ_CELLS = frozenset({"__closure__", "getclosurevars"})
-_READ_GLOBALS = frozenset({"__globals__", "getclosurevars"})
+READ_DEFAULTS = frozenset({"__defaults__", "__kwdefaults__", "signature", "getfullargspec"})
+READ_CELLS = frozenset({"__closure__", "getclosurevars"})
+READ_GLOBALS = frozenset({"__globals__", "getclosurevars"})
 #: Names by which code reads annotations of functions.
 _READ_ANNOTATIONS = frozenset(
     {"__annotations__", "get_annotations", "get_type_hints", "signature", "getfullargspec"}
@@ -195,11 +195,11 @@ class CodeWalk:
             self.reach(value.__annotations__, trail.attribute("__annotations__"))
         # Executed code may read what a function has, be it that it does not call it.
         names = self._names_of_users
-        if executed or not _READ_DEFAULTS.isdisjoint(names):
+        if executed or not READ_DEFAULTS.isdisjoint(names):
             self._defaults(value, trail)
-        if executed or not _READ_CELLS.isdisjoint(names):
+        if executed or not READ_CELLS.isdisjoint(names):
             self._cells(value, guarded=True)
-        if executed or not _READ_GLOBALS.isdisjoint(names):
+        if executed or not READ_GLOBALS.isdisjoint(names):
             self._globals_of(value)
 
     @functools.cached_property

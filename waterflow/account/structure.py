@@ -43,6 +43,7 @@ from waterflow.account import places
 from waterflow.account.bytecode import nested_codes
 from waterflow.account.class_parts import DICTIONARY_VIEWS, is_a, is_behind_function, of_each_class
 from waterflow.account.code_names import code_names
+from waterflow.account.code_walk import READ_CELLS, READ_DEFAULTS, READ_GLOBALS
 from waterflow.account.portable import NotPortableError, portable_name
 from waterflow.account.probes import UNSET, Memo, is_plain, told_apart
 from waterflow.account.trust import is_everybodys, is_trusted_class, is_trusted_code
@@ -118,7 +119,7 @@ class Structure:
         own_codes = [code for code in account.own_codes if account.executes(code)]
         users = [code for code in own_codes if not is_trusted_code(code)]
         names = frozenset[str]().union(*(code_names(code).names for code in users))
-        if not _READ_GLOBALS.isdisjoint(names):
+        if not _READ_ANY_GLOBAL.isdisjoint(names):
             raise NoStructureError("code that may read any global")
         library = None if account.library is None else _written(account.library)
         writer = _Writer(account.own_places, account.executes, library, numbers_aside)
@@ -324,10 +325,10 @@ class _Writer:
         self.value(value.__code__)
         self.words += value.__module__, value.__name__, value.__qualname__, value.__doc__
         executed = self._executes(value.__code__)
-        if executed or not _READ_DEFAULTS.isdisjoint(self.names_of_users):
+        if executed or not READ_DEFAULTS.isdisjoint(self.names_of_users):
             self.value(value.__defaults__)
             self.value(value.__kwdefaults__)
-        if executed or not _READ_CELLS.isdisjoint(self.names_of_users):
+        if executed or not READ_CELLS.isdisjoint(self.names_of_users):
             self._sequence(value.__closure__ or ())
         if executed and not is_trusted_code(value.__code__):
             namespace = value.__globals__
@@ -623,11 +624,8 @@ def _holders_of(place: Any) -> tuple[Any, ...]:
     return (getattr(place, _HOLDERS.get(type(place), "holder")),)
 
 
-#: Names by which code reads what a function has that it does not call, as in the walk; any global,
-#: whatever it is called, is in no place.
-_READ_DEFAULTS = frozenset({"__defaults__", "__kwdefaults__", "signature", "getfullargspec"})
-_READ_CELLS = frozenset({"__closure__"})
-_READ_GLOBALS = frozenset({"__globals__", "__builtins__", "getclosurevars"})
+#: Names by which code reads any global, whatever it is called: it is in no place.
+_READ_ANY_GLOBAL = READ_GLOBALS | {"__builtins__"}
 #: In the text of a lock; the count is a lock's that may be held again.
 _HELD = re.compile(r"^<(?:un)?locked|count=\d+")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import functools
-import inspect
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -21,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves
 
-from waterflow.account.code_names import code_names, names_in
+from waterflow.account.code_names import names_in
 from waterflow.account.purity import observer
-from waterflow.account.trust import is_of_trusted_classes, is_trusted_class, is_trusted_code
+from waterflow.account.trust import is_of_trusted_classes, is_trusted_code
 from waterflow.allocator_ext import _C
 from waterflow.capture.fast_fakes import twin_of
 from waterflow.capture.recording import Recorder, Recording
@@ -134,13 +132,12 @@ def trace_optimizer(
     def attempt(fixed: set[HyperKey], seed: int) -> Attempt:
         return Attempt(job, gradients, state, fixed, seed, parameters).run(watch)
 
-    return live_trace(attempt, hyperparameters(job.optimizer), reads_digits(job.optimizer))
+    return live_trace(attempt, hyperparameters(job.optimizer))
 
 
 def live_trace(
     attempt: Callable[[set[HyperKey], int], Attempt],
     values: Mapping[HyperKey, Any],
-    is_frozen: bool,
 ) -> OptimizerTrace:
     """A trace in which it is known what is live.
 
@@ -148,12 +145,11 @@ def live_trace(
         attempt: traces with these hyperparameters as they are, and others as odd values, which
             another seed makes others.
         values: all hyperparameters, as they are.
-        is_frozen: whether none of them is to be live.
 
     Raises:
         NotCapturableError: see `trace_optimizer`.
     """
-    fixed = {key for key, value in values.items() if is_frozen or not traceable(value)}
+    fixed = {key for key, value in values.items() if not traceable(value)}
     for _ in range(len(values) + 1):
         first = attempt(fixed, 1)
         if broken := first.unfollowed or _guards_broken(first, values):
@@ -173,47 +169,6 @@ def live_trace(
         guards = [*first.floats.guards, *second.floats.guards]
         return _combine(first, constants, guards, held, values)
     raise NotCapturableError("its control flow depends on its hyperparameters")
-
-
-#: Modules whose functions take a traced float for the number that it is, so that they may round it,
-#: or tell where it lies, without a word.
-_READERS_OF_DIGITS = frozenset(
-    {"math", "cmath", "struct", "json", "pickle", "marshal", "ctypes", "decimal", "_decimal"}
-    | {"fractions", "statistics", "numpy", "array"}
-)
-
-
-def reads_digits(optimizer: Any) -> bool:
-    """Whether code of the user's in an optimizer may look at its hyperparameters in a way that a
-    traced float does not notice; then none of them can be live."""
-    members = optimizers_in(optimizer)
-    kinds = {kind for one in members for kind in type(one).__mro__ if not is_trusted_class(kind)}
-    if not kinds:
-        return False
-    namespaces = [*map(vars, kinds), *map(vars, members)]
-    values = [value for namespace in namespaces for value in namespace.values()]
-    methods = (inspect.unwrap(value) for value in values if callable(value))
-    waiting = [method for method in methods if isinstance(method, FunctionType)]
-    seen = set(waiting)
-    while waiting:
-        function = waiting.pop()
-        names = code_names(function.__code__)
-        if not _READERS_OF_DIGITS.isdisjoint(names.names):  # as imports inside it have them
-            return True
-        for name in names.global_names:
-            found = function.__globals__.get(name, getattr(builtins, name, None))
-            home = found.__name__ if isinstance(found, ModuleType) else _home_of(found)
-            if found is type or home.partition(".")[0] in _READERS_OF_DIGITS:
-                return True
-            if isinstance(found, FunctionType) and found not in seen:
-                seen.add(found)
-                waiting += [] if is_trusted_code(found.__code__) else [found]
-    return False
-
-
-def _home_of(value: Any) -> str:
-    home = getattr(value, "__module__", None) if callable(value) else None
-    return home if isinstance(home, str) else ""
 
 
 class Attempt:

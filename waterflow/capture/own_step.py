@@ -25,14 +25,7 @@ import torch
 from torch import fx
 
 from waterflow.capture.forward import ForwardTrace, check_trace
-from waterflow.capture.optimizer import (
-    Attempt,
-    OptimizerTrace,
-    Scalars,
-    check_groups,
-    live_trace,
-    reads_digits,
-)
+from waterflow.capture.optimizer import Attempt, OptimizerTrace, Scalars, check_groups, live_trace
 from waterflow.capture.recording import Recorder
 from waterflow.capture.shadow import changed_attribute, shadow_optimizer
 from waterflow.capture.side_effects import TraceWatch
@@ -115,7 +108,7 @@ def trace_own_step(
         return attempts[-1].run(watch)
 
     try:
-        live = live_trace(attempt, hyperparameters(job.optimizer), reads_digits(job.optimizer))
+        live = live_trace(attempt, hyperparameters(job.optimizer))
     except NotCapturableError as error:
         where = users_line(error.__cause__, job.function)
         raise capture_error(job.name, f"an optimizer's step cannot be: {error}", where) from error

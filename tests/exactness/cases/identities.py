@@ -129,12 +129,16 @@ def model_of_a_closure_alone(live):
     return job(model, loss, steps=14)
 
 
-class Chosen(torch.optim.Optimizer):
-    """Descends, by other rates for parameters that it knows, from some step on."""
+class Drawn(torch.optim.Optimizer):
+    """Descends, and draws parameters towards where they began, by a part: by nothing in the step
+    that checks the graph."""
 
-    def __init__(self, parameters, live):
-        super().__init__(parameters, {"lr": 0.1})
-        self.chosen = {self.param_groups[0]["params"][0]} if live else set()
+    def __init__(self, parameters, part_of=None):
+        super().__init__(parameters, {"lr": 0.1, "part": 0.5})
+        self.part_of = part_of
+
+    def part(self, group, parameter):
+        return self.part_of(group["part"])
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -145,41 +149,34 @@ class Chosen(torch.optim.Optimizer):
                     state["first"] = parameter.clone()
                 drift = parameter - state["first"]
                 parameter.add_(parameter.grad, alpha=-group["lr"])
-                if parameter in self.chosen:
-                    parameter.add_(drift, alpha=-0.5)
+                parameter.add_(drift, alpha=-self.part(group, parameter))
+
+
+class Chosen(Drawn):
+    """Draws the parameters that it knows."""
+
+    def __init__(self, parameters, live):
+        super().__init__(parameters)
+        self.chosen = {self.param_groups[0]["params"][0]} if live else set()
+
+    def part(self, group, parameter):
+        return 0.5 if parameter in self.chosen else 0.0
+
+
+def drawn(make_optimizer):
+    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
+    return job(model, optimizer=make_optimizer(model.parameters()), steps=14)
 
 
 @case("opaque", "opaque optimizer")
 def optimizer_has_a_set_of_weights(live):
-    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
-    return job(model, optimizer=Chosen(model.parameters(), live), steps=14)
-
-
-class Decayed(torch.optim.Optimizer):
-    """Descends, and draws towards where it began by a part that is made of a number of its own: by
-    nothing in the step that checks the graph."""
-
-    def __init__(self, parameters, part):
-        super().__init__(parameters, {"lr": 0.1, "part": 0.5})
-        self.part = part
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["first"] = parameter.clone()
-                drift = parameter - state["first"]
-                parameter.add_(parameter.grad, alpha=-group["lr"])
-                parameter.add_(drift, alpha=-self.part(group["part"]))
+    return drawn(lambda parameters: Chosen(parameters, live))
 
 
 def decayed(name, part):
     def make(live):
-        model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 4))
-        optimizer = Decayed(model.parameters(), part if live else lambda number: 0.25)
-        return job(model, optimizer=optimizer, steps=14)
+        part_of = part if live else lambda number: 0.25
+        return drawn(lambda parameters: Drawn(parameters, part_of))
 
     make.__name__ = name
     case("captured", "recaptured", "opaque optimizer")(make)
